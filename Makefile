@@ -1,0 +1,37 @@
+# `make demo` and `make test` set everything up by themselves; a second call starts at once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    train a small model on generated text, then fill holes with it (about two minutes)"
+	@echo "make test    linters, type checker and tests"
+	@echo "make bench   speed of the attentions and of a training step, against dense versions"
+	@echo "make clean   remove the virtual environment and caches"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/agreement.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/attention.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,50 @@
+"""The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for tests and for reading."""
+
+import torch
+from torch import Tensor
+
+from tracformer.attention import masks
+from tracformer.attention.layout import Layout, mirrored
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """softmax(q k' / sqrt(D)) v over the keys that `mask` (B or 1, T, S) allows; zero where it allows none.
+
+    q: (B, T, H, D); k, v: (B, S, H, D).
+    """
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~mask[:, None], -torch.inf)
+    weights = torch.softmax(scores, dim=-1).masked_fill(~mask[:, None], 0.0)  # an empty row is nan before the fill
+    return torch.einsum("bhts,bshd->bthd", weights, v)
+
+
+class Reference:
+    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+        B, T = layout.batch, layout.length
+        inside = self._inside(layout)
+        mask = masks.prefix_encoder_mask(T, offsets).to(q.device) & inside
+        prefix = masked_attention(q[:B], k[:B], v[:B], mask)
+        if layout.readings == 1:
+            return prefix
+        in_text_order = [mirrored(x[B:], layout.mirror) for x in (q, k, v)]
+        mask = masks.suffix_encoder_mask(T, offsets).to(q.device) & inside
+        suffix = masked_attention(*in_text_order, mask)
+        return torch.cat((prefix, mirrored(suffix, layout.mirror)))
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
+        B, T = layout.batch, layout.length
+        queries = q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
+        inside = self._inside(layout)
+        mask = masks.prefix_decoder_mask(T, stride).to(q.device) & inside
+        if layout.readings == 2:
+            # one softmax over both directions: the suffix keys stand behind the prefix keys
+            k = torch.cat((k[:B], mirrored(k[B:], layout.mirror)), dim=1)  # (B, 2T, H, D)
+            v = torch.cat((v[:B], mirrored(v[B:], layout.mirror)), dim=1)
+            mask = torch.cat((mask, masks.suffix_decoder_mask(T, stride).to(q.device) & inside), dim=2)
+        return masked_attention(queries, k, v, mask).flatten(0, 1)[layout.rows]
+
+    @staticmethod
+    def _inside(layout: Layout) -> Tensor:
+        """(B, 1, T): keys that are not padding."""
+        t = torch.arange(layout.length, device=layout.lengths.device)
+        return (t < layout.lengths[:, None])[:, None]

@@ -1,0 +1,95 @@
+"""The configuration: a handful of numbers, checked once, and the named presets."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tracformer.geometry import KEY_SETS
+
+MODES = ("car", "ac", "ar")
+ENCODERS = ("multiscope", "full")
+DECODERS = ("strided", "dense")
+
+
+@dataclass(frozen=True)
+class TracformerConfig:
+    vocab_size: int = 50257  # real tokens; the mask is one extra embedding row, never predicted
+    max_length: int = 1024  # longest sequence; 2^n_layer must reach it
+    n_layer: int = 10  # encoder layers, and as many decoder layers
+    n_head: int = 9
+    d_model: int = 576
+    n_max: int = 16  # sets the step between an encoder query's keys (section 4.1 of the paper)
+    dropout: float = 0.0  # on embeddings and residual branches, never inside attention
+    encoder: str = "multiscope"  # "full": dense causal and reverse-causal, the paper's ablation
+    decoder: str = "strided"  # "dense": every feature before and after, stride 1
+    key_set: str = "stepped"  # "rounded": the key set of the paper's body text
+    rotary_base: float = 10000.0
+    modes: tuple[str, ...] = MODES  # what the weights were trained for; asking for another is an error
+
+    def __post_init__(self) -> None:
+        for field in ("vocab_size", "max_length", "n_layer", "n_head", "d_model"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field} is {value!r}; it must be a positive integer")
+        if not isinstance(self.n_max, int) or self.n_max < 2:
+            raise ValueError(f"n_max is {self.n_max!r}; it must be an integer of at least 2: a query reads itself and its farthest key")
+        if 2**self.n_layer < self.max_length:
+            needed = (self.max_length - 1).bit_length()
+            raise ValueError(
+                f"n_layer is {self.n_layer}, so the widest scope is {2**self.n_layer}, less than max_length {self.max_length}; "
+                f"use n_layer >= {needed} or max_length <= {2**self.n_layer}"
+            )
+        if self.d_model % self.n_head:
+            raise ValueError(f"d_model is {self.d_model}, not divisible by n_head {self.n_head}")
+        if self.head_size % 2:
+            raise ValueError(
+                f"d_model {self.d_model} over n_head {self.n_head} gives head size {self.head_size}; rotary angles need an even head size"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
+        if not self.rotary_base > 0.0:
+            raise ValueError(f"rotary_base is {self.rotary_base!r}; it must be positive")
+        for field, allowed in (("encoder", ENCODERS), ("decoder", DECODERS), ("key_set", KEY_SETS)):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
+        object.__setattr__(self, "modes", tuple(self.modes))
+        if not self.modes or any(mode not in MODES for mode in self.modes):
+            raise ValueError(f"modes is {self.modes!r}; it must name at least one of: {', '.join(MODES)}")
+
+    @property
+    def head_size(self) -> int:
+        return self.d_model // self.n_head
+
+    @property
+    def mask_id(self) -> int:
+        """The mask token's embedding row, right behind the vocabulary."""
+        return self.vocab_size
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """A named configuration, with any field changed: `preset("laptop", vocab_size=4096)`."""
+        if name not in PRESETS:
+            raise ValueError(f"preset is {name!r}; available: {', '.join(PRESETS)}")
+        return cls.from_dict({**PRESETS[name], **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+PAPER = {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "n_head": 9, "d_model": 576}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper-small": {**PAPER, "n_max": 16, "dropout": 0.1},  # Table 6: WikiText-103, LAMBADA, 1BW
+    "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
+    # Sizes for one machine without a GPU; bring your own vocabulary.
+    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8},  # 1.6M
+    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16},  # 7.9M
+    "laptop-long": {"vocab_size": 4096, "max_length": 1024, "n_layer": 10, "n_head": 3, "d_model": 192, "n_max": 16},  # 9.7M
+}

@@ -1,0 +1,41 @@
+"""The cross-attention-only decoder (section 4.2): coarse scopes first, each layer tiling the whole prefix and the whole suffix.
+
+No position looks at another decoder position, so everything here runs on the wanted rows alone.
+"""
+
+from torch import Tensor, nn
+
+from tracformer.attention import Attention, Layout
+from tracformer.geometry import decoder_stride
+from tracformer.model.config import TracformerConfig
+from tracformer.model.feedforward import FeedForward
+from tracformer.model.rotary import Angles, rotate
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: TracformerConfig, layer: int) -> None:
+        super().__init__()
+        d = config.d_model
+        self.n_head = config.n_head
+        self.stride = 1 if config.decoder == "dense" else decoder_stride(layer, config.n_layer)
+        self.norm_query = nn.LayerNorm(d)
+        self.norm_feature = nn.LayerNorm(d)
+        self.q = nn.Linear(d, d)
+        self.k = nn.Linear(d, d)  # keys and values apart: each result is contiguous, so that residue classes are views
+        self.v = nn.Linear(d, d)
+        self.out = nn.Linear(d, d)
+        self.norm_feedforward = nn.LayerNorm(d)
+        self.feedforward = FeedForward(d)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, feature: Tensor, query_angles: Angles, key_angles: Angles, layout: Layout, attention: Attention
+    ) -> Tensor:
+        """x: (N, d) decoder states of `layout.rows`; feature: (readings * B, T, d) of the paired encoder layer."""
+        feature = self.norm_feature(feature)
+        q = rotate(self.q(self.norm_query(x)).unflatten(-1, (self.n_head, -1)), query_angles)  # (N, H, D)
+        k = rotate(self.k(feature).unflatten(-1, (self.n_head, -1)), key_angles)  # (rows, T, H, D)
+        v = self.v(feature).unflatten(-1, (self.n_head, -1))
+        mixed = attention.decode(q, k, v, self.stride, layout)  # (N, H, D)
+        x = x + self.dropout(self.out(mixed.flatten(-2)))
+        return x + self.dropout(self.feedforward(self.norm_feedforward(x)))

@@ -1,0 +1,31 @@
+"""The multi-scope encoder (section 4.1): layer l's feature at t depends on exactly the 2^l inputs that end at t in its reading."""
+
+from torch import Tensor, nn
+
+from tracformer.attention import Attention, Layout
+from tracformer.geometry import encoder_offsets
+from tracformer.model.config import TracformerConfig
+from tracformer.model.feedforward import FeedForward
+from tracformer.model.rotary import Angles, rotate
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: TracformerConfig, layer: int) -> None:
+        super().__init__()
+        d = config.d_model
+        self.n_head = config.n_head
+        self.offsets = None if config.encoder == "full" else encoder_offsets(layer, config.n_max, config.key_set)
+        self.norm_attention = nn.LayerNorm(d)
+        self.qkv = nn.Linear(d, 3 * d)
+        self.out = nn.Linear(d, d)
+        self.norm_feedforward = nn.LayerNorm(d)
+        self.feedforward = FeedForward(d)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, angles: Angles, layout: Layout, attention: Attention) -> Tensor:
+        """x: (readings * B, T, d)"""
+        qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.n_head, -1))  # (rows, T, 3, H, D)
+        q, k, v = qkv.unbind(2)
+        mixed = attention.encode(rotate(q, angles), rotate(k, angles), v, self.offsets, layout)  # (rows, T, H, D)
+        x = x + self.dropout(self.out(mixed.flatten(-2)))
+        return x + self.dropout(self.feedforward(self.norm_feedforward(x)))

@@ -1,0 +1,15 @@
+"""The position-wise network of every block: d -> 4d -> d with GELU."""
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+
+class FeedForward(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d, 4 * d)
+        self.out = nn.Linear(4 * d, d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.out(gelu(self.up(x)))
+        return projected

@@ -1,0 +1,90 @@
+"""A model's folder: `config.json` and `model.safetensors`. Strict when read, atomic when written, never a pickle."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tracformer.model.config import TracformerConfig
+
+MODEL_TYPE = "tracformer"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+FOREIGN_KEYS = {"architectures", "dtype", "torch_dtype", "transformers_version"}  # what other tools write beside ours
+
+
+def save(
+    folder: str | PathLike[str], config: TracformerConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> None:
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+    write_atomically(path / WEIGHTS_FILE, lambda part: save_file(tensors, part, metadata={"format": "pt"}))
+    document = json.dumps({"model_type": MODEL_TYPE, **config.to_dict()}, indent=2) + "\n"
+    write_atomically(path / CONFIG_FILE, lambda part: Path(part).write_text(document))
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write beside, flush to disk, rename: a reader finds the old file or the new one, never half of either."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(part)
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load_config(folder: str | PathLike[str]) -> TracformerConfig:
+    path = Path(folder) / CONFIG_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
+    try:
+        document = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("model_type") != MODEL_TYPE:
+        found = document.get("model_type") if isinstance(document, dict) else type(document).__name__
+        raise ValueError(f"{path} describes a model of type {found!r}; expected {MODEL_TYPE!r}")
+    values = {key: value for key, value in document.items() if key != "model_type" and key not in FOREIGN_KEYS}
+    try:
+        return TracformerConfig.from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def load_weights(
+    folder: str | PathLike[str], expected: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: str | torch.device
+) -> dict[str, Tensor]:
+    """All tensors of the folder, checked against the names and shapes that the configuration calls for."""
+    path = Path(folder) / WEIGHTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no weights: there is no {WEIGHTS_FILE} in it")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _compare(path, found, expected)
+            return {name: file.get_tensor(name).to(dtype) for name in expected}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+
+
+def _compare(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unexpected" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {found[name]} where the configuration calls for {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise ValueError(f"{path} does not match its configuration: {shown}")

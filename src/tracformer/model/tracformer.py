@@ -1,0 +1,177 @@
+"""The Tractable Transformer: a pair of encoders that share weights, and a decoder that answers any subset from its complement."""
+
+from os import PathLike
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from tracformer.attention import Layout, build_attention
+from tracformer.geometry import paired_encoder_layer
+from tracformer.model import likelihood, storage
+from tracformer.model.check import check_batch
+from tracformer.model.config import TracformerConfig
+from tracformer.model.decoder import DecoderLayer
+from tracformer.model.encoder import EncoderLayer
+from tracformer.model.rotary import Angles, rotary_angles
+
+
+class Tracformer(nn.Module):
+    """Three modes, one set of weights. For a target t and the given set C:
+
+    - `car`: p(x_t | x_C, x_<t). The prefix encoder reads the text as it is, the suffix encoder only what is given (Eq. 7).
+    - `ac`: p(x_t | x_C). Both encoders read only what is given (Eq. 8).
+    - `ar`: p(x_t | x_<t). No suffix keys at all, so not even the length is known.
+
+    `tokens` is (B, T) integers, `context` (B, T) bool, True where given; `lengths` (B,) where sequences are padded on the right.
+    What stands in the padding is never looked at.
+    """
+
+    def __init__(self, config: TracformerConfig, attention: str = "blocked") -> None:
+        super().__init__()
+        self.config = config
+        self.attention = build_attention(attention)
+        self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)  # the last row is the mask
+        self.dropout = nn.Dropout(config.dropout)
+        layers = range(1, config.n_layer + 1)
+        self.encoder = nn.ModuleList(EncoderLayer(config, layer) for layer in layers)
+        self.decoder = nn.ModuleList(DecoderLayer(config, layer) for layer in layers)
+        self.norm = nn.LayerNorm(config.d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """GPT-2's: normal(0.02); projections back into the residual stream shrink with the number of branches, 2 per layer."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                residual = name.endswith("out.weight")
+                nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.ones_(parameter)
+
+    def forward(
+        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False
+    ) -> Tensor:
+        """Logits (B, T, vocab_size) at every position, given ones too; zero in the padding.
+
+        A given position is answered as if it alone were unknown. `insist` lifts the refusal of modes the weights were not trained in.
+        """
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        hidden, rows = self._hidden(tokens, context, mode, lengths, inside)
+        logits = hidden @ self.head.T
+        if len(rows) == tokens.numel():
+            return logits.unflatten(0, tokens.shape)
+        return logits.new_zeros(tokens.numel(), logits.shape[-1]).index_copy(0, rows, logits).unflatten(0, tokens.shape)
+
+    def log_prob(
+        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False
+    ) -> Tensor:
+        """(B, T): log-probability of each target, zero where given and in the padding. Under `car` and `ar` its sum is the exact joint."""
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        hidden, rows = self._hidden(tokens, context, mode, lengths, self._targets(context, lengths))
+        values = likelihood.token_log_probs(hidden, self.head, tokens.flatten()[rows].long())
+        return values.new_zeros(tokens.numel()).index_copy(0, rows, values).unflatten(0, tokens.shape)
+
+    def loss(
+        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False
+    ) -> Tensor:
+        """Negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
+        total, count = self.nll(tokens, context, mode, lengths, insist=insist)
+        if count == 0:
+            raise ValueError("context gives every token of the batch; a loss needs at least one target")
+        return total / count
+
+    def nll(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
+        insist: bool = False,
+    ) -> tuple[Tensor, int]:
+        """Sum over targets of their negative log-likelihood, and their number, for a loss normalised over a larger batch.
+
+        `weights` (B, T), if given, multiplies each target's term.
+        """
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        hidden, rows = self._hidden(tokens, context, mode, lengths, self._targets(context, lengths))
+        row_weights = None if weights is None else weights.flatten()[rows]
+        return likelihood.weighted_nll(hidden, self.head, tokens.flatten()[rows].long(), row_weights), len(rows)
+
+    @property
+    def head(self) -> Tensor:
+        """(vocab_size, d): the output head is the embedding, less the mask, which is never predicted."""
+        return self.embedding.weight[: self.config.vocab_size]
+
+    def num_parameters(self, embeddings: bool = True) -> int:
+        counted = sum(parameter.numel() for parameter in self.parameters())
+        return counted if embeddings else counted - self.embedding.weight.numel()
+
+    def save_pretrained(self, folder: str | PathLike[str], dtype: torch.dtype | None = None) -> None:
+        """Write `config.json` and `model.safetensors`, each whole or not at all; `dtype` rounds the weights."""
+        storage.save(folder, self.config, self.state_dict(), dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        attention: str = "blocked",
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Self:
+        """Read what `save_pretrained` wrote; a missing, unexpected or mis-shaped tensor is an error that names it."""
+        config = storage.load_config(folder)
+        with torch.device("meta"):
+            model = cls(config, attention)
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        weights = storage.load_weights(folder, expected, dtype, device)
+        model.load_state_dict(weights, assign=True)
+        return model.eval()
+
+    def _check(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool) -> Tensor:
+        return check_batch(self.config, tokens, context, mode, lengths, insist)
+
+    @staticmethod
+    def _targets(context: Tensor, lengths: Tensor) -> Tensor:
+        inside = torch.arange(context.shape[1], device=context.device) < lengths[:, None]
+        return ~context & inside
+
+    def _hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Final decoder states (N, d) of the wanted positions, and those positions as flat rows (N,)."""
+        rows = wanted.flatten().nonzero()[:, 0]
+        layout = Layout(lengths, tokens.shape[1], readings=1 if mode == "ar" else 2, rows=rows)
+        angles = rotary_angles(layout.positions, self.config.head_size, self.config.rotary_base, self.embedding.weight.dtype)
+        features = self._encode(self._readings(tokens, context, mode, layout), angles, layout)
+        return self._decode(features, angles, layout), rows
+
+    def _readings(self, tokens: Tensor, context: Tensor, mode: str, layout: Layout) -> Tensor:
+        """(readings * B, T) what the encoders read: the prefix encoder's input, then the suffix encoder's, mirrored."""
+        inside = torch.arange(layout.length, device=tokens.device) < layout.lengths[:, None]
+        tokens = tokens.masked_fill(~inside, self.config.mask_id)
+        if mode == "ar":
+            return tokens
+        given = tokens.masked_fill(~context, self.config.mask_id)
+        return torch.cat((given if mode == "ac" else tokens, given.gather(1, layout.mirror)))
+
+    def _encode(self, readings: Tensor, angles: Angles, layout: Layout) -> list[Tensor]:
+        """Features of layers 1..L, each (readings * B, T, d)."""
+        x = self.dropout(self.embedding(readings))
+        features = []
+        for layer in self.encoder:
+            x = layer(x, angles, layout, self.attention)
+            features.append(x)
+        return features
+
+    def _decode(self, features: list[Tensor], angles: Angles, layout: Layout) -> Tensor:
+        query_angles = angles.at(layout.rows)  # forward rows come first, so text rows index them
+        x = features[0].new_zeros(len(layout.rows), self.config.d_model)
+        for number, layer in enumerate(self.decoder, start=1):
+            feature = features[paired_encoder_layer(number, self.config.n_layer) - 1]
+            x = layer(x, feature, query_angles, angles, layout, self.attention)
+        normed: Tensor = self.norm(x)
+        return normed
