@@ -36,9 +36,7 @@ def plain_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     return out.view(B, H, n, D), lse.view(B, H, n)
 
 
-def causal_attention_backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def causal_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; `out` and `lse` may be those of a larger softmax that these keys are part of."""
     if q.device.type == "cpu":
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, q, k, v, out, lse, 0.0, True)
@@ -89,4 +87,3 @@ class _Chunks:
         scores = torch.baddbmm(self.nothing, queries, keys.transpose(1, 2), beta=0, alpha=self.scale).to(self.dtype)
         scores[:, :, start:] += self.bias[: stop - start, : stop - start]
         return scores
-

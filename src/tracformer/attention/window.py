@@ -127,9 +127,7 @@ class _WindowAttention(torch.autograd.Function):
                 extra[:, offset:, :, e] = (grad_out[:, offset:] * v[:, :-offset]).sum(-1)
             grad_weights = torch.cat((grad_weights, cut.cut(extra)), dim=-1)
         grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        grad_q = cut.join(
-            torch.baddbmm(qb, grad_scores[:, :, : cut.keys], cut.with_previous(kb), beta=0, alpha=scale)
-        )
+        grad_q = cut.join(torch.baddbmm(qb, grad_scores[:, :, : cut.keys], cut.with_previous(kb), beta=0, alpha=scale))
         grad_k = cut.join(cut.add_transposed(grad_scores, qb, scale))
         grad_v = cut.join(cut.add_transposed(weights, gb, 1.0))
         if run.extra:

@@ -46,7 +46,9 @@ def check_mode(config: TracformerConfig, mode: str, insist: bool = False) -> Non
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; allowed: {', '.join(MODES)}")
     if mode not in config.modes and not insist:
-        raise ValueError(f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; pass insist=True to run it all the same")
+        raise ValueError(
+            f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; pass insist=True to run it all the same"
+        )
 
 
 def _describe(tensor: Tensor) -> str:

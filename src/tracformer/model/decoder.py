@@ -28,9 +28,7 @@ class DecoderLayer(nn.Module):
         self.feedforward = FeedForward(d)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self, x: Tensor, feature: Tensor, query_angles: Angles, key_angles: Angles, layout: Layout, attention: Attention
-    ) -> Tensor:
+    def forward(self, x: Tensor, feature: Tensor, query_angles: Angles, key_angles: Angles, layout: Layout, attention: Attention) -> Tensor:
         """x: (N, d) decoder states of `layout.rows`; feature: (readings * B, T, d) of the paired encoder layer."""
         feature = self.norm_feature(feature)
         q = rotate(self.q(self.norm_query(x)).unflatten(-1, (self.n_head, -1)), query_angles)  # (N, H, D)

@@ -20,9 +20,7 @@ WEIGHTS_FILE = "model.safetensors"
 FOREIGN_KEYS = {"architectures", "dtype", "torch_dtype", "transformers_version"}  # what other tools write beside ours
 
 
-def save(
-    folder: str | PathLike[str], config: TracformerConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None
-) -> None:
+def save(folder: str | PathLike[str], config: TracformerConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}

@@ -50,9 +50,7 @@ class Tracformer(nn.Module):
             else:
                 nn.init.ones_(parameter)
 
-    def forward(
-        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
         """Logits (B, T, vocab_size) at every position, given ones too; zero in the padding.
 
         A given position is answered as if it alone were unknown. `insist` lifts the refusal of modes the weights were not trained in.
@@ -74,9 +72,7 @@ class Tracformer(nn.Module):
         values = likelihood.token_log_probs(hidden, self.head, tokens.flatten()[rows].long())
         return values.new_zeros(tokens.numel()).index_copy(0, rows, values).unflatten(0, tokens.shape)
 
-    def loss(
-        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False
-    ) -> Tensor:
+    def loss(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
         """Negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
         total, count = self.nll(tokens, context, mode, lengths, insist=insist)
         if count == 0:

@@ -1,0 +1,103 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import random_batch, small_model
+from tracformer import Tracformer
+from tracformer.model import storage
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_model().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_round_trip_is_bit_identical(folder: Path) -> None:
+    model, loaded = small_model(), Tracformer.from_pretrained(folder, dtype=torch.float64)
+    assert loaded.config == model.config
+    assert not loaded.training
+    tokens, context, lengths = random_batch(model, 2, 9)
+    assert torch.equal(loaded(tokens, context, "car", lengths), model(tokens, context, "car", lengths))
+
+
+def test_folder_holds_two_readable_files(folder: Path) -> None:
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "tracformer"
+
+
+def test_half_precision(folder: Path) -> None:
+    small_model().save_pretrained(folder, dtype=torch.float16)
+    assert all(tensor.dtype == torch.float16 for tensor in load_file(folder / "model.safetensors").values())
+    assert Tracformer.from_pretrained(folder).embedding.weight.dtype == torch.float32
+
+
+def test_other_files_of_the_folder_stay(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    small_model(seed=1).save_pretrained(folder)
+    assert (folder / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_failed_save_leaves_the_old_model_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+
+    def half_written(tensors: object, path: Path, metadata: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", half_written)
+    with pytest.raises(OSError, match="No space left"):
+        small_model(seed=1).save_pretrained(folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+
+
+def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = {**load_file(folder / "model.safetensors"), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def test_strict_loading_names_what_is_wrong(folder: Path) -> None:
+    edit_weights(folder, **{"encoder.1.qkv.bias": None, "head.weight": torch.zeros(2), "norm.weight": torch.zeros(9)})
+    with pytest.raises(ValueError, match="does not match") as caught:
+        Tracformer.from_pretrained(folder)
+    assert "encoder.1.qkv.bias is missing" in str(caught.value)
+    assert "head.weight is unexpected" in str(caught.value)
+    assert "norm.weight has shape (9,) where the configuration calls for (8,)" in str(caught.value)
+
+
+def test_folders_without_a_model(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        Tracformer.from_pretrained(tmp_path / "nowhere")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
+        Tracformer.from_pretrained(folder)
+
+
+def test_damaged_files(folder: Path) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
+        Tracformer.from_pretrained(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        Tracformer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bert"}, "model of type 'bert'"),
+        ({"n_layers": 3}, "unknown configuration keys: n_layers"),
+        ({"n_max": 1}, "n_max is 1"),
+    ],
+)
+def test_bad_config_files(folder: Path, change: dict[str, object], message: str) -> None:
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, **change}))
+    with pytest.raises(ValueError, match=message):
+        Tracformer.from_pretrained(folder)
