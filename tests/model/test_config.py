@@ -28,7 +28,7 @@ def test_presets_build(name: str) -> None:
 
 def test_initialisation() -> None:
     torch.manual_seed(0)
-    model = Tracformer(TracformerConfig.preset("tiny"))
+    model = Tracformer(TracformerConfig.preset("tiny", init_std=0.02))
     layer = model.encoder[0]
     assert abs(layer.qkv.weight.std().item() - 0.02) < 0.001
     assert abs(layer.feedforward.out.weight.std().item() - 0.02 / 14**0.5) < 0.0005
@@ -52,6 +52,7 @@ def test_initialisation() -> None:
         ({"key_set": "even"}, "key_set is 'even'"),
         ({"modes": ["cra"]}, r"modes is \('cra',\)"),
         ({"rotary_base": 0.0}, "rotary_base is 0.0"),
+        ({"init_std": -0.02}, "init_std is -0.02"),
     ],
 )
 def test_bad_configurations(changes: dict[str, Any], message: str) -> None:

@@ -24,6 +24,7 @@ class TracformerConfig:
     decoder: str = "strided"  # "dense": every feature before and after, stride 1
     key_set: str = "stepped"  # "rounded": the key set of the paper's body text
     rotary_base: float = 10000.0
+    init_std: float = 0.02  # GPT-2's; narrow models learn sooner from more (docs/paper.md)
     modes: tuple[str, ...] = MODES  # what the weights were trained for; asking for another is an error
 
     def __post_init__(self) -> None:
@@ -47,8 +48,9 @@ class TracformerConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
-        if not self.rotary_base > 0.0:
-            raise ValueError(f"rotary_base is {self.rotary_base!r}; it must be positive")
+        for field in ("rotary_base", "init_std"):
+            if not getattr(self, field) > 0.0:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; it must be positive")
         for field, allowed in (("encoder", ENCODERS), ("decoder", DECODERS), ("key_set", KEY_SETS)):
             if getattr(self, field) not in allowed:
                 raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
@@ -89,7 +91,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-small": {**PAPER, "n_max": 16, "dropout": 0.1},  # Table 6: WikiText-103, LAMBADA, 1BW
     "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
     # Sizes for one machine without a GPU; bring your own vocabulary.
-    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8},  # 1.6M
-    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16},  # 7.9M
-    "laptop-long": {"vocab_size": 4096, "max_length": 1024, "n_layer": 10, "n_head": 3, "d_model": 192, "n_max": 16},  # 9.7M
+    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8, "init_std": 0.06},  # 1.6M
+    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16, "init_std": 0.04},  # 7.9M
+    "laptop-long": {
+        "vocab_size": 4096,
+        "max_length": 1024,
+        "n_layer": 10,
+        "n_head": 3,
+        "d_model": 192,
+        "n_max": 16,
+        "init_std": 0.04,
+    },  # 9.7M
 }

@@ -40,11 +40,12 @@ class Tracformer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """GPT-2's: normal(0.02); projections back into the residual stream shrink with the number of branches, 2 per layer."""
+        """GPT-2's: normal(init_std); projections back into the residual stream shrink with the number of branches, 2 per layer."""
+        std = self.config.init_std
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 residual = name.endswith("out.weight")
-                nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if residual else 0.02)
+                nn.init.normal_(parameter, std=std / (2 * self.config.n_layer) ** 0.5 if residual else std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
             else:

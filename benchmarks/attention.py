@@ -1,0 +1,196 @@
+"""Speed and memory of the attentions and of a training step, against dense versions, in one run.
+
+    make bench                                  # about five minutes on two cores
+    python benchmarks/attention.py --quick      # a look, with lengths up to 2048
+
+Timings on a shared machine are noisy: read the ratios, not the milliseconds. Each time is the least of a few repetitions.
+"""
+
+import argparse
+import math
+import multiprocessing
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tracformer import Tracformer, TracformerConfig, geometry
+from tracformer.attention import Layout, build_attention, masks, register
+from tracformer.attention.layout import mirrored
+from tracformer.runtime import keep_freed_memory
+
+HEADS, SIZE, N_MAX = 9, 64, 32
+
+
+class DenseMasks:
+    """What one writes without this package: the same key sets as boolean masks in PyTorch's own attention."""
+
+    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+        mask = masks.prefix_encoder_mask(layout.length, offsets)  # rows are in reading order: one mask serves both readings
+        return attend(q, k, v, mask)
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
+        B, T = layout.batch, layout.length
+        queries = q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
+        mask = masks.prefix_decoder_mask(T, stride)
+        if layout.readings == 2:
+            k, v = (torch.cat((x[:B], mirrored(x[B:], layout.mirror)), dim=1) for x in (k, v))
+            mask = torch.cat((mask, masks.suffix_decoder_mask(T, stride)), dim=1)
+        return attend(queries, k, v, mask).flatten(0, 1)[layout.rows]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(*heads_first, attn_mask=mask, is_causal=causal).transpose(1, 2)
+
+
+register("dense-masks", DenseMasks)
+
+
+def least_time(run: Callable[[], object], repeats: int = 3) -> float:
+    run()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def forward_backward(attention: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
+    output = attention(*inputs)
+    weight = torch.randn_like(output)
+    return lambda: torch.autograd.grad(attention(*inputs), inputs, weight)
+
+
+def random_heads(rows: int, length: int, count: int = 3) -> list[Tensor]:
+    return [torch.randn(rows, length, HEADS, SIZE, requires_grad=True) for _ in range(count)]
+
+
+def exponent(lengths: list[int], times: list[float]) -> float:
+    """Slope of the least-squares line through (log T, log time)."""
+    x, y = ([math.log(value) for value in values] for values in (lengths, times))
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+
+
+def bench_encoder(lengths: list[int], dense_up_to: int) -> None:
+    print(f"\nEncoder attention, forward + backward, {HEADS} heads of {SIZE}, n_max {N_MAX}, one sequence, summed over L = log2(T) layers.")
+    print("A dense layer costs the same whatever its mask: one is timed and multiplied by L.\n")
+    print(f"{'T':>6} {'L':>3} {'blocked':>11} {'dense mask':>11} {'causal':>11} {'mask/blocked':>13} {'causal/blocked':>15}")
+    blocked, per_layer = build_attention("blocked"), []
+    for T in lengths:
+        L = T.bit_length() - 1
+        q, k, v = random_heads(1, T)
+        layout = Layout(torch.tensor([T]), T, 1, torch.arange(T))
+        all_offsets = [geometry.encoder_offsets(layer, N_MAX) for layer in range(1, L + 1)]
+        ours = sum(least_time(forward_backward(lambda *x, o=o, at=layout: blocked.encode(*x, o, at), q, k, v)) for o in all_offsets)
+        per_layer.append(ours / L)
+        causal = L * least_time(forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v), 2 if T <= 4096 else 1)
+        row = f"{T:>6} {L:>3} {ours * 1e3:>8.1f} ms "
+        if T <= dense_up_to:
+            mask = masks.prefix_encoder_mask(T, all_offsets[-1])
+            dense = L * least_time(forward_backward(lambda *x, m=mask: attend(*x, m), q, k, v), 2)
+            print(row + f"{dense * 1e3:>8.0f} ms {causal * 1e3:>8.0f} ms {dense / ours:>13.1f} {causal / ours:>15.1f}", flush=True)
+        else:
+            print(row + f"{'-':>11} {causal * 1e3:>8.0f} ms {'-':>13} {causal / ours:>15.1f}", flush=True)
+    sums = [t * (T.bit_length() - 1) for T, t in zip(lengths, per_layer, strict=True)]
+    print(f"\nGrowth exponent in T of blocked: {exponent(lengths, per_layer):.2f} per layer;", end=" ")
+    print(f"{exponent(lengths, sums):.2f} for the sum, whose number of layers grows with T.")
+
+
+def bench_decoder(lengths: list[int]) -> None:
+    print(
+        "\nDecoder attention, forward + backward, prefix and suffix in one softmax, every position a query; ratio to dense causal SDPA.\n"
+    )
+    blocked = build_attention("blocked")
+    for T in lengths:
+        q, k, v = random_heads(1, T)
+        causal = least_time(forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v))
+        rows = torch.randn(T, HEADS, SIZE, requires_grad=True)
+        keys, values = random_heads(2, T, 2)
+        layout = Layout(torch.tensor([T]), T, 2, torch.arange(T))
+        cells = []
+        for stride in [2**j for j in range(1, T.bit_length())]:
+            ours = least_time(forward_backward(lambda *x, s=stride, at=layout: blocked.decode(*x, s, at), rows, keys, values))
+            cells.append(f"s={stride}: {ours / causal:.2f}")
+        print(f"T={T}, causal {causal * 1e3:.0f} ms.  " + "  ".join(cells), flush=True)
+
+
+def resident_peak() -> int:
+    """Largest resident size since the last reset, in kB (Linux)."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+
+
+def peak_megabytes(kind: str, T: int) -> float:
+    """Growth of this process's resident size over one forward and backward: call it in a fresh process."""
+    q, k, v = random_heads(1, T)
+    rows = torch.randn(T, HEADS, SIZE, requires_grad=True)
+    keys, values = random_heads(2, T, 2)
+    layout = Layout(torch.tensor([T]), T, 2, torch.arange(T))
+    blocked = build_attention("blocked")
+    offsets = geometry.encoder_offsets(T.bit_length() - 1, N_MAX)
+    runs: dict[str, Callable[[], object]] = {
+        "causal": lambda: forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v)(),
+        "decoder": lambda: forward_backward(lambda *x: blocked.decode(*x, 2, layout), rows, keys, values)(),
+        "encoder": lambda: forward_backward(lambda *x: blocked.encode(*x, offsets, layout), q, k, v)(),
+    }
+    warm_up = torch.randn(256, 256)
+    (warm_up @ warm_up).sum()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_peak()
+    runs[kind]()
+    return (resident_peak() - before) / 1024
+
+
+def bench_memory(lengths: list[int]) -> None:
+    print("\nPeak memory of forward + backward of one layer, beyond its inputs (MB; fresh process each).\n")
+    print(f"{'T':>6} {'causal SDPA':>12} {'decoder s=2':>12} {'encoder, widest':>16}")
+    spawn = multiprocessing.get_context("spawn")
+    for T in lengths:
+        cells = []
+        for kind in ("causal", "decoder", "encoder"):
+            with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+                cells.append(pool.submit(peak_megabytes, kind, T).result())
+        print(f"{T:>6} {cells[0]:>12.0f} {cells[1]:>12.0f} {cells[2]:>16.0f}", flush=True)
+
+
+def bench_training_step(batch: int) -> None:
+    config = TracformerConfig.preset("laptop-long")
+    T = config.max_length
+    print(f"\nTraining step (loss and backward, CAR, half of the tokens hidden), preset laptop-long, T={T}, batch {batch}.\n")
+    tokens = torch.randint(config.vocab_size, (batch, T))
+    context = torch.rand(batch, T) < 0.5
+    times = {}
+    for attention in ("blocked", "dense-masks"):
+        torch.manual_seed(0)
+        model = Tracformer(config, attention)
+        times[attention] = least_time(lambda m=model: m.loss(tokens, context).backward(), 3)  # type: ignore[misc]
+        print(f"{attention:>12}: {times[attention]:.2f} s, {batch * T / times[attention]:.0f} tokens/s", flush=True)
+    print(f"blocked is {times['dense-masks'] / times['blocked']:.1f} times faster.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="lengths up to 2048 only")
+    quick = parser.parse_args().quick
+    torch.manual_seed(0)
+    kept = keep_freed_memory()
+    a = torch.randn(2048, 2048)
+    rate = 2 * 2048**3 / least_time(lambda: a @ a, 5) / 1e9
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, float32 matmul {rate:.0f} GFLOPS,", end=" ")
+    print("freed memory kept by the allocator" if kept else "allocator as it is")
+    bench_encoder([512, 1024, 2048] if quick else [512, 1024, 4096, 16384], dense_up_to=4096)
+    bench_decoder([1024] if quick else [1024, 4096])
+    bench_memory([1024] if quick else [1024, 4096])
+    bench_training_step(2)
+
+
+if __name__ == "__main__":
+    main()

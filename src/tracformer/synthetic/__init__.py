@@ -1,0 +1,1 @@
+"""Text that the package writes itself, with rules that can be checked."""
