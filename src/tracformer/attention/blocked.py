@@ -12,8 +12,8 @@ from tracformer.geometry import arithmetic_run
 class Blocked:
     def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
         if offsets is None:
-            heads_first = (x.transpose(1, 2) for x in (q, k, v))
-            return scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         return window_attention(q, k, v, arithmetic_run(offsets, layout.length))
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:

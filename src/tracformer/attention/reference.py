@@ -26,9 +26,9 @@ class Reference:
         prefix = masked_attention(q[:B], k[:B], v[:B], mask)
         if layout.readings == 1:
             return prefix
-        in_text_order = [mirrored(x[B:], layout.mirror) for x in (q, k, v)]
+        q, k, v = (mirrored(x[B:], layout.mirror) for x in (q, k, v))
         mask = masks.suffix_encoder_mask(T, offsets).to(q.device) & inside
-        suffix = masked_attention(*in_text_order, mask)
+        suffix = masked_attention(q, k, v, mask)
         return torch.cat((prefix, mirrored(suffix, layout.mirror)))
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:

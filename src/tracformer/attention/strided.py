@@ -3,6 +3,8 @@
 Decoder query t reads keys t-1, t-1-s, t-1-2s, ... of the forward reading, and the same of the mirrored one. Put each query on the slot
 of its nearest key, and the keys of slot p are p, p-s, p-2s, ...: plain causal attention within the class p mod s. Classes are extra
 heads: (T, H) seen as (T/s, s*H) is a view, not a copy. Both readings run as one batch and are merged by their logsumexp.
+
+A large batch is taken one head at a time, so that the working buffers stay a fraction of the inputs.
 """
 
 from typing import Any
@@ -12,10 +14,12 @@ from torch import Tensor
 
 from tracformer.attention.causal import causal_attention, causal_attention_backward
 
+ALL_HEADS = 2**22  # elements of k up to which all heads are taken at once
+
 
 def strided_attention(q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
     """q: (N, H, D); k, v: (readings * B, T, H, D); slots: (readings, N), see `Layout.query_slots`. Returns (N, H, D)."""
-    return _StridedAttention.apply(q, k, v, stride, slots)  # type: ignore[no-any-return, no-untyped-call]
+    return _StridedAttention.apply(q, k, v, stride, slots)
 
 
 class _Classes:
@@ -57,28 +61,56 @@ class _Classes:
 class _StridedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
-        classes = _Classes(k, stride, slots)
-        out, lse = causal_attention(classes.scatter(q), classes.split(k), classes.split(v))
-        readings = range(len(slots))
-        part_lse = torch.stack([classes.gather(lse, r) for r in readings])  # (readings, N, H)
-        part_lse.masked_fill_(classes.empty[..., None], -torch.inf)
-        joint_lse = torch.logsumexp(part_lse, dim=0)  # (N, H); -inf where no reading has a key
-        shares = torch.exp(part_lse - joint_lse).masked_fill_(classes.empty[..., None], 0.0).to(q.dtype)
-        merged = sum(shares[r, ..., None] * classes.gather(out, r) for r in readings)
-        assert isinstance(merged, Tensor)
-        ctx.classes = classes
-        ctx.save_for_backward(q, k, v, merged, joint_lse.masked_fill(classes.empty.all(0)[:, None], 0.0))
-        return merged
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=_accumulate(q.dtype))
+        for heads in _head_groups(k.shape):
+            out[:, heads], lse[:, heads] = _forward(q[:, heads], k[:, :, heads], v[:, :, heads], stride, slots)
+        ctx.stride = stride
+        ctx.save_for_backward(q, k, v, out, lse, slots)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        classes: _Classes = ctx.classes
-        q, k, v, merged, joint_lse = ctx.saved_tensors
-        # Slots without a query hold zeros everywhere: weight exp(0 - 0) = 1, gradient 0.
-        scattered = [classes.scatter(x) for x in (grad_out, q, merged, joint_lse)]
-        grad_output, queries, outputs, lse = scattered
-        grads = causal_attention_backward(grad_output, queries, classes.split(k), classes.split(v), outputs, lse)
-        grad_queries, grad_k, grad_v = grads
-        parts = [classes.gather(grad_queries, r).masked_fill_(empty[:, None, None], 0.0) for r, empty in enumerate(classes.empty)]
-        grad_q = parts[0] if len(parts) == 1 else parts[0] + parts[1]
-        return grad_q, classes.unsplit(grad_k), classes.unsplit(grad_v), None, None
+        q, k, v, out, lse, slots = ctx.saved_tensors
+        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
+        for h in _head_groups(k.shape):
+            rows = [x[:, h] for x in (grad_out, q, out, lse)]
+            grad_q[:, h], grad_k[:, :, h], grad_v[:, :, h] = _backward(*rows, k[:, :, h], v[:, :, h], ctx.stride, slots)
+        return grad_q, grad_k, grad_v, None, None
+
+
+def _head_groups(shape: torch.Size) -> list[slice]:
+    """All heads at once, or one by one: only then are residue classes a view."""
+    heads = shape[2]
+    return [slice(h, h + 1) for h in range(heads)] if shape.numel() > ALL_HEADS else [slice(0, heads)]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The output (N, H, D), and its logsumexp (N, H): 0 where a query has no key."""
+    classes = _Classes(k, stride, slots)
+    out, lse = causal_attention(classes.scatter(q), classes.split(k), classes.split(v))
+    readings = range(len(slots))
+    part_lse = torch.stack([classes.gather(lse, r) for r in readings])  # (readings, N, H)
+    part_lse.masked_fill_(classes.empty[..., None], -torch.inf)
+    joint_lse = torch.logsumexp(part_lse, dim=0)  # (N, H); -inf where no reading has a key
+    shares = torch.exp(part_lse - joint_lse).masked_fill_(classes.empty[..., None], 0.0).to(q.dtype)
+    merged = shares[0, ..., None] * classes.gather(out, 0)
+    for r in readings[1:]:
+        merged.addcmul_(shares[r, ..., None], classes.gather(out, r))
+    return merged, joint_lse.masked_fill_(classes.empty.all(0)[:, None], 0.0)
+
+
+def _backward(
+    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    classes = _Classes(k, stride, slots)
+    # Slots without a query hold zeros everywhere: weight exp(0 - 0) = 1, gradient 0.
+    on_slots = [classes.scatter(x) for x in (grad_out, q, out, lse)]
+    grads = causal_attention_backward(on_slots[0], on_slots[1], classes.split(k), classes.split(v), on_slots[2], on_slots[3])
+    parts = [classes.gather(grads[0], r).masked_fill_(empty[:, None, None], 0.0) for r, empty in enumerate(classes.empty)]
+    grad_q = parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
+    return grad_q, classes.unsplit(grads[1]), classes.unsplit(grads[2])
+
+
+def _accumulate(dtype: torch.dtype) -> torch.dtype:
+    """What the logsumexp of such scores is kept in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -11,5 +11,4 @@ class FeedForward(nn.Module):
         self.out = nn.Linear(4 * d, d)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.out(gelu(self.up(x)))
-        return projected
+        return self.out(gelu(self.up(x)))

@@ -34,7 +34,7 @@ def weighted_nll(hidden: Tensor, embedding: Tensor, targets: Tensor, weights: Te
     """Sum over rows of weight * -log p(target): the training loss, whose gradient is taken chunk by chunk on the way forward."""
     if weights is None:
         weights = torch.ones(len(targets), dtype=torch.float32, device=hidden.device)
-    return _WeightedNLL.apply(hidden, embedding, targets, weights)  # type: ignore[no-any-return, no-untyped-call]
+    return _WeightedNLL.apply(hidden, embedding, targets, weights)
 
 
 class _WeightedNLL(torch.autograd.Function):

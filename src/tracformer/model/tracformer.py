@@ -170,5 +170,4 @@ class Tracformer(nn.Module):
         for number, layer in enumerate(self.decoder, start=1):
             feature = features[paired_encoder_layer(number, self.config.n_layer) - 1]
             x = layer(x, feature, query_angles, angles, layout, self.attention)
-        normed: Tensor = self.norm(x)
-        return normed
+        return self.norm(x)
