@@ -1,10 +1,11 @@
 """The Tractable Transformer: a pair of encoders that share weights, and a decoder that answers any subset from its complement."""
 
 from os import PathLike
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tracformer.attention import Layout, build_attention
 from tracformer.geometry import paired_encoder_layer
@@ -31,6 +32,7 @@ class Tracformer(nn.Module):
         super().__init__()
         self.config = config
         self.attention = build_attention(attention)
+        self.checkpoint_activations = False  # recompute each layer in the backward pass instead of keeping its inner tensors
         self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)  # the last row is the mask
         self.dropout = nn.Dropout(config.dropout)
         layers = range(1, config.n_layer + 1)
@@ -160,14 +162,19 @@ class Tracformer(nn.Module):
         x = self.dropout(self.embedding(readings))
         features = []
         for layer in self.encoder:
-            x = layer(x, angles, layout, self.attention)
+            x = self._run(layer, x, angles, layout, self.attention)
             features.append(x)
         return features
+
+    def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        if self.checkpoint_activations and self.training:
+            return checkpoint(layer, *inputs, use_reentrant=False)
+        return layer(*inputs)
 
     def _decode(self, features: list[Tensor], angles: Angles, layout: Layout) -> Tensor:
         query_angles = angles.at(layout.rows)  # forward rows come first, so text rows index them
         x = features[0].new_zeros(len(layout.rows), self.config.d_model)
         for number, layer in enumerate(self.decoder, start=1):
             feature = features[paired_encoder_layer(number, self.config.n_layer) - 1]
-            x = layer(x, feature, query_angles, angles, layout, self.attention)
+            x = self._run(layer, x, feature, query_angles, angles, layout, self.attention)
         return self.norm(x)

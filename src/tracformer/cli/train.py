@@ -1,0 +1,51 @@
+"""Train a model, or go on with an interrupted run.
+
+    tracformer train data=my.txt                         everything else is chosen, and said aloud
+    tracformer train laptop data=my.txt steps=3000       a preset, with changes
+    tracformer train wikitext103-car                     the paper's run
+    tracformer train my.yaml optimizer.lr=1e-3           a preset file of your own
+    tracformer train data=mine.txt init=runs/stories/model          fine-tuning
+    torchrun --nproc-per-node 8 -m tracformer.cli.main train wikitext103-car
+
+The same command resumes a run from its newest whole checkpoint. SIGTERM and Ctrl-C save and leave with code 128 + signal.
+"""
+
+import argparse
+import sys
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="PRESET | KEY=VALUE", help="a preset's name or file, and changes to it")
+    parser.add_argument("--presets", action="store_true", help="list the bundled presets and leave")
+    parser.add_argument("--keys", action="store_true", help="list every key with its value under this preset and leave")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from tracformer.training import config as configs
+
+    if arguments.presets:
+        for name in configs.preset_names():
+            print(name)
+        return 0
+    presets = [word for word in arguments.words if "=" not in word]
+    if len(presets) > 1:
+        raise ValueError(f"{presets[1]!r} is not of the form key=value, and {presets[0]!r} already names the preset")
+    changes = [word for word in arguments.words if "=" in word]
+    config = configs.load_config(changes, presets[0] if presets else None)
+    if arguments.keys:
+        import yaml
+
+        print(yaml.safe_dump({**config.to_dict(), "eval_contexts": list(config.eval_contexts)}, sort_keys=False), end="")
+        return 0
+
+    from tracformer.runtime import keep_freed_memory
+    from tracformer.training.loop import TrainingError
+    from tracformer.training.start import start
+
+    keep_freed_memory()
+    try:
+        outcome = start(config, chosen_preset=bool(presets))
+    except TrainingError as stopped:
+        print(f"tracformer train: {stopped}", file=sys.stderr)
+        return 1
+    return 128 + outcome.signal if outcome.signal is not None else 0

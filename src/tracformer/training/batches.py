@@ -1,0 +1,86 @@
+"""The stream of training batches: step -> this rank's sequences, each with its question. One integer says where it stands."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tracformer.data.order import BatchOrder
+from tracformer.data.views import Examples
+from tracformer.objectives import Question, Questioner
+from tracformer.training.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences that are asked in one mode."""
+
+    mode: str
+    tokens: Tensor  # (B, T)
+    context: Tensor  # (B, T) bool
+    lengths: Tensor | None  # (B,), None where none is padded
+    weights: Tensor | None  # (B, T), None where every target counts once
+
+    def to(self, device: torch.device) -> "Group":
+        moved = [x if x is None else x.to(device, non_blocking=True) for x in (self.lengths, self.weights)]
+        return Group(self.mode, self.tokens.to(device), self.context.to(device), *moved)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's part of a global batch, cut into micro-batches, each grouped by mode."""
+
+    numbers: range  # places in the stream
+    indices: list[int]  # row numbers in the data
+    micro: list[list[Group]]
+    count: int  # the divisor's share of this rank
+    tokens: int
+
+
+class Stream:
+    def __init__(self, rows: Examples, questioner: Questioner, batch: int, micro_batch: int, seed: int, ranks: Ranks) -> None:
+        self.rows, self.questioner, self.ranks = rows, questioner, ranks
+        self.order = BatchOrder(len(rows), batch, seed)
+        self.batch = batch
+        self.micro_batch = micro_batch
+
+    def at(self, position: int) -> Batch:
+        """The batch whose first sequence is number `position` of the stream."""
+        numbers = self.ranks.share(position, self.batch)
+        indices = self.order.indices(numbers.start, len(numbers))
+        tokens, lengths = self.rows.get(indices)
+        questions = self.questioner.ask_all(numbers, lengths.tolist())
+        size = self.micro_batch or len(numbers)
+        parts = [slice(start, start + size) for start in range(0, len(numbers), size)]
+        return Batch(
+            numbers,
+            indices.tolist(),
+            [group_by_mode(tokens[part], lengths[part], questions[part]) for part in parts],
+            count=sum(question.count for question in questions),
+            tokens=int(lengths.sum()),
+        )
+
+
+def group_by_mode(tokens: NDArray[np.int64], lengths: NDArray[np.int64], questions: list[Question]) -> list[Group]:
+    groups = []
+    for mode in sorted({question.mode for question in questions}):
+        rows = [i for i, question in enumerate(questions) if question.mode == mode]
+        width = int(lengths[rows].max())
+        context = np.ones((len(rows), width), dtype=np.bool_)
+        weights = np.ones((len(rows), width), dtype=np.float32)
+        for row, i in enumerate(rows):
+            context[row, : lengths[i]] = questions[i].context
+            weights[row] = questions[i].weight
+        padded = bool((lengths[rows] < width).any())
+        groups.append(
+            Group(
+                mode,
+                torch.from_numpy(tokens[rows, :width]),
+                torch.from_numpy(context),
+                torch.from_numpy(lengths[rows]) if padded else None,
+                torch.from_numpy(weights) if (weights != 1.0).any() else None,
+            )
+        )
+    return groups

@@ -1,0 +1,206 @@
+"""Checkpoints that survive: written beside, flushed, named by hash in a manifest, renamed last; read only when whole.
+
+A checkpoint is a folder `step-00001000` of safetensors and JSON. Tensors are cut by rows into one file per rank, with an index that says
+which rows lie where, so that a run may go on with another number of ranks. No file is a pickle.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+FORMAT = 1
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that must not be used, and why."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A rank's part of a tensor: rows start..stop of a tensor of shape `shape`; a scalar counts as one row."""
+
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass
+class Shard:
+    """What one rank writes: its rows of every tensor, by name."""
+
+    tensors: dict[str, Tensor]
+    rows: dict[str, Rows]
+
+
+def whole(tensors: Mapping[str, Tensor]) -> Shard:
+    """The shard of a single writer."""
+    return Shard(dict(tensors), {name: Rows(tuple(t.shape), 0, t.shape[0] if t.dim() else 1) for name, t in tensors.items()})
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Complete-looking checkpoints, newest first."""
+    found = (
+        [(int(m[1]), entry) for entry in folder.iterdir() if (m := re.fullmatch(r"step-(\d{8,})", entry.name))] if folder.is_dir() else []
+    )
+    return sorted(found, reverse=True)
+
+
+class Writer:
+    """One checkpoint being written. Every rank calls `write_shard`; then one of them, after a barrier, calls `finish`."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.final = folder / folder_name(step)
+        self.part = folder / f".{folder_name(step)}.part"
+
+    def begin(self) -> None:
+        """Once, before any shard: an abandoned attempt at the same step is removed."""
+        self.part.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self.part, ignore_errors=True)
+        self.part.mkdir()
+
+    def write_shard(self, kind: str, shard: Shard, rank: int = 0, world: int = 1) -> None:
+        """`kind` is weights, optimizer or ema."""
+        stem = f"{kind}-{rank:05d}-of-{world:05d}"
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.tensors.items()}
+        save_file(tensors, self.part / f"{stem}.safetensors", metadata={"format": "pt"})
+        rows = {name: {"shape": r.shape, "start": r.start, "stop": r.stop} for name, r in shard.rows.items()}
+        (self.part / f"{stem}.index.json").write_text(json.dumps(rows))
+
+    def finish(self, state: Mapping[str, Any]) -> Path:
+        """State, manifest, flush, rename. Until the rename nothing of it counts."""
+        (self.part / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
+        files = sorted(entry for entry in self.part.iterdir())
+        hashes = {entry.name: {"sha256": file_hash(entry), "bytes": entry.stat().st_size} for entry in files}
+        (self.part / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": hashes}, indent=1))
+        for entry in self.part.iterdir():
+            flush(entry)
+        flush(self.part)
+        if self.final.exists():  # the same step again: only after a resume from an older one
+            shutil.rmtree(self.final)
+        os.rename(self.part, self.final)
+        flush(self.final.parent)
+        return self.final
+
+    def abandon(self) -> None:
+        shutil.rmtree(self.part, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and parts that a crash left behind."""
+    for _, path in list_checkpoints(folder)[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+    for entry in folder.glob(".step-*.part"):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def check(path: Path) -> None:
+    """Every file that the manifest names is there, of its size and hash; else DamagedCheckpointError says what is wrong."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        files = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()}
+    except FileNotFoundError:
+        raise DamagedCheckpointError(f"{path.name} has no {MANIFEST}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DamagedCheckpointError(f"{path.name}/{MANIFEST} is not readable") from None
+    for name, (digest, size) in files.items():
+        entry = path / name
+        if not entry.is_file():
+            raise DamagedCheckpointError(f"{path.name}/{name} is missing")
+        if entry.stat().st_size != size:
+            raise DamagedCheckpointError(f"{path.name}/{name} has {entry.stat().st_size} bytes where {size} were written")
+        if file_hash(entry) != digest:
+            raise DamagedCheckpointError(f"{path.name}/{name} differs from what was written (SHA-256)")
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
+    skipped = []
+    for _, path in list_checkpoints(folder):
+        try:
+            check(path)
+        except DamagedCheckpointError as damage:
+            skipped.append(str(damage))
+        else:
+            return path, skipped
+    return None, skipped
+
+
+class Reader:
+    """A whole checkpoint, whatever number of ranks wrote it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.state: dict[str, Any] = json.loads((path / STATE).read_text())
+        if self.state["format"] != FORMAT:
+            raise DamagedCheckpointError(f"{path.name} has format {self.state['format']}; this version reads {FORMAT}")
+
+    def names(self, kind: str) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(row["shape"]) for index in self._indices(kind).values() for name, row in index.items()}
+
+    def has(self, kind: str) -> bool:
+        return bool(self._indices(kind))
+
+    def rows(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows start..stop of a tensor, gathered from the files that hold them."""
+        pieces: list[tuple[int, Tensor]] = []
+        shape: tuple[int, ...] | None = None
+        for file, index in self._indices(kind).items():
+            if name not in index:
+                continue
+            entry = index[name]
+            shape = tuple(entry["shape"])
+            end = (shape[0] if shape else 1) if stop is None else stop
+            low, high = max(start, entry["start"]), min(end, entry["stop"])
+            if low < high or (not shape and not pieces):
+                with safe_open(self.path / file, framework="pt") as tensors:
+                    piece = tensors.get_tensor(name) if not shape else tensors.get_slice(name)[low - entry["start"] : high - entry["start"]]
+                pieces.append((low, piece))
+        if shape is None:
+            raise DamagedCheckpointError(f"{self.path.name} holds no {kind} tensor {name}")
+        if not shape:
+            return pieces[0][1]
+        if not pieces:
+            with safe_open(self.path / file, framework="pt") as tensors:
+                return tensors.get_slice(name)[0:0]
+        return torch.cat([piece for _, piece in sorted(pieces, key=lambda item: item[0])])
+
+    def load(self, kind: str) -> dict[str, Tensor]:
+        try:
+            return {name: self.rows(kind, name) for name in self.names(kind)}
+        except SafetensorError as error:
+            raise DamagedCheckpointError(f"{self.path.name}: {error}") from error
+
+    def _indices(self, kind: str) -> dict[str, dict[str, Any]]:
+        indices = sorted(self.path.glob(f"{kind}-*.index.json"))
+        return {index.name.replace(".index.json", ".safetensors"): json.loads(index.read_text()) for index in indices}
+
+
+def file_hash(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def flush(path: Path) -> None:
+    """Ask the kernel to put a file or a folder's entries on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

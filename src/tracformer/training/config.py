@@ -1,0 +1,219 @@
+"""A run as data: frozen dataclasses that validate, filled from a preset file and `key=value` words."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tracformer.contexts import parse as parse_strategy
+from tracformer.model.config import MODES, PRESETS, TracformerConfig
+from tracformer.objectives import parse_objective
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+PARALLEL = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with the paper's numbers (Tables 5 and 10)."""
+
+    lr: float = 6e-4
+    final_lr: float = -1.0  # at the last step, by a cosine; -1: a tenth of lr, the paper's 6e-5
+    warmup: int = 1000  # steps
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1  # on matrices only
+    clip: float = 1.0  # largest gradient norm
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, "optimizer.lr", self.lr, "a positive number")
+        if self.final_lr == -1.0:
+            object.__setattr__(self, "final_lr", self.lr / 10)
+        _require(0 <= self.final_lr <= self.lr, "optimizer.final_lr", self.final_lr, f"between 0 and optimizer.lr ({self.lr})")
+        _require(self.warmup >= 0, "optimizer.warmup", self.warmup, "zero or more steps")
+        _require(0 <= self.beta1 < 1, "optimizer.beta1", self.beta1, "in [0, 1)")
+        _require(0 <= self.beta2 < 1, "optimizer.beta2", self.beta2, "in [0, 1)")
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "zero or more")
+        _require(self.clip > 0, "optimizer.clip", self.clip, "a positive number")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and how text becomes rows."""
+
+    source: str = ""  # a prepared folder, a file, folder or glob (text, JSONL, FASTA), a named data set, or hf:OWNER/NAME
+    tokenizer: str = "auto"  # auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id
+    rows: str = "packed"  # packed: blocks of text; records: one document a row
+    cross_documents: bool = True  # may a packed row hold the end of one document and the start of the next?
+
+    def __post_init__(self) -> None:
+        _require(self.rows in ("packed", "records"), "data.rows", self.rows, "packed or records")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    data: DataConfig = field(default_factory=DataConfig)
+    model: Mapping[str, Any] = field(default_factory=dict)  # `preset` and any field of TracformerConfig
+    objective: str = "all-modes"
+    contexts: str = ""  # replaces the objective's own context strategy
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    run: str = ""  # the folder of checkpoints, log and model
+    init: str = ""  # a trained model's folder to start from
+    steps: int = 0  # 0: chosen by the size of the data
+    batch: int = 32  # sequences of the global batch
+    micro_batch: int = 0  # sequences at once on a device; 0: all of its part
+    length: int = 0  # tokens of a row; 0: the model's max_length
+    seed: int = 0
+    precision: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
+    compile: bool = False
+    checkpoint_activations: bool = False
+    ema: float = 0.0  # decay of averaged weights; 0: none
+    parallel: str = "ddp"  # under torchrun
+    device: str = "auto"
+    log_every: int = 10
+    eval_every: int = 500
+    eval_sequences: int = 256
+    eval_contexts: tuple[str, ...] = ("span:p=0.5,mean=50", "span:p=0.2,mean=10", "span:p=0.8,mean=10")
+    save_every: int = 500
+    keep: int = 2  # checkpoints, at least two
+
+    def __post_init__(self) -> None:
+        _require(self.steps >= 0, "steps", self.steps, "zero or more")
+        _require(self.batch >= 1, "batch", self.batch, "at least 1")
+        _require(self.micro_batch >= 0, "micro_batch", self.micro_batch, "zero or more")
+        _require(self.length >= 0, "length", self.length, "zero or more")
+        _require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        _require(self.parallel in PARALLEL, "parallel", self.parallel, f"one of {', '.join(PARALLEL)}")
+        _require(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
+        _require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be the one a crash cut short")
+        for name in ("log_every", "eval_every", "eval_sequences", "save_every"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        parse_objective(self.objective, self.contexts)
+        for strategy in self.eval_contexts:
+            parse_strategy(strategy)
+        preset = self.model.get("preset", "laptop")
+        _require(preset in PRESETS, "model.preset", preset, f"one of {', '.join(PRESETS)}")
+        known = {f.name for f in dataclasses.fields(TracformerConfig)} | {"preset"}
+        for key in self.model:
+            if key not in known:
+                raise ValueError(_unknown(f"model.{key}", [f"model.{name}" for name in known]))
+
+    def model_config(self, vocab_size: int) -> TracformerConfig:
+        """The model that this run trains, for a tokeniser of so many tokens."""
+        values = dict(self.model)
+        preset = values.pop("preset", "laptop")
+        asked = {part.mode for part in parse_objective(self.objective, self.contexts).parts}
+        modes = tuple(mode for mode in MODES if mode in asked)
+        return TracformerConfig.preset(preset, **{"modes": modes, **values, "vocab_size": vocab_size})
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
+    """A preset (a bundled name or a YAML file), changed by words such as `steps=100` or `optimizer.lr=1e-3`."""
+    values = read_preset(preset) if preset else {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{word!r} is not of the form key=value")
+        _place(values, key, text if key in ("data", "run", "init") else yaml.safe_load(text) if text else "")
+    return from_dict(values)
+
+
+def from_dict(values: Mapping[str, Any]) -> TrainConfig:
+    return _build(TrainConfig, values, "")
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no preset file {name}")
+        text = path.read_text()
+    else:
+        bundled = resources.files("tracformer.training") / "presets" / f"{name}.yaml"
+        if not bundled.is_file():
+            raise ValueError(f"preset is {name!r}; available: {', '.join(preset_names())}, or a YAML file")
+        text = bundled.read_text()
+    values = yaml.safe_load(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"preset {name} does not hold keys and values")
+    return values
+
+
+def preset_names() -> list[str]:
+    folder = resources.files("tracformer.training") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def _place(values: dict[str, Any], key: str, value: Any) -> None:
+    """`a.b=c` goes to values["a"]["b"]; `data=FILE` is short for `data.source=FILE`."""
+    if key == "data" and isinstance(value, str):
+        key = "data.source"
+    *path, last = key.split(".")
+    for part in path:
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"{key}: {part} is a value, not a group of keys")
+        values = inner
+    values[last] = value
+
+
+def _build(kind: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise ValueError(_unknown(prefix + key, [prefix + name for name in hints] + _nested_names(hints, prefix)))
+    return kind(**{key: _convert(value, hints[key], prefix + key) for key, value in values.items()})
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} is {value!r}; it must be a group of keys, such as {key}.{dataclasses.fields(hint)[0].name}=...")
+        return _build(typing.cast(type[Any], hint), value, f"{key}.")
+    origin = typing.get_origin(hint) or hint
+    if origin is tuple:
+        items = [value] if isinstance(value, str) else value
+        return tuple(str(item) for item in items)
+    if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, Any]):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} is {value!r}; it must be a group of keys, such as {key}.preset=tiny")
+        return dict(value)
+    if origin is bool and isinstance(value, bool):
+        return value
+    if origin is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if origin is float and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-3 as a string
+        except (TypeError, ValueError):
+            pass
+    if origin is str and isinstance(value, str | int | float | types.NoneType):
+        return "" if value is None else str(value)
+    raise ValueError(f"{key} is {value!r}; it must be of type {origin.__name__}")
+
+
+def _nested_names(hints: Mapping[str, Any], prefix: str) -> list[str]:
+    return [f"{prefix}{name}.{f.name}" for name, hint in hints.items() if dataclasses.is_dataclass(hint) for f in dataclasses.fields(hint)]
+
+
+def _unknown(key: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    by_last = {name.rsplit(".", 1)[-1]: name for name in names}
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    near = near or [by_last[n] for n in difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last), n=1, cutoff=0.6)]
+    return f"there is no configuration key {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}")
+
+
+def _require(holds: bool, key: str, value: Any, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{key} is {value!r}; it must be {allowed}")

@@ -1,0 +1,107 @@
+"""What a run tells: a JSONL file always, TensorBoard where it is installed, and one live line on the terminal."""
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class RunLog:
+    """One record a line in `log.jsonl`; a record has `kind` (train, eval, sample, note) and `step`."""
+
+    def __init__(self, folder: Path, resumed_at: int, tensorboard: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "log.jsonl"
+        keep_until(self.path, resumed_at)
+        self._file = open(self.path, "a")  # noqa: SIM115
+        self._board = _tensorboard(folder / "tensorboard", resumed_at) if tensorboard else None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+                elif isinstance(value, str):
+                    self._board.add_text(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Drop records of steps that a resumed run will take again, and a last line that a crash cut short."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text().splitlines() if (record := _record(line)) is not None and record["step"] <= step]
+    part = path.with_name(".log.part")
+    part.write_text("".join(line + "\n" for line in kept))
+    part.replace(path)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    return [record for line in path.read_text().splitlines() if (record := _record(line)) is not None]
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "step" in record else None
+
+
+def _tensorboard(folder: Path, resumed_at: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=resumed_at + 1 if resumed_at else None)
+
+
+class LiveLine:
+    """The run at a glance; rewritten in place on a terminal, a new line twice a minute elsewhere."""
+
+    def __init__(self, steps: int, start: int, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.steps, self.start = steps, start
+        self.began = self.shown = time.monotonic()
+        self.terminal = self.stream.isatty()
+        self.open = False
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        now = time.monotonic()
+        done = step - self.start
+        if step < self.steps and now - self.shown < (0.2 if self.terminal else 30.0) and done > 1:
+            return
+        self.shown = now
+        left = (now - self.began) / max(1, done) * (self.steps - step)
+        speed = f"{tokens_per_second:,.0f} tokens/s"
+        text = f"step {step}/{self.steps}  loss {loss:.4f}  ppl {math.exp(min(loss, 30)):.2f}  {speed}  {duration(left)} left"
+        self._put(text)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self.open:
+            self.stream.write("\n")
+            self.open = False
+        print(text, file=self.stream, flush=True)
+
+    def _put(self, text: str) -> None:
+        if self.terminal:
+            self.stream.write(f"\r\033[K{text}")
+            self.open = True
+            self.stream.flush()
+        else:
+            print(text, file=self.stream, flush=True)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

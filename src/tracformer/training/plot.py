@@ -1,0 +1,38 @@
+"""Training curves as a picture: loss and held-out perplexities over steps."""
+
+from pathlib import Path
+
+from tracformer.training.log import read_log
+
+
+def plot_runs(runs: list[Path], out: Path) -> None:
+    records = {}
+    for folder in runs:
+        if not (folder / "log.jsonl").is_file():
+            raise FileNotFoundError(f"{folder} is not the folder of a run: there is no log.jsonl in it")
+        records[folder.name] = read_log(folder / "log.jsonl")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError("plots need matplotlib: pip install 'tracformer[plot]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for name, lines in records.items():
+        train = [line for line in lines if line["kind"] == "train"]
+        left.plot([line["step"] for line in train], [line["loss"] for line in train], label=name, linewidth=1)
+        held_out = [line for line in lines if line["kind"] == "eval"]
+        keys = [key for key in (held_out[0] if held_out else {}) if key not in ("kind", "step", "time")]
+        for key in keys:
+            label = f"{name}: {key}" if len(records) > 1 else key
+            right.plot([line["step"] for line in held_out], [line[key] for line in held_out], label=label, marker=".")
+    left.set(title="training", xlabel="step", ylabel="nats per target")
+    right.set(title="held out", xlabel="step", ylabel="conditional perplexity", yscale="log")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,161 @@
+"""From a configuration to a running loop: whatever the user left open is chosen here, and said aloud."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, prepare, require_same_tokenizer
+from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.model import Tracformer, TracformerConfig
+from tracformer.training.checkpoint import list_checkpoints
+from tracformer.training.config import TrainConfig, from_dict, read_preset
+from tracformer.training.distributed import Ranks, join_ranks
+from tracformer.training.loop import Outcome, Trainer
+
+SMALL = 1_000_000  # tokens below which the tiny model is plenty
+EPOCHS = 20  # passes over small data
+MOST_STEPS, LEAST_STEPS = 5000, 200
+
+Say = Callable[[str], None]
+
+
+def start(config: TrainConfig, chosen_preset: bool = True) -> Outcome:
+    """Train as configured. Without a preset, model, schedule and batch follow the size of the data."""
+    if not config.data.source:
+        raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
+    with join_ranks(config.device) as ranks:
+        say: Say = print if ranks.first else lambda text: None
+        config = dataclasses.replace(config, run=config.run or default_run(config))
+        data = _open_data(config, ranks, say)
+        if not chosen_preset and not config.init:
+            config = fit_to_data(config, data, say)
+        model = _build_model(config, data.tokenizer, ranks, say)
+        config = dataclasses.replace(config, length=config.length or model.config.max_length)
+        if config.length > model.config.max_length:
+            raise ValueError(f"length is {config.length}, but the model takes at most max_length = {model.config.max_length} tokens")
+        if config.batch < ranks.world:
+            raise ValueError(f"batch is {config.batch} for {ranks.world} ranks; each needs at least one sequence")
+        views = (config.length, config.data.rows, config.data.cross_documents)
+        train = examples(data.split("train"), *views)
+        valid = examples(data.split("validation"), *views) if _can_validate(data, config) else None
+        if valid is None:
+            say("no validation: there is less held-out text than one row")
+        if not config.steps:
+            config = dataclasses.replace(config, steps=min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * len(train) // config.batch)))
+        if config.optimizer.warmup >= config.steps:
+            config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=config.steps // 10))
+        _describe(config, model, data, len(train), ranks, say)
+        trainer = Trainer(config, model, data.tokenizer, train, valid, ranks)
+        trainer.resume()
+        if ranks.first:
+            Path(config.run).mkdir(parents=True, exist_ok=True)
+            (Path(config.run) / "train.json").write_text(json.dumps(config.to_dict(), indent=1) + "\n")
+        return trainer.train()
+
+
+def default_run(config: TrainConfig) -> str:
+    """runs/NAME after the data: `my.txt` trains in runs/my."""
+    name = Path(config.data.source.rstrip("/").split(":")[-1]).name
+    return str(Path("runs") / (name.split(".")[0] or "run"))
+
+
+def fit_to_data(config: TrainConfig, data: PreparedData, say: Say) -> TrainConfig:
+    """The tiny or the laptop preset, by the number of tokens; what the user set stays."""
+    tokens = data.manifest.splits["train"].tokens
+    name = "tiny" if tokens < SMALL else "laptop"
+    values, defaults = config.to_dict(), TrainConfig().to_dict()
+    changed = {key: value for key, value in values.items() if value != defaults[key]}
+    merged = {**read_preset(name), **changed}
+    for group in ("optimizer", "model"):
+        inner = changed.get(group, {})
+        kept = {key: value for key, value in inner.items() if group == "model" or value != defaults[group][key]}
+        merged[group] = {**read_preset(name).get(group, {}), **kept}
+    say(f"preset: {name} ({tokens:,} training tokens); `tracformer train --presets` lists others")
+    return from_dict(merged)
+
+
+def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
+    """A prepared folder as it is; anything else is prepared once, inside the run's folder."""
+    source = Path(config.data.source)
+    if (source / MANIFEST_FILE).is_file():
+        data = PreparedData.open(source)
+    else:
+        folder = Path(config.run) / "data"
+        tokenizer = config.data.tokenizer
+        if config.init and tokenizer == "auto":
+            tokenizer = config.init
+        if ranks.first and not (folder / MANIFEST_FILE).is_file():
+            say(f"preparing {config.data.source} in {folder}")
+            prepare(folder, config.data.source, tokenizer)
+        ranks.barrier()
+        data = PreparedData.open(folder)
+    counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
+    say(f"data: {data.folder}: {counts}; tokeniser: {data.tokenizer.kind}, {data.tokenizer.vocab_size} tokens")
+    return data
+
+
+def _build_model(config: TrainConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say) -> Tracformer:
+    torch.manual_seed(config.seed)
+    if not config.init:
+        return Tracformer(config.model_config(tokenizer.vocab_size))
+    folder = Path(config.init)
+    old = Tracformer.from_pretrained(folder)
+    old_tokenizer = load_tokenizer(folder)
+    wanted = config.model_config(tokenizer.vocab_size)
+    shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size, "modes": wanted.modes}
+    shape.update({key: value for key, value in config.model.items() if key in ("dropout",)})
+    for key, value in config.model.items():
+        if key not in ("preset", "dropout") and value != shape[key]:
+            raise ValueError(f"model.{key} is {value!r}, but init={config.init} fixes it at {shape[key]!r}; leave it out")
+    if tokenizer.fingerprint == old_tokenizer.fingerprint:
+        model = Tracformer(TracformerConfig.from_dict(shape))
+        model.load_state_dict(old.state_dict())
+    else:
+        if not extends(tokenizer, old_tokenizer):
+            require_same_tokenizer(tokenizer, old_tokenizer)
+        model = grow_vocabulary(old, TracformerConfig.from_dict(shape))
+        say(f"vocabulary grown from {old.config.vocab_size} to {tokenizer.vocab_size} tokens")
+    say(f"starting from {config.init}")
+    return model
+
+
+def extends(new: Tokenizer, old: Tokenizer) -> bool:
+    """Does every id of the old tokeniser mean the same in the new one?"""
+    return new.vocab_size >= old.vocab_size and new.tokens()[: old.vocab_size] == old.tokens()
+
+
+def grow_vocabulary(old: Tracformer, config: TracformerConfig) -> Tracformer:
+    """The old weights under a larger vocabulary: old rows keep their ids, the mask stays last, new rows start at the old rows' mean."""
+    model = Tracformer(config)
+    weights = old.state_dict()
+    embedding = weights["embedding.weight"]
+    rows, mask = embedding[:-1], embedding[-1:]
+    fresh = rows.mean(0, keepdim=True).expand(config.vocab_size - old.config.vocab_size, -1)
+    weights["embedding.weight"] = torch.cat((rows, fresh, mask))
+    model.load_state_dict(weights)
+    return model
+
+
+def _can_validate(data: PreparedData, config: TrainConfig) -> bool:
+    if "validation" not in data.manifest.splits:
+        return False
+    packed = config.data.rows == "packed" and config.data.cross_documents
+    return not packed or data.manifest.splits["validation"].tokens >= config.length
+
+
+def _describe(config: TrainConfig, model: Tracformer, data: PreparedData, rows: int, ranks: Ranks, say: Say) -> None:
+    shape = model.config
+    say(
+        f"model: {model.num_parameters() / 1e6:.1f}M parameters ({shape.n_layer} + {shape.n_layer} layers, d {shape.d_model}), "
+        f"modes {', '.join(shape.modes)}; objective {config.objective}"
+    )
+    passes = config.steps * config.batch / rows
+    say(
+        f"run: {config.run}: {config.steps} steps of {config.batch} x {config.length} tokens ({passes:.1f} passes over the data) "
+        f"on {ranks.world} x {ranks.device.type}"
+    )
+    if list_checkpoints(Path(config.run) / "checkpoints"):
+        say(f"{config.run} has checkpoints: going on from the newest whole one (use another run=FOLDER to start afresh)")

@@ -1,0 +1,124 @@
+"""All that a run must remember: weights, optimiser, averaged weights, step, place in the data. As tensors by name and one small dict."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracformer.model import Tracformer
+from tracformer.training.checkpoint import DamagedCheckpointError, Reader, Rows, Shard
+from tracformer.training.distributed import Ranks, local
+from tracformer.training.optimizer import optimizer_tensors, restore_optimizer
+
+
+class State:
+    def __init__(self, model: Tracformer, optimizer: torch.optim.Optimizer, ranks: Ranks, sharded: bool, ema: float) -> None:
+        self.model, self.optimizer, self.ranks, self.sharded, self.decay = model, optimizer, ranks, sharded, ema
+        self.parameters = dict(model.named_parameters())
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+        self.step = 0
+        self.position = 0  # sequences of the stream already used
+        self.best = float("inf")  # lowest validation perplexity so far
+        self.average: dict[str, Tensor] = {}
+        if ema:
+            self.average = {name: local(p).detach().clone() for name, p in self.parameters.items()}
+
+    def advance(self, sequences: int) -> None:
+        self.step += 1
+        self.position += sequences
+        for name, mean in self.average.items():
+            mean.lerp_(local(self.parameters[name]).detach(), 1.0 - self.decay)
+
+    # ---- to a checkpoint
+
+    def describe(self) -> dict[str, Any]:
+        best = None if self.best == float("inf") else self.best
+        return {"step": self.step, "position": self.position, "best": best, "ema": self.decay, "model": self.model.config.to_dict()}
+
+    def shards(self) -> dict[str, Shard]:
+        """By kind; empty on ranks that have nothing to write."""
+        if not self.sharded and not self.ranks.first:
+            return {}
+        shards = {
+            "weights": self._shard({name: local(p) for name, p in self.parameters.items()}),
+            "optimizer": self._shard(optimizer_tensors(self.optimizer, self.names)),
+        }
+        if self.average:
+            shards["ema"] = self._shard(self.average)
+        return shards
+
+    def _shard(self, tensors: dict[str, Tensor]) -> Shard:
+        rows = {}
+        for name in tensors:
+            shape = tuple(self.parameters[_parameter_name(name, self.parameters)].shape)
+            start, stop = self.ranks.local_rows(shape[0]) if self.sharded else (0, shape[0])
+            rows[name] = Rows(shape, start, stop)
+        return Shard(tensors, rows)
+
+    # ---- from a checkpoint
+
+    def load(self, reader: Reader) -> None:
+        saved, mine = reader.state["model"], self.model.config.to_dict()
+        if different := [key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key not in ("dropout", "modes")]:
+            told = ", ".join(f"{key} was {saved.get(key)!r} and is now {mine[key]!r}" for key in different)
+            raise ValueError(
+                f"the run in {reader.path.parent.parent} has another model: {told}; use another run folder, or the old settings"
+            )
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                local(parameter).copy_(self._rows(reader, "weights", name))
+        self.step, self.position = reader.state["step"], reader.state["position"]
+        self.best = float("inf") if reader.state["best"] is None else reader.state["best"]
+        if self.step:
+            wanted = [f"{moment}.{name}" for name in self.parameters for moment in ("exp_avg", "exp_avg_sq")]
+            tensors = {name: self._rows(reader, "optimizer", name) for name in wanted}
+            restore_optimizer(self.optimizer, self.names, tensors, self.step)
+        if self.average:
+            source = "ema" if reader.has("ema") else "weights"
+            for name, mean in self.average.items():
+                mean.copy_(self._rows(reader, source, name))
+
+    def _rows(self, reader: Reader, kind: str, name: str) -> Tensor:
+        parameter = self.parameters[_parameter_name(name, self.parameters)]
+        start, stop = self.ranks.local_rows(parameter.shape[0]) if self.sharded else (0, parameter.shape[0])
+        rows = reader.rows(kind, name, start, stop)
+        if rows.shape != (stop - start, *parameter.shape[1:]):
+            raise DamagedCheckpointError(
+                f"{reader.path.name}: {name} has shape {tuple(rows.shape)}, expected {(stop - start, *parameter.shape[1:])}"
+            )
+        return rows
+
+    # ---- whole weights
+
+    def full_weights(self) -> dict[str, Tensor]:
+        """Every tensor whole; a collective call where weights are sharded."""
+        return {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in self.parameters.items()}
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The averaged weights in place of the trained ones, where there are any."""
+        if not self.average:
+            yield
+            return
+        kept = {name: local(p).detach().clone() for name, p in self.parameters.items()}
+        self._put(self.average)
+        try:
+            yield
+        finally:
+            self._put(kept)
+
+    def _put(self, tensors: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                local(self.parameters[name]).copy_(tensor)
+
+
+def _parameter_name(name: str, parameters: dict[str, Any]) -> str:
+    """`exp_avg.norm.weight` belongs to the parameter `norm.weight`."""
+    return name if name in parameters else name.partition(".")[2]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,68 @@
+"""Conditional perplexity on held-out text, on fixed sequences and fixed contexts, and a first look at what the model fills in."""
+
+import math
+
+import numpy as np
+import torch
+
+from tracformer.contexts import draw_contexts
+from tracformer.contexts import parse as parse_strategy
+from tracformer.data.views import Examples
+from tracformer.model import Tracformer
+from tracformer.training.distributed import Ranks
+
+CONTEXT_SEED = 20250  # held-out contexts are the same in every run
+
+
+@torch.no_grad()
+def conditional_perplexity(
+    model: Tracformer,
+    rows: Examples,
+    mode: str,
+    strategy: str,
+    sequences: int,
+    ranks: Ranks,
+    batch: int = 16,
+) -> float:
+    """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`."""
+    mine = ranks.share(0, min(sequences, len(rows)))
+    total, count = 0.0, 0
+    for start in range(mine.start, mine.stop, batch):
+        numbers = np.arange(start, min(start + batch, mine.stop))
+        tokens, lengths = rows.get(numbers)
+        context = draw_contexts(parse_strategy(strategy), lengths, CONTEXT_SEED, numbers, width=tokens.shape[1])
+        nll, targets = model.nll(
+            torch.from_numpy(tokens).to(ranks.device),
+            torch.from_numpy(context).to(ranks.device),
+            mode,
+            torch.from_numpy(lengths).to(ranks.device),
+        )
+        total, count = total + float(nll), count + targets
+    total, count_all = ranks.total([total, float(count)])
+    return math.exp(min(total / count_all, 700.0))
+
+
+@torch.no_grad()
+def sample_hole(
+    model: Tracformer,
+    rows: Examples,
+    mode: str,
+    seed: int,
+    device: torch.device,
+    hole: int = 12,
+) -> tuple[list[int], int, int, list[int]]:
+    """The first held-out row with a hole in its middle, filled: tokens, start, stop and the fill."""
+    tokens, lengths = rows.get(np.array([0]))
+    length = int(lengths[0])
+    start, stop = max(0, length // 2 - hole // 2), min(length, length // 2 + hole // 2)
+    row = torch.from_numpy(tokens[:, :length]).to(device)
+    context = torch.ones_like(row, dtype=torch.bool)
+    context[:, start:stop] = False
+    generator = torch.Generator().manual_seed(seed)
+    filled = row.clone()
+    for t in range(start, stop):
+        if mode == "ac":
+            context[:, start:t] = True  # what is filled counts as given
+        logits = model(filled, context, mode)[0, t].float().cpu()
+        filled[0, t] = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
+    return row[0].tolist(), start, stop, filled[0, start:stop].tolist()

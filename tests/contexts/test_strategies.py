@@ -1,0 +1,171 @@
+import math
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.contexts import literal
+from tracformer.contexts import MIXED, DLogistic, Empty, Geometric, Mixture, Prefix, RandomRatio, Ranges, Spans, Strategy, UniformRatio
+
+ALL: list[Strategy] = [
+    Empty(),
+    Spans(0.5, Geometric(50)),
+    Spans(1, DLogistic(15, 3)),
+    RandomRatio(0.3),
+    UniformRatio(),
+    Prefix(0.5),
+    Ranges(((0, 1),)),
+    MIXED,
+]
+
+
+def targets(strategy: Strategy, length: int, rng: np.random.Generator) -> list[int]:
+    context = strategy.draw(length, rng)
+    assert context.shape == (length,)
+    assert context.dtype == np.bool_
+    return np.flatnonzero(~context).tolist()
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=str)
+def test_a_target_in_any_length(strategy: Strategy) -> None:
+    rng = np.random.default_rng(0)
+    for length in (1, 2, 3, 10, 64):
+        assert targets(strategy, length, rng)
+
+
+@pytest.mark.parametrize("strategy", ALL, ids=str)
+@pytest.mark.parametrize("length", [0, -1, 2.0, None])
+def test_bad_length(strategy: Strategy, length: object) -> None:
+    with pytest.raises(ValueError, match=f"length is {length!r}"):
+        strategy.draw(length, np.random.default_rng(0))  # type: ignore[arg-type]
+
+
+def test_empty() -> None:
+    assert Empty().draw(np.arange(4)[3], np.random.default_rng(0)).shape == (3,)  # NumPy's integers count
+    assert targets(Empty(), 5, np.random.default_rng(0)) == [0, 1, 2, 3, 4]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.floats(0, 1, exclude_min=True), st.integers(0, 2**32))
+def test_exact_count(length: int, p: float, seed: int) -> None:
+    for strategy in (RandomRatio(p), Spans(p, Geometric(5))):
+        assert len(targets(strategy, length, np.random.default_rng(seed))) == max(1, round(p * length))
+
+
+def test_random_ratio_favours_no_set() -> None:
+    rng = np.random.default_rng(0)
+    drawn = Counter(tuple(targets(RandomRatio(0.4), 5, rng)) for _ in range(5000))
+    pairs: list[tuple[int, ...]] = list(combinations(range(5), 2))
+    literal.check_frequencies(drawn, dict.fromkeys(pairs, 0.1))
+
+
+def test_uniform_ratio_is_diffusion_with_a_target() -> None:
+    """P(R) is the integral of u^k (1-u)^(T-k) over u, given that R is not empty."""
+    T = 4
+    law = {
+        subset: math.factorial(k) * math.factorial(T - k) / math.factorial(T + 1) / (1 - 1 / (T + 1))
+        for k in range(1, T + 1)
+        for subset in combinations(range(T), k)
+    }
+    rng = np.random.default_rng(0)
+    literal.check_frequencies(Counter(tuple(targets(UniformRatio(), T, rng)) for _ in range(8000)), law)
+
+
+def test_prefix() -> None:
+    rng = np.random.default_rng(0)
+    assert targets(Prefix(0.5), 5, rng) == [2, 3, 4]
+    assert targets(Prefix(0), 3, rng) == [0, 1, 2]
+    assert targets(Prefix(0.999), 3, rng) == [2]
+    assert targets(Prefix(0.29), 100, rng)[0] == 29  # 0.29 * 100 is 28.999999999999996
+    assert targets(Prefix(0.58), 100, rng)[0] == 58
+
+
+def test_ranges_of_table_2() -> None:
+    drawn = targets(Ranges(((0.1, 0.4), (0.6, 0.9))), 128, np.random.default_rng(0))
+    assert drawn == [*range(12, 51), *range(76, 115)]  # floors of 12.8, 51.2, 76.8 and 115.2
+
+
+@given(st.integers(0, 9999), st.integers(1, 10000), st.integers(1, 10**6))
+def test_bounds_are_exact_decimals(a: int, b: int, length: int) -> None:
+    a, b = sorted((a, b))
+    low, high = math.floor(Fraction(a, 10000) * length), math.floor(Fraction(b, 10000) * length)
+    if low == high:
+        return
+    context = Ranges(((a / 10000, b / 10000),)).draw(length, np.random.default_rng(0))
+    assert not context[low:high].any()
+    assert context[:low].all()
+    assert context[high:].all()
+
+
+def test_ranges_are_put_in_order() -> None:
+    assert Ranges(((0.6, 0.9), (0.1, 0.4))) == Ranges(((0.1, 0.4), (0.6, 0.9)))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ((), "no range is given"),
+        (((0.4, 0.1),), r"\[0.4,0.1\] is out of order.*0 <= a < b <= 1"),
+        (((0.4, 0.4),), r"\[0.4,0.4\] is out of order"),
+        (((-0.1, 0.4),), r"\[-0.1,0.4\] is out of order"),
+        (((0.5, 1.1),), r"\[0.5,1.1\] is out of order"),
+        (((0.5, float("nan")),), "nan"),
+        (((0.6, 0.9), (0.1, 0.7)), r"\[0.1,0.7\] and \[0.6,0.9\] overlap"),
+    ],
+)
+def test_bad_ranges(ranges: tuple[tuple[float, float], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ranges(ranges)
+
+
+def test_a_range_without_a_position() -> None:
+    assert targets(Ranges(((0.1, 0.4), (0.4, 0.6))), 10, np.random.default_rng(0)) == [1, 2, 3, 4, 5]  # touching is allowed
+    with pytest.raises(ValueError, match=r"\[0.1,0.4\] holds no position of a sequence of 2 tokens"):
+        Ranges(((0.1, 0.4),)).draw(2, np.random.default_rng(0))
+
+
+def test_mixed_is_algorithm_2() -> None:
+    rng = np.random.default_rng(0)
+    drawn = Counter(len(targets(MIXED, 40, rng)) for _ in range(5000))
+    literal.check_frequencies(drawn, {40: 0.3, 34: 0.2, 20: 0.5})
+
+
+def test_a_mixture_of_mixtures_is_spread_out() -> None:
+    nested = Mixture((0.5, 0.5), (MIXED, UniformRatio()))
+    assert nested == Mixture((0.15, 0.1, 0.25, 0.5), (*MIXED.parts, UniformRatio()))
+
+
+def test_mixture_falls_on_the_last_part_when_weights_end_below_1() -> None:
+    class Highest(np.random.Generator):
+        def random(self, *args: object, **kwargs: object) -> float:  # type: ignore[override]
+            return 1 - 2**-53
+
+    mixture = Mixture((0.5, 0.5 - 1e-10), (Empty(), Prefix(0.5)))
+    assert mixture.draw(4, Highest(np.random.PCG64(0))).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [((0.3, 0.6), "0.3, 0.6 sum to 0.9; they must sum to 1"), ((1.5, -0.5), "a weight is 1.5"), ((1.0,), "1 weights and 2 parts")],
+)
+def test_bad_mixture(weights: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mixture(weights, (Empty(), UniformRatio()))
+
+
+@pytest.mark.parametrize("p", [0, -0.1, 1.1, float("nan")])
+def test_bad_ratio(p: float) -> None:
+    with pytest.raises(ValueError, match=rf"p is {p!r}; .*\(0, 1\]"):
+        RandomRatio(p)
+    with pytest.raises(ValueError, match=rf"p is {p!r}; .*\(0, 1\]"):
+        Spans(p, Geometric(50))
+
+
+@pytest.mark.parametrize("fraction", [1, -0.1, float("nan")])
+def test_bad_prefix(fraction: float) -> None:
+    with pytest.raises(ValueError, match=rf"prefix is {fraction!r} .*\[0, 1\)"):
+        Prefix(fraction)

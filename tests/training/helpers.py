@@ -1,0 +1,69 @@
+"""A small run from the command line, as a user starts it."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from tracformer.data import prepare
+from tracformer.synthetic.agreement import write_story
+from tracformer.training.log import read_log
+
+SMALL = [
+    "model.preset=tiny",
+    "model.d_model=32",
+    "model.n_head=2",
+    "model.max_length=32",
+    "model.n_layer=5",
+    "model.dropout=0.1",
+    "length=32",
+    "batch=6",
+    "optimizer.warmup=3",
+    "optimizer.lr=3e-3",
+    "log_every=1",
+    "eval_every=1000",
+    "eval_sequences=8",
+]
+
+
+def story_data(folder: Path, stories: int = 120) -> Path:
+    """A prepared folder of generated stories, byte by byte."""
+    text = folder / "stories.txt"
+    rng = random.Random(0)
+    text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(stories)))
+    prepare(folder / "data", text, "byte", quiet=True)
+    return folder / "data"
+
+
+def command(data: Path, run: Path, *words: str, ranks: int = 1) -> list[str]:
+    launcher = [sys.executable, "-m"]
+    if ranks > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    return [*launcher, "tracformer.cli.main", "train", f"data={data}", f"run={run}", *SMALL, *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def train(data: Path, run: Path, *words: str, ranks: int = 1, code: int = 0) -> str:
+    done = subprocess.run(
+        command(data, run, *words, ranks=ranks), capture_output=True, text=True, env=environment(), timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in read_log(run / "log.jsonl") if record["kind"] == "train"]
+
+
+def weights_of(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def newest_state(run: Path) -> dict[str, object]:
+    newest = max(entry for entry in (run / "checkpoints").iterdir() if entry.name.startswith("step-"))
+    return json.loads((newest / "state.json").read_text())

@@ -1,0 +1,70 @@
+import re
+
+import pytest
+
+from tracformer.training.config import TrainConfig, from_dict, load_config, preset_names, read_preset
+
+
+def test_defaults_are_the_papers() -> None:
+    optimizer = TrainConfig().optimizer
+    assert (optimizer.lr, optimizer.final_lr, optimizer.beta1, optimizer.beta2) == (6e-4, pytest.approx(6e-5), 0.9, 0.95)
+    assert (optimizer.weight_decay, optimizer.clip) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_are_valid_and_round_trip(name: str) -> None:
+    config = load_config([], name)
+    assert from_dict(config.to_dict()) == config
+    config.model_config(vocab_size=100)
+
+
+def test_the_papers_runs() -> None:
+    assert {f"{data}-{mode}" for data in ("wikitext103", "lambada", "1bw") for mode in ("car", "ac")} <= set(preset_names())
+    small = load_config([], "wikitext103-car")
+    assert (small.steps, small.batch, small.length, small.optimizer.warmup) == (30000, 256, 1024, 1000)
+    assert (small.model_config(50257).n_max, small.model_config(50257).dropout, small.model_config(50257).modes) == (16, 0.1, ("car",))
+    large = load_config([], "openwebtext-mixed")
+    assert (large.steps, large.batch, large.optimizer.warmup) == (600000, 480, 2000)
+    assert large.steps * large.batch * large.length == pytest.approx(295e9, rel=0.01)  # Table 3's trained tokens
+    assert (large.model_config(50257).n_max, large.model_config(50257).dropout) == (32, 0.0)
+
+
+def test_words_change_a_preset() -> None:
+    config = load_config(["steps=7", "optimizer.lr=1e-3", "model.d_model=96", "data=my=file.txt", "compile=true", "run=runs/1"], "tiny")
+    assert (config.steps, config.optimizer.lr, config.compile) == (7, 1e-3, True)
+    assert config.data.source == "my=file.txt"
+    assert config.run == "runs/1"
+    assert config.model["d_model"] == 96
+    assert config.model["preset"] == read_preset("tiny")["model"]["preset"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("stpes=7", "no configuration key 'stpes'; did you mean 'steps'?"),
+        ("lr=1e-3", "no configuration key 'lr'; did you mean 'optimizer.lr'?"),
+        ("optimizer.warm_up=3", "did you mean 'optimizer.warmup'?"),
+        ("model.d_modle=3", "did you mean 'model.d_model'?"),
+        ("steps=many", "steps is 'many'; it must be of type int"),
+        ("steps=-1", "steps is -1"),
+        ("compile=7", "compile is 7; it must be of type bool"),
+        ("optimizer.lr=fast", "optimizer.lr is 'fast'; it must be of type float"),
+        ("optimizer=3", "optimizer is 3; it must be a group of keys"),
+        ("objective=mlm", "objective is 'mlm'; available: car"),
+        ("contexts=spam:p=0.5", "spam"),
+        ("keep=1", "keep is 1; it must be at least 2"),
+        ("model.preset=huge", "model.preset is 'huge'"),
+        ("steps", "'steps' is not of the form key=value"),
+        ("precision=int3", "precision is 'int3'"),
+    ],
+)
+def test_bad_words(word: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_config([word])
+
+
+def test_bad_presets() -> None:
+    with pytest.raises(ValueError, match=r"preset is 'wikitext'; available: .*wikitext103-car"):
+        load_config([], "wikitext")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
+        load_config([], "nowhere.yaml")

@@ -1,0 +1,150 @@
+"""Runs that are killed, starved, interrupted or fed nonsense, from the command line."""
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.helpers import command, environment, losses, newest_state, story_data, train, weights_of
+from tracformer.model import Tracformer
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return story_data(tmp_path_factory.mktemp("stories"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(data, run, f"steps={STEPS}", "save_every=1", "ema=0.9")
+    return run
+
+
+def kill_at_random(data: Path, run: Path, rng: random.Random) -> tuple[bool, bool]:
+    """Start, wait for progress, then SIGKILL at a random moment. Was it still running, and was a save under way?"""
+    process = subprocess.Popen(
+        command(data, run, f"steps={STEPS}", "save_every=1", "ema=0.9"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    )
+    before = {entry.name for entry in (run / "checkpoints").glob("step-*")} if run.exists() else set()
+    for _ in range(600):
+        if process.poll() is not None or {entry.name for entry in (run / "checkpoints").glob("step-*")} - before:
+            break
+        time.sleep(0.05)
+    time.sleep(rng.random() * 0.4)
+    running = process.poll() is None
+    process.kill()
+    process.wait()
+    return running, any((run / "checkpoints").glob(".step-*.part"))
+
+
+def check_kills(data: Path, undisturbed: Path, run: Path, kills: int) -> int:
+    """Returns how many kills fell inside a save."""
+    rng = random.Random(kills)
+    inside = 0
+    for _ in range(kills):
+        running, saving = kill_at_random(data, run, rng)
+        inside += saving
+        if not running:
+            break
+    train(data, run, f"steps={STEPS}", "save_every=1", "ema=0.9")
+    assert weights_of(run) == weights_of(undisturbed)
+    assert losses(run) == losses(undisturbed)
+    return inside
+
+
+def test_killed_three_times_ends_bit_identical(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    check_kills(data, undisturbed, tmp_path / "run", kills=3)
+
+
+@pytest.mark.soak
+def test_killed_twenty_times_ends_bit_identical(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    inside = 0
+    for attempt in range(20):  # the run is short, so some of twenty kills come after its end: more runs, until twenty fell inside
+        inside += check_kills(data, undisturbed, tmp_path / f"run{attempt}", kills=5)
+        if attempt >= 3 and inside:
+            break
+    assert inside > 0
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(data, run, "steps=20", "save_every=10", "optimizer.final_lr=3e-3", "ema=0.9")
+    newest = run / "checkpoints" / "step-00000020"
+    file = next(newest.glob("optimizer-*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-100])
+    told = train(data, run, "steps=20", "save_every=10", "optimizer.final_lr=3e-3", "ema=0.9")
+    assert "skipped a damaged checkpoint: step-00000020/optimizer-00000-of-00001.safetensors" in told
+    assert "step-00000010 (step 10)" in told
+    assert len(losses(run)) == 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_and_leave(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        command(data, run, "steps=100000", "save_every=100000"), stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    for _ in range(600):
+        if (run / "log.jsonl").exists() and len((run / "log.jsonl").read_text().splitlines()) >= 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
+    assert f"{number.name}: saving after this step" in output
+    assert newest_state(run)["step"] == len(losses(run))
+    Tracformer.from_pretrained(run / "model")
+
+
+def test_a_non_finite_loss_stops_before_the_step(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    told = train(data, run, "steps=30", "save_every=5", "optimizer.lr=1e30", "optimizer.warmup=0", "optimizer.clip=1e30", code=1)
+    assert "is not finite" in told
+    assert "rows" in told
+    step = newest_state(run)["step"]
+    assert f"weights are as after step {step} and saved" in told
+    assert len(losses(run)) == step
+
+
+def test_an_unwritable_folder_is_a_clear_error(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(data, run, "steps=4", "save_every=2")
+    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    (run / "checkpoints" / ".step-00000006.part").write_text("in the way")  # stands for a disk that cannot take the folder
+    (run / "checkpoints" / ".step-00000006.part").chmod(0o444)
+    told = train(data, run, "steps=8", "save_every=6", code=1)
+    assert "could not be written" in told
+    assert all(path.read_bytes() == data for path, data in before.items())
+
+
+def test_another_model_size_is_refused(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(data, run, "steps=2")
+    before = weights_of(run)
+    told = train(data, run, "steps=4", "model.d_model=64", code=2)
+    assert "another model: d_model was 32 and is now 64" in told
+    assert weights_of(run) == before
+
+
+def test_checkpoints_hold_no_pickle(undisturbed: Path) -> None:
+    files = [path for path in undisturbed.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors"}
+    assert len(list((undisturbed / "checkpoints").iterdir())) == 2
+
+
+def test_fine_tuning_starts_from_the_old_weights(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    run = tmp_path / "tuned"
+    told = train(data, run, f"init={undisturbed / 'model'}", "steps=3", "optimizer.lr=1e-5")
+    assert "starting from" in told
+    assert losses(run)[0] < losses(undisturbed)[0] - 0.5
+    old, new = (Tracformer.from_pretrained(folder / "model").state_dict() for folder in (undisturbed, run))
+    assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-3
