@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.helpers import losses, story_data, train
 
-WORDS = ["steps=8", "save_every=4", "model.dropout=0.0", "batch=7", "micro_batch=2"]
+WORDS = ["steps=8", "save_every=4", "model.dropout=0.0", "batch=6", "micro_batch=2"]
 
 
 @pytest.fixture(scope="module")

@@ -30,21 +30,27 @@ class Group:
 
 @dataclass(frozen=True)
 class Batch:
-    """A rank's part of a global batch, cut into micro-batches, each grouped by mode."""
+    """A rank's part of a global batch, cut into micro-batches, each of one mode."""
 
     numbers: range  # places in the stream
     indices: list[int]  # row numbers in the data
-    micro: list[list[Group]]
+    micro: list[Group]
     count: int  # the divisor's share of this rank
     tokens: int
 
 
 class Stream:
-    def __init__(self, rows: Examples, questioner: Questioner, batch: int, micro_batch: int, seed: int, ranks: Ranks) -> None:
+    """With `lockstep`, every rank asks in the same modes in the same order, as sharded weights require: a mode that none of a rank's
+    sequences drew is asked of one of them with weight zero."""
+
+    def __init__(
+        self, rows: Examples, questioner: Questioner, batch: int, micro_batch: int, seed: int, ranks: Ranks, lockstep: bool = False
+    ) -> None:
         self.rows, self.questioner, self.ranks = rows, questioner, ranks
         self.order = BatchOrder(len(rows), batch, seed)
         self.batch = batch
         self.micro_batch = micro_batch
+        self.every_mode = sorted({part.mode for part in questioner.objective.parts}) if lockstep else []
 
     def at(self, position: int) -> Batch:
         """The batch whose first sequence is number `position` of the stream."""
@@ -57,16 +63,19 @@ class Stream:
         return Batch(
             numbers,
             indices.tolist(),
-            [group_by_mode(tokens[part], lengths[part], questions[part]) for part in parts],
+            [group for part in parts for group in group_by_mode(tokens[part], lengths[part], questions[part], self.every_mode)],
             count=sum(question.count for question in questions),
             tokens=int(lengths.sum()),
         )
 
 
-def group_by_mode(tokens: NDArray[np.int64], lengths: NDArray[np.int64], questions: list[Question]) -> list[Group]:
+def group_by_mode(tokens: NDArray[np.int64], lengths: NDArray[np.int64], questions: list[Question], every_mode: list[str]) -> list[Group]:
     groups = []
-    for mode in sorted({question.mode for question in questions}):
+    for mode in every_mode or sorted({question.mode for question in questions}):
         rows = [i for i, question in enumerate(questions) if question.mode == mode]
+        if not rows:
+            groups.append(_silent(mode, tokens[:1, : lengths[0]]))
+            continue
         width = int(lengths[rows].max())
         context = np.ones((len(rows), width), dtype=np.bool_)
         weights = np.ones((len(rows), width), dtype=np.float32)
@@ -84,3 +93,9 @@ def group_by_mode(tokens: NDArray[np.int64], lengths: NDArray[np.int64], questio
             )
         )
     return groups
+
+
+def _silent(mode: str, tokens: NDArray[np.int64]) -> Group:
+    """A question that counts for nothing."""
+    nothing = torch.zeros(tokens.shape)
+    return Group(mode, torch.from_numpy(tokens), nothing.bool(), None, nothing)

@@ -40,15 +40,14 @@ class Outcome:
 
 
 class LossOf(nn.Module):
-    """The sum of a micro-batch's weighted terms, as the forward of one module: what DDP wants to wrap."""
+    """The sum of a micro-batch's weighted terms, as the forward of a module: what DDP wants to wrap."""
 
     def __init__(self, model: Tracformer) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, groups: list[Group]) -> Tensor:
-        sums = [self.model.nll(g.tokens, g.context, g.mode, g.lengths, weights=g.weights)[0] for g in groups]
-        return torch.stack(sums).sum()
+    def forward(self, group: Group) -> Tensor:
+        return self.model.nll(group.tokens, group.context, group.mode, group.lengths, weights=group.weights)[0]
 
 
 class Trainer:
@@ -70,7 +69,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model.parameters(), config.optimizer, fused)
         self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema)
         questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
-        self.stream = Stream(train, questioner, config.batch, config.micro_batch, config.seed, ranks)
+        self.stream = Stream(train, questioner, config.batch, config.micro_batch, config.seed, ranks, lockstep=self._sharded)
         self.bfloat16 = config.precision == "bfloat16" or (
             config.precision == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
         )
@@ -121,15 +120,15 @@ class Trainer:
         config, state = self.config, self.state
         torch.manual_seed(seed_of(config.seed, state.step, self.ranks.rank))  # dropout: a function of the step, so resuming repeats it
         rate = learning_rate(state.step, config.steps, config.optimizer)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
         count, seen = self.ranks.total([float(batch.count), float(batch.tokens)])
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for number, groups in enumerate(batch.micro, start=1):
+        for number, group in enumerate(batch.micro, start=1):
             with self._accumulating(last=number == len(batch.micro)), self._autocast():
-                nll = self.loss_of([group.to(self.ranks.device) for group in groups])
+                nll = self.loss_of(group.to(self.ranks.device))
                 # Eqs. 7 and 8 over the targets of the global batch; ranks average their gradients, hence the factor
                 (nll * (self.ranks.world / count)).backward()
             total += float(nll.detach())

@@ -36,8 +36,8 @@ def start(config: TrainConfig, chosen_preset: bool = True) -> Outcome:
         config = dataclasses.replace(config, length=config.length or model.config.max_length)
         if config.length > model.config.max_length:
             raise ValueError(f"length is {config.length}, but the model takes at most max_length = {model.config.max_length} tokens")
-        if config.batch < ranks.world:
-            raise ValueError(f"batch is {config.batch} for {ranks.world} ranks; each needs at least one sequence")
+        if config.batch % ranks.world:
+            raise ValueError(f"batch is {config.batch} for {ranks.world} ranks; it must be a multiple of their number")
         views = (config.length, config.data.rows, config.data.cross_documents)
         train = examples(data.split("train"), *views)
         valid = examples(data.split("validation"), *views) if _can_validate(data, config) else None

@@ -25,7 +25,8 @@ def conditional_perplexity(
     batch: int = 16,
 ) -> float:
     """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`."""
-    mine = ranks.share(0, min(sequences, len(rows)))
+    sequences = min(sequences, len(rows))
+    mine = ranks.share(0, sequences - sequences % ranks.world if sequences > ranks.world else sequences)  # equal shares
     total, count = 0.0, 0
     for start in range(mine.start, mine.stop, batch):
         numbers = np.arange(start, min(start + batch, mine.stop))
