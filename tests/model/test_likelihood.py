@@ -24,7 +24,7 @@ def test_completions_sum_to_one(mode: str, given: tuple[int, ...]) -> None:
     context = torch.zeros_like(tokens, dtype=torch.bool)
     context[:, list(given)] = True
     total = model.log_prob(tokens, context, mode).sum(1).exp().sum()
-    assert abs(float(total) - 1.0) < 1e-9
+    assert abs(total.item() - 1.0) < 1e-9
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -73,8 +73,9 @@ class _StridedAttention(torch.autograd.Function):
         q, k, v, out, lse, slots = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         for h in _head_groups(k.shape):
-            rows = [x[:, h] for x in (grad_out, q, out, lse)]
-            grad_q[:, h], grad_k[:, :, h], grad_v[:, :, h] = _backward(*rows, k[:, :, h], v[:, :, h], ctx.stride, slots)
+            grad_q[:, h], grad_k[:, :, h], grad_v[:, :, h] = _backward(
+                grad_out[:, h], q[:, h], out[:, h], lse[:, h], k[:, :, h], v[:, :, h], ctx.stride, slots
+            )
         return grad_q, grad_k, grad_v, None, None
 
 

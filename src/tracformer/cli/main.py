@@ -10,7 +10,7 @@ VERBS = {
     "train": "train a model, or go on with an interrupted run",
     "plot": "draw the curves of a run",
 }
-MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,17 +1,16 @@
 """A model's folder: `config.json` and `model.safetensors`. Strict when read, atomic when written, never a pickle."""
 
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tracformer.files import write_atomically
 from tracformer.model.config import TracformerConfig
 
 MODEL_TYPE = "tracformer"
@@ -26,19 +25,7 @@ def save(folder: str | PathLike[str], config: TracformerConfig, weights: Mapping
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
     write_atomically(path / WEIGHTS_FILE, lambda part: save_file(tensors, part, metadata={"format": "pt"}))
     document = json.dumps({"model_type": MODEL_TYPE, **config.to_dict()}, indent=2) + "\n"
-    write_atomically(path / CONFIG_FILE, lambda part: Path(part).write_text(document))
-
-
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside, flush to disk, rename: a reader finds the old file or the new one, never half of either."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(part)
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomically(path / CONFIG_FILE, document)
 
 
 def load_config(folder: str | PathLike[str]) -> TracformerConfig:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tracformer.data.order import BatchOrder
+from tracformer.data.order import ExampleOrder
 from tracformer.data.views import Examples
 from tracformer.objectives import Question, Questioner
 from tracformer.training.distributed import Ranks
@@ -47,7 +47,7 @@ class Stream:
         self, rows: Examples, questioner: Questioner, batch: int, micro_batch: int, seed: int, ranks: Ranks, lockstep: bool = False
     ) -> None:
         self.rows, self.questioner, self.ranks = rows, questioner, ranks
-        self.order = BatchOrder(len(rows), batch, seed)
+        self.order = ExampleOrder(len(rows), seed)
         self.batch = batch
         self.micro_batch = micro_batch
         self.every_mode = sorted({part.mode for part in questioner.objective.parts}) if lockstep else []

@@ -4,7 +4,6 @@ A checkpoint is a folder `step-00001000` of safetensors and JSON. Tensors are cu
 which rows lie where, so that a run may go on with another number of ranks. No file is a pickle.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -18,6 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from tracformer.files import flush, sha256_of
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -87,7 +88,7 @@ class Writer:
         """State, manifest, flush, rename. Until the rename nothing of it counts."""
         (self.part / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
         files = sorted(entry for entry in self.part.iterdir())
-        hashes = {entry.name: {"sha256": file_hash(entry), "bytes": entry.stat().st_size} for entry in files}
+        hashes = {entry.name: {"sha256": sha256_of(entry), "bytes": entry.stat().st_size} for entry in files}
         (self.part / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": hashes}, indent=1))
         for entry in self.part.iterdir():
             flush(entry)
@@ -125,7 +126,7 @@ def check(path: Path) -> None:
             raise DamagedCheckpointError(f"{path.name}/{name} is missing")
         if entry.stat().st_size != size:
             raise DamagedCheckpointError(f"{path.name}/{name} has {entry.stat().st_size} bytes where {size} were written")
-        if file_hash(entry) != digest:
+        if sha256_of(entry) != digest:
             raise DamagedCheckpointError(f"{path.name}/{name} differs from what was written (SHA-256)")
 
 
@@ -190,17 +191,3 @@ class Reader:
     def _indices(self, kind: str) -> dict[str, dict[str, Any]]:
         indices = sorted(self.path.glob(f"{kind}-*.index.json"))
         return {index.name.replace(".index.json", ".safetensors"): json.loads(index.read_text()) for index in indices}
-
-
-def file_hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush(path: Path) -> None:
-    """Ask the kernel to put a file or a folder's entries on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
+from tracformer.files import write_atomically
+
 
 class RunLog:
     """One record a line in `log.jsonl`; a record has `kind` (train, eval, sample, note) and `step`."""
@@ -39,9 +41,7 @@ def keep_until(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in path.read_text().splitlines() if (record := _record(line)) is not None and record["step"] <= step]
-    part = path.with_name(".log.part")
-    part.write_text("".join(line + "\n" for line in kept))
-    part.replace(path)
+    write_atomically(path, "".join(line + "\n" for line in kept))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

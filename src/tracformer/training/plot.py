@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tracformer.files import optional_package
 from tracformer.training.log import read_log
 
 
@@ -11,11 +12,7 @@ def plot_runs(runs: list[Path], out: Path) -> None:
         if not (folder / "log.jsonl").is_file():
             raise FileNotFoundError(f"{folder} is not the folder of a run: there is no log.jsonl in it")
         records[folder.name] = read_log(folder / "log.jsonl")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("plots need matplotlib: pip install 'tracformer[plot]'") from error
-    matplotlib.use("Agg")
+    optional_package("matplotlib", "a plot", "plot").use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")

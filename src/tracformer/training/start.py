@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, prepare, require_same_tokenizer
+from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, open_sources, prepare, require_same_tokenizer
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.model import Tracformer, TracformerConfig
 from tracformer.training.checkpoint import list_checkpoints
@@ -92,6 +92,8 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
             prepare(folder, config.data.source, tokenizer)
         ranks.barrier()
         data = PreparedData.open(folder)
+        if data.manifest.sources != {name: source.describe() for name, source in open_sources(config.data.source).items()}:
+            raise ValueError(f"{folder} was prepared from other data than {config.data.source}; use another run=FOLDER, or remove {folder}")
     counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
     say(f"data: {data.folder}: {counts}; tokeniser: {data.tokenizer.kind}, {data.tokenizer.vocab_size} tokens")
     return data

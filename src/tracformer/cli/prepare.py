@@ -1,0 +1,53 @@
+"""Turn text files, JSONL, FASTA, or a hub data set into token shards.
+
+    tracformer prepare my.txt --out data/my
+    tracformer prepare 'books/*.jsonl.gz' --field body --tokenizer bpe:8192 --out data/books
+    tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
+    tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
+    tracformer prepare hf:owner/name --out data/name
+
+The folder holds memory-mapped shards, an index, the tokeniser and a manifest with the SHA-256 of each file.
+"""
+
+import argparse
+import json
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", help="files, folders or globs; or one name of a data set; or hf:OWNER/NAME")
+    parser.add_argument("--out", required=True, help="the folder to write; it must not exist")
+    parser.add_argument(
+        "--tokenizer", default="auto", help="auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id (default: auto)"
+    )
+    parser.add_argument("--validation", type=float, default=0.05, help="fraction to hold back where there is no such split (default: 0.05)")
+    parser.add_argument("--format", help="text, jsonl or fasta (default: by the file's ending)")
+    parser.add_argument("--field", help="JSONL: the field that holds the text")
+    parser.add_argument("--documents", help="text: what ends a document")
+    parser.add_argument("--gaps", help="FASTA: keep or remove gaps")
+    parser.add_argument("--detokenize", help="undo a corpus's tokenisation: wikitext, ptb, lambada or 1bw")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from tracformer.data import open_sources, prepare
+
+    names = ("format", "field", "documents", "gaps", "detokenize")
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
+    sources = open_sources(where, **options)
+    data = prepare(
+        arguments.out, sources, arguments.tokenizer, validation=arguments.validation, overwrite=arguments.overwrite, quiet=arguments.json
+    )
+    counts = {
+        name: {"documents": split.documents, "tokens": split.tokens, "bytes": split.bytes} for name, split in data.manifest.splits.items()
+    }
+    tokenizer = {"kind": data.tokenizer.kind, "vocab_size": data.tokenizer.vocab_size, "fingerprint": data.tokenizer.fingerprint}
+    if arguments.json:
+        print(json.dumps({"folder": str(data.folder), "tokenizer": tokenizer, "splits": counts}))
+        return 0
+    print(f"{data.folder}: tokeniser {tokenizer['kind']}, {tokenizer['vocab_size']} tokens")
+    for name, count in counts.items():
+        print(f"  {name}: {count['documents']:,} documents, {count['tokens']:,} tokens, {count['bytes']:,} bytes")
+    return 0

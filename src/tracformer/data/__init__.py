@@ -1,0 +1,51 @@
+"""Data: tokenisers, sources of documents, prepared folders of token shards, and the order in which they are read."""
+
+from tracformer.data.choice import choose_tokenizer
+from tracformer.data.detokenize import DETOKENIZERS
+from tracformer.data.formats import FORMATS, Reading
+from tracformer.data.hub import NAMED, HubSource, named_source
+from tracformer.data.loader import PreparedData, Split
+from tracformer.data.order import ExampleOrder
+from tracformer.data.shards import prepare
+from tracformer.data.sources import FileSource, Source, TextSource, documents, open_source, open_sources
+from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
+from tracformer.data.tokenizer_kinds import ALPHABETS, byte_tokenizer, char_tokenizer, read_alphabet, train_bpe
+from tracformer.data.tokenizer_load import KINDS, build_tokenizer, load_tokenizer
+from tracformer.data.views import Examples, PackedBlocks, Records, examples
+
+__all__ = [
+    "ALPHABETS",
+    "DETOKENIZERS",
+    "EOT",
+    "FORMATS",
+    "KINDS",
+    "MASK",
+    "NAMED",
+    "AlphabetError",
+    "ExampleOrder",
+    "Examples",
+    "FileSource",
+    "HubSource",
+    "PackedBlocks",
+    "PreparedData",
+    "Reading",
+    "Records",
+    "Source",
+    "Split",
+    "TextSource",
+    "Tokenizer",
+    "build_tokenizer",
+    "byte_tokenizer",
+    "char_tokenizer",
+    "choose_tokenizer",
+    "documents",
+    "examples",
+    "load_tokenizer",
+    "named_source",
+    "open_source",
+    "open_sources",
+    "prepare",
+    "read_alphabet",
+    "require_same_tokenizer",
+    "train_bpe",
+]

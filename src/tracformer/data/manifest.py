@@ -1,0 +1,107 @@
+"""A prepared folder on disk: which files it holds and what its `manifest.json` says.
+
+train-00000.bin ...   token ids, little-endian, all shards but the last of equal length
+train.index.bin       int64: where each document begins, and at last where the split ends
+tokenizer.json        and tokenizer_config.json
+manifest.json         counts, hashes, sources; written last
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from tracformer.files import sha256_of
+
+MANIFEST_FILE = "manifest.json"
+FORMAT, VERSION = "tracformer-data", 1
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+INDEX_DTYPE = np.dtype("<i8")
+
+
+def dtype_name(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def shard_file(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.bin"
+
+
+def index_file(split: str) -> str:
+    return f"{split}.index.bin"
+
+
+@dataclass(frozen=True)
+class SplitCounts:
+    documents: int
+    tokens: int  # an end of text behind each document included
+    bytes: int  # of the text, in UTF-8, as it was tokenised: bits per byte need it
+
+
+@dataclass(frozen=True)
+class Manifest:
+    dtype: str
+    shard_tokens: int
+    tokenizer: dict[str, Any]
+    splits: dict[str, SplitCounts]
+    sources: dict[str, dict[str, Any]]
+    carving: dict[str, Any]
+    files: dict[str, dict[str, Any]]  # name: bytes, sha256
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no prepared data: there is no {MANIFEST_FILE} in it; make one with `tracformer prepare`"
+            )
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["format"] != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
+            if document["version"] != VERSION:
+                raise ValueError(
+                    f"its version is {document['version']!r}, and this program reads version {VERSION}; prepare the data again"
+                )
+            splits = {name: SplitCounts(**counts) for name, counts in document["splits"].items()}
+            names = ("dtype", "shard_tokens", "tokenizer", "sources", "carving", "files")
+            manifest = cls(splits=splits, **{name: document[name] for name in names})
+            if manifest.dtype not in DTYPES:
+                raise ValueError(f"its dtype is {manifest.dtype!r}; known: {', '.join(DTYPES)}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is not a manifest that can be used: {what}") from error
+        return manifest
+
+    def shards(self, split: str) -> list[tuple[str, int]]:
+        """Names and lengths of a split's shards."""
+        tokens, size = self.splits[split].tokens, self.shard_tokens
+        return [(shard_file(split, i), min(size, tokens - i * size)) for i in range(-(-tokens // size))]
+
+    def check_files(self, folder: Path, hashes: bool) -> None:
+        """Every file is there and of the right size; with hashes, of the right content."""
+        problems = []
+        for name, facts in self.files.items():
+            path = folder / name
+            if not path.is_file():
+                problems.append(f"{name} is missing")
+            elif (size := path.stat().st_size) != facts["bytes"]:
+                problems.append(f"{name} has {size} bytes where {facts['bytes']} were written")
+            elif hashes and sha256_of(path) != facts["sha256"]:
+                problems.append(f"{name} does not match its SHA-256")
+        width = DTYPES[self.dtype].itemsize
+        needed = {name: length * width for split in self.splits for name, length in self.shards(split)}
+        needed |= {index_file(split): (counts.documents + 1) * INDEX_DTYPE.itemsize for split, counts in self.splits.items()}
+        problems += [f"{name} is not of the length that the counts call for" for name, size in needed.items() if self._size(name) != size]
+        if problems:
+            shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+            raise ValueError(f"{folder} is damaged: {shown}; prepare the data again")
+
+    def _size(self, name: str) -> int | None:
+        size: int | None = self.files.get(name, {}).get("bytes")
+        return size

@@ -1,0 +1,201 @@
+"""The tokeniser: text to ids and back, one `tokenizer.json` beside the data and the model, whatever kind it is.
+
+Ids 0..vocab_size-1 are real tokens, end of text among them. Id vocab_size is the mask: one extra row of the model's embedding,
+named in the file so that other tools can show it, and never produced from text.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import AddedToken
+
+from tracformer.files import write_atomically
+
+EOT = "<|endoftext|>"
+MASK = "<|mask|>"
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+KIND_KEY = "tracformer_kind"
+FOREIGN = "hf"  # made elsewhere; ours are "byte", "char" and "bpe"
+
+Ids = NDArray[np.uint32]
+
+
+class AlphabetError(ValueError):
+    """A character outside a fixed alphabet. Callers that know where the text came from say so."""
+
+    def __init__(self, character: str, offset: int, alphabet: str, text_number: int = 0) -> None:
+        self.character, self.offset, self.alphabet, self.text_number = character, offset, alphabet, text_number
+        super().__init__(self.explain(f"at offset {offset}"))
+
+    def explain(self, where: str) -> str:
+        shown = self.alphabet if len(self.alphabet) <= 40 else f"{self.alphabet[:40]}... ({len(self.alphabet)} characters)"
+        advice = "; remove the gaps, or use an alphabet with gaps such as 'protein-aligned' or 'dna-aligned'"
+        return (
+            f"character {self.character!r} {where} is outside the tokeniser's alphabet {shown!r}"
+            f"{advice if self.character in '-.' else '; clean the data, or use an alphabet that has it'}"
+        )
+
+
+class Tokenizer:
+    """Wraps the `tokenizers` library; `document` is the text of its `tokenizer.json`, kept word for word.
+
+    The fingerprint is taken from that document, not from what the library would write today: another version of the library may
+    write the same tokeniser in other words.
+    """
+
+    def __init__(self, document: str, kind: str, eot: str = EOT) -> None:
+        self.document, self.kind, self.eot = document, kind, eot
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(document)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"not a tokeniser of the `tokenizers` library: {error}") from error
+        # Text that spells a special token is text: only the code around the model may place an end of text or a mask.
+        self._tokenizer.encode_special_tokens = True
+        eot_id, mask_id = self._tokenizer.token_to_id(eot), self._tokenizer.token_to_id(MASK)
+        if eot_id is None or mask_id is None:
+            raise ValueError(
+                f"the tokeniser has no token {eot if eot_id is None else MASK!r}; build it with tracformer.data.build_tokenizer"
+            )
+        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        if mask_id != highest or eot_id == mask_id:
+            raise ValueError(f"the mask token {MASK!r} has id {mask_id}; it must be the last id, {highest}, right behind the real tokens")
+        self.eot_id: int = eot_id
+        self.mask_id: int = mask_id
+        self._lookup = self._char_lookup() if kind == "char" else None
+
+    @property
+    def vocab_size(self) -> int:
+        """Real tokens, end of text included: what the model can predict. The mask's id is the next one."""
+        return self.mask_id
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the canonical JSON: equal if and only if two tokenisers' files say the same."""
+        return hashlib.sha256(_canonical(json.loads(self.document)).encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_batch([text])[0].tolist()
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        """One array of ids a text, without end of text; BPE runs on all cores."""
+        if self.kind == "byte":
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
+        if self._lookup is not None:
+            return [self._encode_characters(self._lookup, text, number) for number, text in enumerate(texts)]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception, for instance for a word without an unknown token
+            raise ValueError(f"the tokeniser cannot encode this text: {error}") from error
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
+        """The text of ids; bytes that are not UTF-8 (half a character at an edge) become U+FFFD."""
+        values = [int(i) for i in ids]
+        if wrong := [i for i in values if not 0 <= i <= self.mask_id]:
+            raise ValueError(f"token id {wrong[0]} is out of range; this tokeniser's ids are 0..{self.mask_id} (the last one is the mask)")
+        return self._tokenizer.decode(values, skip_special_tokens=skip_special)
+
+    def tokens(self) -> list[str]:
+        """The real tokens by id, as the tokeniser spells them."""
+        return [self._tokenizer.id_to_token(i) or "" for i in range(self.vocab_size)]
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write `tokenizer.json`, and a `tokenizer_config.json` with which Hugging Face's AutoTokenizer reads it."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            KIND_KEY: self.kind,
+            "eos_token": self.eot,
+            "mask_token": MASK,
+            "clean_up_tokenization_spaces": False,
+        }
+        write_atomically(path / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+        write_atomically(path / TOKENIZER_FILE, self.document)
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str]) -> Self:
+        """What `save` wrote. For tokenisers made elsewhere see `load_tokenizer`."""
+        path = Path(folder) / TOKENIZER_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} holds no tokeniser: there is no {TOKENIZER_FILE} in it")
+        config = read_config(Path(folder))
+        if KIND_KEY not in config:
+            raise ValueError(f"{folder} holds a tokeniser that tracformer did not write; read it with tracformer.data.load_tokenizer")
+        try:
+            return cls(path.read_text(encoding="utf-8"), config[KIND_KEY], config["eos_token"])
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{path} cannot be used: {error}") from error
+
+    def _char_lookup(self) -> NDArray[np.int64]:
+        """Code point to id, -1 outside the alphabet."""
+        letters = self._tokenizer.get_vocab(with_added_tokens=False)
+        table = np.full(max(map(ord, letters)) + 2, -1, np.int64)  # the last entry stands for everything above
+        for letter, i in letters.items():
+            table[ord(letter)] = i
+        return table
+
+    def _encode_characters(self, lookup: NDArray[np.int64], text: str, number: int) -> Ids:
+        codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        ids = lookup[np.minimum(codes, len(lookup) - 1)]
+        if len(ids) and ids.min() < 0:
+            offset = int(np.argmax(ids < 0))
+            letters = self._tokenizer.get_vocab(with_added_tokens=False)
+            raise AlphabetError(text[offset], offset, "".join(sorted(letters, key=letters.__getitem__)), number)
+        return ids.astype(np.uint32)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint[:12]!r})"
+
+
+def reserve(tokenizer: tokenizers.Tokenizer, kind: str, eot: str | None = EOT) -> Tokenizer:
+    """Give a tokeniser of the library the two tokens that every model needs: end of text if it has none, and the mask behind all."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    missing = [token for token in (EOT if eot not in known else None, MASK if MASK not in known else None) if token is not None]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+    document = tokenizer.to_str()
+    if len(set(tokenizer.get_vocab(with_added_tokens=True).values())) < len(known) + len(missing):
+        raise ValueError("the tokeniser's ids have gaps, so that no id is free behind them for the mask; use another tokeniser")
+    return Tokenizer(document, kind, eot if eot is not None and eot in known else EOT)
+
+
+def require_same_tokenizer(data: Tokenizer, model: Tokenizer) -> None:
+    """Ids mean nothing under another tokeniser: stop before a model reads them."""
+    if data.fingerprint != model.fingerprint:
+        raise ValueError(
+            f"the data's tokeniser ({_describe(data)}) is not the model's ({_describe(model)}); "
+            "prepare the data again with the model's folder as its tokeniser, or train a new model"
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}; expected a JSON object")
+    return config
+
+
+def _describe(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.kind}, {tokenizer.vocab_size} tokens, fingerprint {tokenizer.fingerprint[:12]}"
+
+
+def _canonical(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -1,0 +1,196 @@
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracformer.data import shards
+from tracformer.data import text as text_module
+from tracformer.data.loader import PreparedData
+from tracformer.data.manifest import dtype_name
+from tracformer.data.shards import prepare
+from tracformer.data.sources import TextSource, open_source
+from tracformer.data.tokenizer import EOT, Tokenizer
+from tracformer.data.tokenizer_kinds import byte_tokenizer, char_tokenizer, train_bpe
+
+BYTE = byte_tokenizer()
+BPE = train_bpe(["some words to learn from, and some more words\n"] * 4, 300)
+STORIES = [f"Story {i}: some words, and é — more." for i in range(600)]
+
+
+def expected(tokenizer: Tokenizer, texts: list[str]) -> list[int]:
+    return [i for text in texts for i in [*tokenizer.encode(text), tokenizer.eot_id]]
+
+
+def stored(data: PreparedData, split: str) -> list[int]:
+    tokens = data.split(split).tokens
+    return tokens.read(0, len(tokens)).tolist()
+
+
+texts_strategy = st.lists(st.text(min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=8)
+
+
+@settings(max_examples=30, deadline=None)
+@given(texts_strategy, st.sampled_from([5, 16, 1000]), st.sampled_from([BYTE, BPE]))
+def test_shards_are_the_encoded_documents_one_after_another(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int, tokenizer: Tokenizer
+) -> None:
+    folder = tmp_path_factory.mktemp("data") / "out"
+    data = prepare(folder, TextSource(texts), tokenizer, validation=0.0, shard_tokens=shard_tokens, quiet=True)
+    assert stored(data, "train") == expected(tokenizer, texts)
+    split = data.split("train")
+    assert [split.document(i).tolist() for i in range(len(texts))] == [expected(tokenizer, [text]) for text in texts]
+    counts = data.manifest.splits["train"]
+    assert (counts.documents, counts.tokens, counts.bytes) == (
+        len(texts),
+        len(expected(tokenizer, texts)),
+        sum(len(text.encode()) for text in texts),
+    )
+
+
+def test_a_folder_on_disk(tmp_path: Path) -> None:
+    data = prepare(tmp_path / "out", TextSource(STORIES), BPE, validation=0.1, shard_tokens=5000, quiet=True)
+    names = sorted(path.name for path in data.folder.iterdir())
+    assert names == sorted([*data.manifest.files, "manifest.json"])
+    assert {"train-00000.bin", "train-00001.bin", "train.index.bin", "validation.index.bin", "tokenizer.json"} <= set(names)
+    for name, facts in data.manifest.files.items():
+        content = (data.folder / name).read_bytes()
+        assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    first = np.frombuffer((data.folder / "train-00000.bin").read_bytes(), "<u2")
+    assert len(first) == 5000
+    assert stored(data, "train")[:5000] == first.tolist()
+    manifest = json.loads((data.folder / "manifest.json").read_text())
+    assert (manifest["format"], manifest["version"], manifest["dtype"]) == ("tracformer-data", 1, "uint16")
+    size = BPE.vocab_size
+    assert manifest["tokenizer"] == {"kind": "bpe", "fingerprint": BPE.fingerprint, "vocab_size": size, "eot_id": size - 1, "mask_id": size}
+    assert manifest["carving"]["train"]["rule"] == "hash of the document"
+    assert manifest["splits"]["train"]["documents"] + manifest["splits"]["validation"]["documents"] == 600
+
+
+def test_the_same_input_gives_the_same_folder(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        prepare(tmp_path / name, TextSource(STORIES), "bpe:300", quiet=True)
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+
+
+def test_width_of_tokens(tmp_path: Path) -> None:
+    assert [dtype_name(size) for size in (257, 65536, 65537)] == ["uint16", "uint16", "uint32"]
+    wide = char_tokenizer(chr(0x10000 + i) for i in range(70_000))
+    data = prepare(tmp_path / "out", TextSource([chr(0x10000), chr(0x10000 + 69_999)]), wide, validation=0.0, quiet=True)
+    assert data.manifest.dtype == "uint32"
+    assert stored(data, "train") == [0, 70_000, 69_999, 70_000]
+
+
+def test_given_splits_stay_as_they_are(tmp_path: Path) -> None:
+    sources = {"train": TextSource(["a b", "c"]), "validation": TextSource(["d"]), "test": TextSource(["é"])}
+    data = prepare(tmp_path / "out", sources, "char", quiet=True)
+    assert data.splits == ("train", "validation", "test")
+    assert data.tokenizer.vocab_size == 7  # the alphabet covers every split
+    assert stored(data, "test") == expected(data.tokenizer, ["é"])
+    only = prepare(tmp_path / "test", {"test": TextSource(["x"])}, "byte", quiet=True)
+    assert only.splits == ("test",)
+
+
+def test_a_giant_document_gives_the_same_tokens_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = "\n".join(STORIES[:50])
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 64)
+    monkeypatch.setattr(text_module, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 200)
+    (tmp_path / "book.txt").write_text(book, encoding="utf-8")
+    data = prepare(tmp_path / "out", tmp_path / "book.txt", BPE, validation=0.0, quiet=True)
+    assert stored(data, "train") == expected(BPE, [book])
+    carved = prepare(tmp_path / "carved", tmp_path / "book.txt", BPE, validation=0.2, quiet=True)
+    assert carved.manifest.carving["train"]["rule"] == "tail"
+    both = carved.tokenizer.decode(stored(carved, "train")[:-1]) + carved.tokenizer.decode(stored(carved, "validation")[:-1])
+    assert both == book
+
+
+def test_text_that_spells_end_of_text_stays_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(f"a {EOT} b")
+    source = open_source(tmp_path / "a.txt", documents="file")
+    data = prepare(tmp_path / "out", source, BPE, validation=0.0, quiet=True)
+    assert stored(data, "train").count(BPE.eot_id) == 1
+
+
+def test_a_foreign_character_is_named_with_its_record(tmp_path: Path) -> None:
+    (tmp_path / "a.fasta").write_text(">good\nACGT\n>bad one\nACG\nTUA\n")
+    with pytest.raises(ValueError, match=r"a\.fasta, record bad: character 'U' at offset 4 \('ACGTUA'\) is outside .*'ACGTN'"):
+        prepare(tmp_path / "out", tmp_path / "a.fasta", "dna", validation=0.0, quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_offsets_count_from_the_documents_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: float) -> None:
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
+    with pytest.raises(ValueError, match=r"document 1: character 'U' at offset 90 "):
+        prepare(tmp_path / "out", TextSource(["ACGTA" * 18 + "UACGT"]), "dna", validation=validation, quiet=True)
+
+
+def test_an_existing_folder_is_safe(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    prepare(folder, TextSource(["first"]), BYTE, validation=0.0, quiet=True)
+    with pytest.raises(ValueError, match="exists already"):
+        prepare(folder, TextSource(["second"]), BYTE, validation=0.0, quiet=True)
+    data = prepare(folder, TextSource(["second"]), BYTE, validation=0.0, overwrite=True, quiet=True)
+    assert stored(data, "train") == expected(BYTE, ["second"])
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    with pytest.raises(ValueError, match="not a folder of prepared data"):
+        prepare(mine, TextSource(["x"]), BYTE, validation=0.0, overwrite=True, quiet=True)
+    with pytest.raises(ValueError, match="is a file"):
+        prepare(mine / "thesis.txt", TextSource(["x"]), BYTE, validation=0.0, overwrite=True, quiet=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
+
+
+def test_a_failure_leaves_nothing_and_the_old_folder_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "out"
+    prepare(folder, TextSource(["first"]), BYTE, validation=0.0, quiet=True)
+
+    def full_disk(self: Any, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards._HashedFile, "write", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(folder, TextSource(["second"]), BYTE, validation=0.0, overwrite=True, quiet=True)
+    assert stored(PreparedData.open(folder, verify=True), "train") == expected(BYTE, ["first"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_rename_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "out"
+    prepare(folder, TextSource(["first"]), BYTE, validation=0.0, quiet=True)
+    rename = os.rename
+
+    def refuse(source: Path, target: Path) -> None:
+        if source.name.endswith(".part"):
+            raise PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(PermissionError):
+        prepare(folder, TextSource(["second"]), BYTE, validation=0.0, overwrite=True, quiet=True)
+    assert stored(PreparedData.open(folder), "train") == expected(BYTE, ["first"])
+
+
+@pytest.mark.parametrize(
+    ("sources", "options", "message"),
+    [
+        (TextSource(["a"]), {"validation": 0.7}, "validation is 0.7; it is the fraction"),
+        (TextSource(["a"]), {"shard_tokens": 0}, "shard_tokens is 0"),
+        ({}, {}, "there is no source"),
+        ({"../up": TextSource(["a"])}, {}, r"split name '\.\./up' cannot be used"),
+        (TextSource([]), {"validation": 0.0}, "split 'train' came out empty"),
+        (TextSource(["same"] * 900), {}, "came out empty: .* copies of one another"),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, sources: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(tmp_path / "out", sources, BYTE, **{"quiet": True, **options})
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,153 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracformer.data import text as text_module
+from tracformer.data.choice import choose_tokenizer
+from tracformer.data.sources import TextSource, documents, open_source, open_sources
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def read(where: Any, **options: Any) -> list[str]:
+    return list(documents(open_source(where, **options)))
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_text(tmp_path: Path, end: str) -> None:
+    path = write(tmp_path / f"a.txt{end}", "one\n<|endoftext|>\ntwo\nlines\n")
+    assert read(path) == ["one", "two\nlines"]
+    assert read(path, documents="file") == ["one\n<|endoftext|>\ntwo\nlines\n"]
+    assert read(path, separator="two") == ["one\n<|endoftext|>", "lines"]
+    assert read(path, documents="line") == ["one", "<|endoftext|>", "two", "lines"]
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_jsonl(tmp_path: Path, end: str) -> None:
+    rows = [{"text": "one\ntwo", "n": 1}, {"text": "\u2028 three"}, {"text": " "}]
+    path = write(tmp_path / f"a.jsonl{end}", "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    assert read(path) == ["one\ntwo", "\u2028 three"]
+    other = write(tmp_path / "b.jsonl", '{"body": "x"}\n')
+    assert read(other, field="body") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": 3}', "line 2 has no text under 'text': it holds the keys 'text'"),
+        ('{"body": "x"}', "line 2 has no text under 'text': it holds the keys 'body'; name the right one with field="),
+        ("[1]", "line 2 has no text under 'text': it holds a list"),
+        ('{"text": "x"', "line 2 is not JSON"),
+        ('{"text": "\\ud800"}', "line 2 holds half of a surrogate pair"),
+    ],
+)
+def test_bad_jsonl(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "fine"}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_fasta(tmp_path: Path, end: str) -> None:
+    path = write(tmp_path / f"a.fasta{end}", "; comment\n\n>one first\nac-g\r\nT.n*\n>empty\n\n> \nGG A\n")
+    assert read(path) == ["ACGTN", "GGA"]
+    assert read(path, gaps="keep") == ["AC-GT-N", "GGA"]
+
+
+def test_a_long_fasta_record_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
+    path = write(tmp_path / "a.fa", ">chr1\n" + "ACGTACG\n" * 20 + ">chr2\nA\n")
+    pieces = list(open_source(path).pieces())
+    assert max(len(piece.text) for piece in pieces) < 20
+    assert read(path) == ["ACGTACG" * 20, "A"]
+    assert pieces[0].origin == f"{path}, record chr1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("ACGT\n>x\nA", "line 1 is 'ACGT'"), ("\n", "holds no FASTA record"), (">a\n\n>b\n", "no text")]
+)
+def test_bad_fasta(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(write(tmp_path / "a.fasta", text))
+
+
+@pytest.mark.parametrize("text", ["", " \n\n"])
+def test_an_empty_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"a\.txt: there is no text in it"):
+        read(write(tmp_path / "a.txt", text))
+
+
+def test_folders_globs_and_lists(tmp_path: Path) -> None:
+    write(tmp_path / "b.txt", "B")
+    write(tmp_path / "deep" / "a.txt.gz", "A")
+    write(tmp_path / "notes.md", "N")
+    assert read(tmp_path) == ["B", "A"]
+    assert read(str(tmp_path / "*.txt")) == ["B"]
+    assert read(str(tmp_path / "**" / "*.txt*")) == ["B", "A"]
+    assert read([tmp_path / "deep", tmp_path / "b.txt"]) == ["A", "B"]
+    assert read(tmp_path / "notes.md", format="text") == ["N"]
+    write(tmp_path / "c.jsonl", '{"text": "C"}')
+    with pytest.raises(ValueError, match=r"several formats \(jsonl, text\)"):
+        read(tmp_path)
+    assert read(tmp_path, format="jsonl") == ["C"]
+
+
+def test_places_without_data(tmp_path: Path) -> None:
+    write(tmp_path / "notes.md", "N")
+    with pytest.raises(ValueError, match="the name does not tell the format; say format=text, jsonl or fasta"):
+        open_source(tmp_path / "notes.md")
+    with pytest.raises(ValueError, match=r"holds no file that ends in \.txt"):
+        open_source(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder, nor a named data set \(wikitext2"):
+        open_source(tmp_path / "missing.txt")
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        open_source(str(tmp_path / "*.txt"))
+    with pytest.raises(ValueError, match="no file to read"):
+        open_source([])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "csv"}, "format is 'csv'; allowed: text, jsonl, fasta"),
+        ({"documents": "page"}, "documents is 'page'; allowed: separator, file, line"),
+        ({"gaps": "drop"}, "gaps is 'drop'; allowed: remove, keep"),
+        ({"separator": ""}, "separator is empty"),
+        ({"seperator": "x"}, "unknown options: seperator; known: documents, separator"),
+        ({"detokenize": "bert"}, "detokenize is 'bert'; allowed: wikitext"),
+    ],
+)
+def test_bad_options(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    path = write(tmp_path / "a.txt", "a")
+    with pytest.raises(ValueError, match=message):
+        open_source(path, **options)
+
+
+def test_detokenized_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", " = A = \n \n a @-@ b , c . \n \n = B = \n \n d \n")
+    assert read(path, documents="article", detokenize="wikitext") == ["= A =\n\na-b, c.\n\n", "= B =\n\nd\n"]
+
+
+def test_what_the_manifest_hears_about_files(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "abc")
+    source = open_sources(path)["train"]
+    assert source.describe()["files"] == [{"name": "a.txt", "bytes": 3}]
+    assert source.size() == 3
+    assert open_source(write(tmp_path / "a.txt.gz", "abc")).size() is None
+
+
+def test_a_tokeniser_is_chosen_by_kind_and_size(tmp_path: Path) -> None:
+    dna = write(tmp_path / "a.fasta", ">x\nAC-GT\n")
+    protein = write(tmp_path / "b.fasta", ">x\nMKV\n")
+    assert choose_tokenizer({"train": open_source(dna)}) == "dna"
+    assert choose_tokenizer({"train": open_source(dna, gaps="keep")}) == "dna-aligned"
+    assert choose_tokenizer({"train": open_source(protein)}) == "protein"
+    assert choose_tokenizer({"train": TextSource(["a little text"])}) == "byte"
+    assert choose_tokenizer({"test": open_source(write(tmp_path / "a.txt", "many words " * 20_000))}) == "bpe:1024"
