@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test soak lint bench clean
 
 help:
 	@echo "make demo    train a small model on generated text, then fill holes with it (about two minutes)"
 	@echo "make test    linters, type checker and tests"
+	@echo "make soak    the long tests: many kills, training against exact conditionals"
 	@echo "make bench   speed of the attentions and of a training step, against dense versions"
 	@echo "make clean   remove the virtual environment and caches"
 
@@ -25,6 +26,9 @@ demo: $(READY)
 test: lint
 	$(BIN)/python -m pytest
 
+soak: $(READY)
+	$(BIN)/python -m pytest -m soak
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,6 +36,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/loader.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

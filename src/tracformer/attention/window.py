@@ -103,7 +103,8 @@ class _WindowAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         split = 3 if ctx.run.extra else 0
-        inputs, kept = ctx.saved_tensors[:split], ctx.saved_tensors[split:]
+        saved = ctx.saved_tensors  # once: recomputation under a checkpoint allows no second look
+        inputs, kept = saved[:split], saved[split:]
         grads = [torch.empty_like(grad_out, memory_format=torch.contiguous_format) for _ in range(3)]
         for i, group in enumerate(_groups(grad_out.shape)):
             blocks = kept[KEPT * i : KEPT * (i + 1)]

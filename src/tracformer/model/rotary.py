@@ -25,7 +25,7 @@ def rotary_angles(positions: Tensor, head_size: int, base: float, dtype: torch.d
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """x (..., H, D) with the pair (x_i, x_{i+D/2}) turned by its angle."""
-    a, b = x.chunk(2, dim=-1)
+    """x (..., H, D) with the pair (x_i, x_{i+D/2}) turned by its angle; in the angles' precision, returned in x's."""
+    a, b = x.to(angles.cos.dtype).chunk(2, dim=-1)
     cos, sin = angles
-    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
+    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1).to(x.dtype)

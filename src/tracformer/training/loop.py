@@ -127,8 +127,9 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for number, group in enumerate(batch.micro, start=1):
-            with self._accumulating(last=number == len(batch.micro)), self._autocast():
-                nll = self.loss_of(group.to(self.ranks.device))
+            with self._accumulating(last=number == len(batch.micro)):
+                with self._autocast():
+                    nll = self.loss_of(group.to(self.ranks.device))
                 # Eqs. 7 and 8 over the targets of the global batch; ranks average their gradients, hence the factor
                 (nll * (self.ranks.world / count)).backward()
             total += float(nll.detach())

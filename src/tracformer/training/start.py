@@ -9,7 +9,7 @@ import torch
 
 from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, open_sources, prepare, require_same_tokenizer
 from tracformer.data.manifest import MANIFEST_FILE
-from tracformer.model import Tracformer, TracformerConfig
+from tracformer.model import Tracformer, TracformerConfig, storage
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.config import TrainConfig, from_dict, read_preset
 from tracformer.training.distributed import Ranks, join_ranks
@@ -26,6 +26,8 @@ def start(config: TrainConfig, chosen_preset: bool = True) -> Outcome:
     """Train as configured. Without a preset, model, schedule and batch follow the size of the data."""
     if not config.data.source:
         raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
+    if config.init:
+        storage.load_config(config.init)  # a folder without a model is told before anything is written
     with join_ranks(config.device) as ranks:
         say: Say = print if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
