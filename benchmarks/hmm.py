@@ -23,9 +23,21 @@ from tracformer.training.optimizer import build_optimizer, learning_rate
 
 CONTEXTS = "span:p=0.5,mean=6"
 LENGTH = 48
+STEPS = 800
 
 
-def train(model: Tracformer, chain: HiddenMarkov, objective: str, steps: int, batch: int, config: OptimizerConfig) -> None:
+def small_chain() -> HiddenMarkov:
+    return HiddenMarkov.random(states=6, symbols=12, seed=0)
+
+
+def small_model(chain: HiddenMarkov, mode: str) -> Tracformer:
+    return Tracformer(
+        TracformerConfig(vocab_size=chain.symbols, max_length=64, n_layer=6, n_head=2, d_model=64, n_max=8, init_std=0.08, modes=(mode,))
+    )
+
+
+def train(model: Tracformer, chain: HiddenMarkov, objective: str, steps: int = STEPS, batch: int = 32) -> None:
+    config = OptimizerConfig(lr=3e-3, warmup=50, weight_decay=0.01)
     questioner = Questioner(parse_objective(objective, CONTEXTS), seed=0)
     optimizer = build_optimizer(model.parameters(), config, fused=True)
     rng = np.random.default_rng(1)
@@ -64,20 +76,15 @@ def excess(model: Tracformer, chain: HiddenMarkov, mode: str, strategy: str, seq
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--modes", default="car,ac")
     arguments = parser.parse_args()
     keep_freed_memory()
-    chain = HiddenMarkov.random(states=6, symbols=12, seed=0)
+    chain = small_chain()
     for mode in arguments.modes.split(","):
         torch.manual_seed(0)
-        model = Tracformer(
-            TracformerConfig(
-                vocab_size=chain.symbols, max_length=64, n_layer=6, n_head=2, d_model=64, n_max=8, init_std=0.08, modes=(mode,)
-            )
-        )
-        config = OptimizerConfig(lr=3e-3, warmup=50, weight_decay=0.01)
-        train(model, chain, mode, arguments.steps, 32, config)
+        model = small_model(chain, mode)
+        train(model, chain, mode, arguments.steps)
         print(f"{mode}, {model.num_parameters() / 1e6:.1f}M parameters, {arguments.steps} steps of 32 x {LENGTH}:")
         for strategy in (CONTEXTS, "span:p=0.2,mean=6", "span:p=0.8,mean=6", "span:p=0.5,mean=2", "[0.25,0.75]"):
             ours, true = excess(model, chain, mode, strategy)

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from tracformer.attention import implementations
 from tracformer.contexts import parse as parse_strategy
 from tracformer.model.config import MODES, PRESETS, TracformerConfig
 from tracformer.objectives import parse_objective
@@ -72,6 +73,7 @@ class TrainConfig:
     length: int = 0  # tokens of a row; 0: the model's max_length
     seed: int = 0
     precision: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
+    attention: str = "auto"  # auto: native on the CPU, blocked elsewhere
     compile: bool = False
     checkpoint_activations: bool = False
     ema: float = 0.0  # decay of averaged weights; 0: none
@@ -91,6 +93,9 @@ class TrainConfig:
         _require(self.length >= 0, "length", self.length, "zero or more")
         _require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         _require(self.parallel in PARALLEL, "parallel", self.parallel, f"one of {', '.join(PARALLEL)}")
+        _require(
+            self.attention in ("auto", *implementations()), "attention", self.attention, f"auto or one of {', '.join(implementations())}"
+        )
         _require(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
         _require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be the one a crash cut short")
         for name in ("log_every", "eval_every", "eval_sequences", "save_every"):

@@ -103,8 +103,9 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
 
 def _build_model(config: TrainConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say) -> Tracformer:
     torch.manual_seed(config.seed)
+    attention = config.attention if config.attention != "auto" else "native" if ranks.device.type == "cpu" else "blocked"
     if not config.init:
-        return Tracformer(config.model_config(tokenizer.vocab_size))
+        return Tracformer(config.model_config(tokenizer.vocab_size), attention)
     folder = Path(config.init)
     old = Tracformer.from_pretrained(folder)
     old_tokenizer = load_tokenizer(folder)
@@ -114,33 +115,26 @@ def _build_model(config: TrainConfig, tokenizer: Tokenizer, ranks: Ranks, say: S
     for key, value in config.model.items():
         if key not in ("preset", "dropout") and value != shape[key]:
             raise ValueError(f"model.{key} is {value!r}, but init={config.init} fixes it at {shape[key]!r}; leave it out")
+    known = {token: i for i, token in enumerate(old_tokenizer.tokens())}
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
-        model = Tracformer(TracformerConfig.from_dict(shape))
-        model.load_state_dict(old.state_dict())
-    else:
-        if not extends(tokenizer, old_tokenizer):
-            require_same_tokenizer(tokenizer, old_tokenizer)
-        model = grow_vocabulary(old, TracformerConfig.from_dict(shape))
+        origins = list(range(tokenizer.vocab_size))
+    elif known.keys() <= set(tokenizer.tokens()):
+        origins = [known.get(token, -1) for token in tokenizer.tokens()]
         say(f"vocabulary grown from {old.config.vocab_size} to {tokenizer.vocab_size} tokens")
+    else:
+        require_same_tokenizer(tokenizer, old_tokenizer)
+    model = Tracformer(TracformerConfig.from_dict(shape), attention)
+    model.load_state_dict(grown_weights(old, origins))
     say(f"starting from {config.init}")
     return model
 
 
-def extends(new: Tokenizer, old: Tokenizer) -> bool:
-    """Does every id of the old tokeniser mean the same in the new one?"""
-    return new.vocab_size >= old.vocab_size and new.tokens()[: old.vocab_size] == old.tokens()
-
-
-def grow_vocabulary(old: Tracformer, config: TracformerConfig) -> Tracformer:
-    """The old weights under a larger vocabulary: old rows keep their ids, the mask stays last, new rows start at the old rows' mean."""
-    model = Tracformer(config)
+def grown_weights(old: Tracformer, origins: list[int]) -> dict[str, torch.Tensor]:
+    """The old weights under another vocabulary: row i is old row `origins[i]`, or the old rows' mean for -1; the mask stays last."""
     weights = old.state_dict()
-    embedding = weights["embedding.weight"]
-    rows, mask = embedding[:-1], embedding[-1:]
-    fresh = rows.mean(0, keepdim=True).expand(config.vocab_size - old.config.vocab_size, -1)
-    weights["embedding.weight"] = torch.cat((rows, fresh, mask))
-    model.load_state_dict(weights)
-    return model
+    rows, mask = weights["embedding.weight"][:-1], weights["embedding.weight"][-1:]
+    candidates = torch.cat((rows, rows.mean(0, keepdim=True)))  # -1 picks the mean
+    return {**weights, "embedding.weight": torch.cat((candidates[origins], mask))}
 
 
 def _can_validate(data: PreparedData, config: TrainConfig) -> bool:
