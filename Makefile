@@ -23,11 +23,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/agreement.py
 
+# One thread a process: the tests' models are tiny, and some tests run several processes.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 soak: $(READY)
-	$(BIN)/python -m pytest -m soak
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -82,23 +82,26 @@ def exponent(lengths: list[int], times: list[float]) -> float:
 def bench_encoder(lengths: list[int], dense_up_to: int) -> None:
     print(f"\nEncoder attention, forward + backward, {HEADS} heads of {SIZE}, n_max {N_MAX}, one sequence, summed over L = log2(T) layers.")
     print("A dense layer costs the same whatever its mask: one is timed and multiplied by L.\n")
-    print(f"{'T':>6} {'L':>3} {'blocked':>11} {'dense mask':>11} {'causal':>11} {'mask/blocked':>13} {'causal/blocked':>15}")
-    blocked, per_layer = build_attention("blocked"), []
+    print(f"{'T':>6} {'L':>3} {'native':>11} {'blocked':>11} {'dense mask':>11} {'causal':>11} ", end="")
+    print(f"{'mask/blocked':>13} {'causal/blocked':>15} {'causal/native':>14}")
+    blocked, native, per_layer = build_attention("blocked"), build_attention("native"), []
     for T in lengths:
         L = T.bit_length() - 1
         q, k, v = random_heads(1, T)
         layout = Layout(torch.tensor([T]), T, 1, torch.arange(T))
         all_offsets = [geometry.encoder_offsets(layer, N_MAX) for layer in range(1, L + 1)]
         ours = sum(least_time(forward_backward(lambda *x, o=o, at=layout: blocked.encode(*x, o, at), q, k, v)) for o in all_offsets)
+        compiled = sum(least_time(forward_backward(lambda *x, o=o, at=layout: native.encode(*x, o, at), q, k, v)) for o in all_offsets)
         per_layer.append(ours / L)
         causal = L * least_time(forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v), 2 if T <= 4096 else 1)
-        row = f"{T:>6} {L:>3} {ours * 1e3:>8.1f} ms "
+        row = f"{T:>6} {L:>3} {compiled * 1e3:>8.1f} ms {ours * 1e3:>8.1f} ms "
+        ratios = f"{causal / ours:>15.1f} {causal / compiled:>14.1f}"
         if T <= dense_up_to:
             mask = masks.prefix_encoder_mask(T, all_offsets[-1])
             dense = L * least_time(forward_backward(lambda *x, m=mask: attend(*x, m), q, k, v), 2)
-            print(row + f"{dense * 1e3:>8.0f} ms {causal * 1e3:>8.0f} ms {dense / ours:>13.1f} {causal / ours:>15.1f}", flush=True)
+            print(row + f"{dense * 1e3:>8.0f} ms {causal * 1e3:>8.0f} ms {dense / ours:>13.1f} {ratios}", flush=True)
         else:
-            print(row + f"{'-':>11} {causal * 1e3:>8.0f} ms {'-':>13} {causal / ours:>15.1f}", flush=True)
+            print(row + f"{'-':>11} {causal * 1e3:>8.0f} ms {'-':>13} {ratios}", flush=True)
     sums = [t * (T.bit_length() - 1) for T, t in zip(lengths, per_layer, strict=True)]
     print(f"\nGrowth exponent in T of blocked: {exponent(lengths, per_layer):.2f} per layer;", end=" ")
     print(f"{exponent(lengths, sums):.2f} for the sum, whose number of layers grows with T.")
@@ -108,18 +111,22 @@ def bench_decoder(lengths: list[int]) -> None:
     print(
         "\nDecoder attention, forward + backward, prefix and suffix in one softmax, every position a query; ratio to dense causal SDPA.\n"
     )
-    blocked = build_attention("blocked")
     for T in lengths:
         q, k, v = random_heads(1, T)
         causal = least_time(forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v))
         rows = torch.randn(T, HEADS, SIZE, requires_grad=True)
         keys, values = random_heads(2, T, 2)
         layout = Layout(torch.tensor([T]), T, 2, torch.arange(T))
-        cells = []
-        for stride in [2**j for j in range(1, T.bit_length())]:
-            ours = least_time(forward_backward(lambda *x, s=stride, at=layout: blocked.decode(*x, s, at), rows, keys, values))
-            cells.append(f"s={stride}: {ours / causal:.2f}")
-        print(f"T={T}, causal {causal * 1e3:.0f} ms.  " + "  ".join(cells), flush=True)
+        strides = [2**j for j in range(1, T.bit_length())]
+        print(f"T={T}, causal {causal * 1e3:.0f} ms.", flush=True)
+        for name in ("blocked", "native"):
+            decode = build_attention(name).decode
+            times = [
+                least_time(forward_backward(lambda *x, s=s, at=layout, f=decode: f(*x, s, at), rows, keys, values)) / causal
+                for s in strides
+            ]
+            cells = (f"s={s}: {ratio:.2f}" for s, ratio in zip(strides, times, strict=True))
+            print(f"  {name:>7}  sum {sum(times):.2f}  " + "  ".join(cells), flush=True)
 
 
 def resident_peak() -> int:
@@ -128,37 +135,43 @@ def resident_peak() -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def peak_megabytes(kind: str, T: int) -> float:
-    """Growth of this process's resident size over one forward and backward: call it in a fresh process."""
+def forward_backward_once(kind: str, T: int) -> Callable[[], object]:
+    """One layer of `kind`, over inputs that are there already."""
     q, k, v = random_heads(1, T)
     rows = torch.randn(T, HEADS, SIZE, requires_grad=True)
     keys, values = random_heads(2, T, 2)
     layout = Layout(torch.tensor([T]), T, 2, torch.arange(T))
-    blocked = build_attention("blocked")
+    if kind == "causal":
+        return lambda: forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v)()
+    part, name = kind.split()
+    attention = build_attention(name)
     offsets = geometry.encoder_offsets(T.bit_length() - 1, N_MAX)
-    runs: dict[str, Callable[[], object]] = {
-        "causal": lambda: forward_backward(lambda *x: attend(*x, None, causal=True), q, k, v)(),
-        "decoder": lambda: forward_backward(lambda *x: blocked.decode(*x, 2, layout), rows, keys, values)(),
-        "encoder": lambda: forward_backward(lambda *x: blocked.encode(*x, offsets, layout), q, k, v)(),
-    }
-    warm_up = torch.randn(256, 256)
-    (warm_up @ warm_up).sum()
+    if part == "decoder":
+        return lambda: forward_backward(lambda *x: attention.decode(*x, 2, layout), rows, keys, values)()
+    return lambda: forward_backward(lambda *x: attention.encode(*x, offsets, layout), q, k, v)()
+
+
+def peak_megabytes(kind: str, T: int) -> float:
+    """Growth of this process's resident size over one forward and backward: call it in a fresh process."""
+    forward_backward_once(kind, 64)()  # code and threads are there
+    run = forward_backward_once(kind, T)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident_peak()
-    runs[kind]()
+    run()
     return (resident_peak() - before) / 1024
 
 
 def bench_memory(lengths: list[int]) -> None:
-    print("\nPeak memory of forward + backward of one layer, beyond its inputs (MB; fresh process each).\n")
-    print(f"{'T':>6} {'causal SDPA':>12} {'decoder s=2':>12} {'encoder, widest':>16}")
+    print("\nPeak memory of forward + backward of one layer, beyond its inputs (MB; fresh process each): decoder at s=2, widest encoder.\n")
+    kinds = ("causal", "decoder blocked", "decoder native", "encoder blocked", "encoder native")
+    print(f"{'T':>6} " + " ".join(f"{kind:>15}" for kind in kinds))
     spawn = multiprocessing.get_context("spawn")
     for T in lengths:
         cells = []
-        for kind in ("causal", "decoder", "encoder"):
+        for kind in kinds:
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
                 cells.append(pool.submit(peak_megabytes, kind, T).result())
-        print(f"{T:>6} {cells[0]:>12.0f} {cells[1]:>12.0f} {cells[2]:>16.0f}", flush=True)
+        print(f"{T:>6} " + " ".join(f"{cell:>15.0f}" for cell in cells), flush=True)
 
 
 def bench_training_step(batch: int) -> None:
@@ -168,12 +181,13 @@ def bench_training_step(batch: int) -> None:
     tokens = torch.randint(config.vocab_size, (batch, T))
     context = torch.rand(batch, T) < 0.5
     times = {}
-    for attention in ("blocked", "dense-masks"):
+    for attention in ("native", "blocked", "dense-masks"):
         torch.manual_seed(0)
         model = Tracformer(config, attention)
         times[attention] = least_time(lambda m=model: m.loss(tokens, context).backward(), 3)  # type: ignore[misc]
         print(f"{attention:>12}: {times[attention]:.2f} s, {batch * T / times[attention]:.0f} tokens/s", flush=True)
-    print(f"blocked is {times['dense-masks'] / times['blocked']:.1f} times faster.")
+    print(f"Against dense masks, blocked is {times['dense-masks'] / times['blocked']:.1f} times faster,", end=" ")
+    print(f"native {times['dense-masks'] / times['native']:.1f} times.")
 
 
 def main() -> None:

@@ -23,11 +23,12 @@ from tracformer.training.optimizer import build_optimizer, learning_rate
 
 CONTEXTS = "span:p=0.5,mean=6"
 LENGTH = 48
-STEPS = 800
+STEPS = 1200
 
 
 def small_chain() -> HiddenMarkov:
-    return HiddenMarkov.random(states=6, symbols=12, seed=0)
+    """Far from its own letter frequencies: 2.32 nats a symbol without a context, 1.79 with one like those in training."""
+    return HiddenMarkov.random(states=8, symbols=16, seed=2, sharpness=0.1)
 
 
 def small_model(chain: HiddenMarkov, mode: str) -> Tracformer:

@@ -45,5 +45,12 @@ def implementations() -> tuple[str, ...]:
     return tuple(sorted(_implementations))
 
 
+def _native() -> Attention:
+    from tracformer.attention.native import Native  # only who asks for compiled code looks for it
+
+    return Native()
+
+
 register("reference", Reference)
 register("blocked", Blocked)
+register("native", _native)

@@ -1,0 +1,97 @@
+"""Compiles the C++ beside this file at first use, and keeps the result in the user's cache folder.
+
+The file's name is a hash of everything that the machine code depends on: source, flags, PyTorch, compiler, processor. It appears under that
+name only when whole, so that processes which build at the same time do no harm.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).parent
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi")
+COMPILERS = ("c++", "g++", "clang++")
+
+log = logging.getLogger("tracformer")
+_lock = threading.Lock()
+_loaded: bool | None = None
+
+
+class BuildError(Exception):
+    """Why there is no native code, in one line."""
+
+
+def available() -> bool:
+    """Whether the operations `torch.ops.tracformer.*` are there; the first call of a process builds and loads them."""
+    return load() if _loaded is None else _loaded
+
+
+def load() -> bool:
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            try:
+                torch.ops.load_library(str(library()))
+                _loaded = True
+            except (BuildError, OSError, RuntimeError) as error:
+                log.warning("native attention is not available, blocked does its work: %s", error)
+                _loaded = False
+        return _loaded
+
+
+def library() -> Path:
+    """The compiled library, from the cache or built now."""
+    compiler = find_compiler()
+    sources = sorted(path for path in SOURCE.iterdir() if path.suffix in (".cpp", ".h"))
+    digest = hashlib.sha256("\0".join((*FLAGS, torch.__version__, target(compiler))).encode())
+    for path in sources:
+        digest.update(path.name.encode() + path.read_bytes())
+    built = cache_folder() / f"attention-{digest.hexdigest()[:24]}.so"
+    if not built.exists():
+        compile_to(built, compiler, [path for path in sources if path.suffix == ".cpp"])
+    return built
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracformer"
+
+
+def find_compiler() -> str:
+    named = os.environ.get("CXX")
+    for candidate in (named,) if named else COMPILERS:
+        found = shutil.which(candidate)
+        if found:
+            return found
+    raise BuildError(f"no C++ compiler ({named or ', '.join(COMPILERS)})")
+
+
+def target(compiler: str) -> str:
+    """The compiler's predefined macros: its version, and what this processor can do."""
+    return run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
+
+
+def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
+    log.info("compiling native attention, once, to %s", built)
+    torch_folder = Path(torch.__file__).parent
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    linked = (f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu")
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as folder:
+        result = Path(folder) / built.name
+        run(compiler, *FLAGS, abi, "-isystem", str(torch_folder / "include"), *map(str, sources), "-o", str(result), *linked)
+        result.replace(built)
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        first_error = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
+        raise BuildError(f"{Path(command[0]).name}: {first_error.strip()}")
+    return done.stdout
