@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(yaml.safe_dump({**config.to_dict(), "eval_contexts": list(config.eval_contexts)}, sort_keys=False), end="")
         return 0
 
+    from tracformer.cli.main import MISTAKES
     from tracformer.runtime import keep_freed_memory
     from tracformer.training.loop import TrainingError
     from tracformer.training.start import start
@@ -47,5 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = start(config, chosen_preset=bool(presets))
     except TrainingError as stopped:
         print(f"tracformer train: {stopped}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if isinstance(error, MISTAKES):
+            raise
+        print(f"tracformer train: {error}. What was saved before is whole; the same command goes on from there.", file=sys.stderr)
         return 1
     return 128 + outcome.signal if outcome.signal is not None else 0

@@ -23,9 +23,17 @@ def save(folder: str | PathLike[str], config: TracformerConfig, weights: Mapping
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
-    write_atomically(path / WEIGHTS_FILE, lambda part: save_file(tensors, part, metadata={"format": "pt"}))
+    write_atomically(path / WEIGHTS_FILE, lambda part: save_tensors(tensors, part))
     document = json.dumps({"model_type": MODEL_TYPE, **config.to_dict()}, indent=2) + "\n"
     write_atomically(path / CONFIG_FILE, document)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file; a disk that cannot take it is an OSError, as for any other file."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path.name} could not be written: {error}") from error
 
 
 def load_config(folder: str | PathLike[str]) -> TracformerConfig:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from tracformer.files import flush, sha256_of
+from tracformer.model.storage import save_tensors
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -80,7 +80,7 @@ class Writer:
         """`kind` is weights, optimizer or ema."""
         stem = f"{kind}-{rank:05d}-of-{world:05d}"
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.tensors.items()}
-        save_file(tensors, self.part / f"{stem}.safetensors", metadata={"format": "pt"})
+        save_tensors(tensors, self.part / f"{stem}.safetensors")
         rows = {name: {"shape": r.shape, "start": r.start, "stop": r.stop} for name, r in shard.rows.items()}
         (self.part / f"{stem}.index.json").write_text(json.dumps(rows))
 
