@@ -26,7 +26,8 @@ def conditional_perplexity(
 ) -> float:
     """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`."""
     sequences = min(sequences, len(rows))
-    mine = ranks.share(0, sequences - sequences % ranks.world if sequences > ranks.world else sequences)  # equal shares
+    # Equal shares, so that sharded ranks call the model equally often; too few to share are done by every rank.
+    mine = ranks.share(0, sequences - sequences % ranks.world) if sequences >= ranks.world else range(sequences)
     total, count = 0.0, 0
     for start in range(mine.start, mine.stop, batch):
         numbers = np.arange(start, min(start + batch, mine.stop))
