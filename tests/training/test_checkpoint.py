@@ -27,10 +27,7 @@ def write(folder: Path, step: int, tensors: dict[str, torch.Tensor] = TENSORS, w
 def test_whatever_number_of_ranks_wrote_it_any_number_can_read_it(tmp_path: Path, world: int) -> None:
     reader = ckpt.Reader(write(tmp_path, 3, world=world))
     assert reader.state["step"] == 3
-    loaded = reader.load("weights")
-    assert loaded.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
-        assert torch.equal(loaded[name], tensor)
         for start in range(len(tensor) + 1):
             for stop in range(start, len(tensor) + 1):
                 assert torch.equal(reader.rows("weights", name, start, stop), tensor[start:stop])
@@ -85,7 +82,7 @@ def test_unfinished_writing_is_never_seen(tmp_path: Path) -> None:
     older = write(tmp_path, 1)
     writer = ckpt.Writer(tmp_path, 2)
     writer.begin()
-    writer.write_shard("weights", ckpt.whole(TENSORS))
+    writer.write_shard("weights", ckpt.Shard(TENSORS, {}))
     assert ckpt.newest_whole(tmp_path) == (older, [])
     ckpt.prune(tmp_path, keep=2)
     assert [entry.name for entry in tmp_path.iterdir()] == [older.name]

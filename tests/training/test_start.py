@@ -1,3 +1,4 @@
+import json
 import random
 from pathlib import Path
 
@@ -46,3 +47,11 @@ def test_run_folders_are_named_after_the_data() -> None:
 
 def test_defaults_are_valid() -> None:
     assert TrainConfig().steps == 0
+
+
+def test_words_stay_under_the_preset_that_fits_the_data(tmp_path: Path) -> None:
+    """Also a word that repeats a default: 6e-4 was asked for, though the preset says otherwise."""
+    (tmp_path / "a.txt").write_text("some text " * 300)
+    words = [f"data={tmp_path / 'a.txt'}", f"run={tmp_path / 'run'}", *SMALL, "steps=1", "optimizer.lr=6e-4"]
+    start(load_config(words), lambda name: load_config(words, name))
+    assert json.loads((tmp_path / "run" / "train.json").read_text())["optimizer"]["lr"] == 6e-4

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tracformer.precision import wide
+
 CHUNK = 128  # queries at a time in the plain version
 
 
@@ -74,7 +76,7 @@ class _Chunks:
         self.nothing = q.new_zeros(())
         self.scale = q.shape[-1] ** -0.5
         self.size = min(self.n, CHUNK)
-        self.dtype = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype
+        self.dtype = wide(q.dtype)
         above = torch.ones(self.size, self.size, dtype=torch.bool, device=q.device).triu_(1)
         self.bias = torch.zeros_like(above, dtype=self.dtype).masked_fill_(above, -torch.inf)
 

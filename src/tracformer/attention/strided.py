@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tracformer.attention.causal import causal_attention, causal_attention_backward
+from tracformer.precision import wide
 
 ALL_HEADS = 2**22  # elements of k up to which all heads are taken at once
 
@@ -61,7 +62,7 @@ class _Classes:
 class _StridedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=_accumulate(q.dtype))
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
         for heads in _head_groups(k.shape):
             out[:, heads], lse[:, heads] = _forward(q[:, heads], k[:, :, heads], v[:, :, heads], stride, slots)
         ctx.stride = stride
@@ -110,8 +111,3 @@ def _backward(
     parts = [classes.gather(grads[0], r).masked_fill_(empty[:, None, None], 0.0) for r, empty in enumerate(classes.empty)]
     grad_q = parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
     return grad_q, classes.unsplit(grads[1]), classes.unsplit(grads[2])
-
-
-def _accumulate(dtype: torch.dtype) -> torch.dtype:
-    """What the logsumexp of such scores is kept in."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from tracformer.geometry import Run
+from tracformer.precision import wide
 
 MIN_BLOCK = 16  # smaller products run far below the machine's matmul rate
 GROUP = 2**19  # elements of q worked on at once
@@ -138,7 +139,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, run: Run, out: Tensor) -> tuple[Te
         for e, offset in enumerate(run.extra):
             extra[:, offset:, :, e] = (q[:, offset:] * k[:, :-offset]).sum(-1).mul_(scale)
         scores = torch.cat((scores, cut.cut(extra, fill=-torch.inf)), dim=-1)
-    weights = torch.softmax(scores, dim=-1, dtype=_accumulate(q.dtype)).to(q.dtype)  # (N, c, keys + E)
+    weights = torch.softmax(scores, dim=-1, dtype=wide(q.dtype)).to(q.dtype)  # (N, c, keys + E)
     cut.join(torch.bmm(weights[:, :, : cut.keys], cut.with_previous(vb)), into=out)
     if run.extra:
         shares = torch.empty_like(extra)
@@ -177,8 +178,3 @@ def _backward(
             grad_q[:, offset:].addcmul_(slope, k[:, :-offset])
             grad_k[:, :-offset].addcmul_(slope, q[:, offset:])
             grad_v[:, :-offset].addcmul_(share, grad_out[:, offset:])
-
-
-def _accumulate(dtype: torch.dtype) -> torch.dtype:
-    """Softmax sums of half-precision scores are taken in float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

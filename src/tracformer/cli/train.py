@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     keep_freed_memory()
     try:
-        outcome = start(config, chosen_preset=bool(presets))
+        outcome = start(config, None if presets else lambda name: configs.load_config(changes, name))
     except TrainingError as stopped:
         print(f"tracformer train: {stopped}", file=sys.stderr)
         return 1

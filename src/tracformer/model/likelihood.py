@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tracformer.precision import wide
+
 LOGITS_AT_ONCE = 2**24  # elements: 64 MiB in float32
 
 
@@ -25,8 +27,7 @@ def token_log_probs(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tenso
 
 def _log_probs(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
     logits = hidden @ embedding.T
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
+    logits = logits.to(wide(logits.dtype))
     return logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=1)
 
 
@@ -42,14 +43,14 @@ class _WeightedNLL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        wide = torch.float32 if hidden.dtype in (torch.float16, torch.bfloat16) else hidden.dtype
-        total = torch.zeros((), dtype=wide, device=hidden.device)
+        summed = wide(hidden.dtype)
+        total = torch.zeros((), dtype=summed, device=hidden.device)
         wants_grad = any(ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if wants_grad else None
-        grad_embedding = torch.zeros_like(embedding, dtype=wide) if wants_grad else None
+        grad_embedding = torch.zeros_like(embedding, dtype=summed) if wants_grad else None
         for rows in row_chunks(len(hidden), len(embedding)):
-            logits = (hidden[rows] @ embedding.T).to(wide)
-            weight = weights[rows, None].to(wide)
+            logits = (hidden[rows] @ embedding.T).to(summed)
+            weight = weights[rows, None].to(summed)
             lse = torch.logsumexp(logits, dim=1, keepdim=True)
             picked = logits.gather(1, targets[rows, None])
             total += (weight * (lse - picked)).sum()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from tracformer.files import flush, sha256_of
@@ -31,7 +31,7 @@ class DamagedCheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Rows:
-    """A rank's part of a tensor: rows start..stop of a tensor of shape `shape`; a scalar counts as one row."""
+    """A rank's part of a tensor: rows start..stop of a tensor of shape `shape`."""
 
     shape: tuple[int, ...]
     start: int
@@ -44,11 +44,6 @@ class Shard:
 
     tensors: dict[str, Tensor]
     rows: dict[str, Rows]
-
-
-def whole(tensors: Mapping[str, Tensor]) -> Shard:
-    """The shard of a single writer."""
-    return Shard(dict(tensors), {name: Rows(tuple(t.shape), 0, t.shape[0] if t.dim() else 1) for name, t in tensors.items()})
 
 
 def folder_name(step: int) -> str:
@@ -152,41 +147,22 @@ class Reader:
         if self.state["format"] != FORMAT:
             raise DamagedCheckpointError(f"{path.name} has format {self.state['format']}; this version reads {FORMAT}")
 
-    def names(self, kind: str) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(row["shape"]) for index in self._indices(kind).values() for name, row in index.items()}
-
     def has(self, kind: str) -> bool:
         return bool(self._indices(kind))
 
-    def rows(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+    def rows(self, kind: str, name: str, start: int, stop: int) -> Tensor:
         """Rows start..stop of a tensor, gathered from the files that hold them."""
-        pieces: list[tuple[int, Tensor]] = []
-        shape: tuple[int, ...] | None = None
-        for file, index in self._indices(kind).items():
-            if name not in index:
-                continue
-            entry = index[name]
-            shape = tuple(entry["shape"])
-            end = (shape[0] if shape else 1) if stop is None else stop
-            low, high = max(start, entry["start"]), min(end, entry["stop"])
-            if low < high or (not shape and not pieces):
+        pieces: list[Tensor] = []
+        for file, index in self._indices(kind).items():  # in the order of ranks, which is the order of rows
+            if name in index:
+                first, last = index[name]["start"], index[name]["stop"]
+                low = min(max(start, first), last)
+                high = max(low, min(stop, last))
                 with safe_open(self.path / file, framework="pt") as tensors:
-                    piece = tensors.get_tensor(name) if not shape else tensors.get_slice(name)[low - entry["start"] : high - entry["start"]]
-                pieces.append((low, piece))
-        if shape is None:
-            raise DamagedCheckpointError(f"{self.path.name} holds no {kind} tensor {name}")
-        if not shape:
-            return pieces[0][1]
+                    pieces.append(tensors.get_slice(name)[low - first : high - first])
         if not pieces:
-            with safe_open(self.path / file, framework="pt") as tensors:
-                return tensors.get_slice(name)[0:0]
-        return torch.cat([piece for _, piece in sorted(pieces, key=lambda item: item[0])])
-
-    def load(self, kind: str) -> dict[str, Tensor]:
-        try:
-            return {name: self.rows(kind, name) for name in self.names(kind)}
-        except SafetensorError as error:
-            raise DamagedCheckpointError(f"{self.path.name}: {error}") from error
+            raise DamagedCheckpointError(f"{self.path.name} holds no {kind} tensor {name}")
+        return torch.cat(pieces)
 
     def _indices(self, kind: str) -> dict[str, dict[str, Any]]:
         indices = sorted(self.path.glob(f"{kind}-*.index.json"))

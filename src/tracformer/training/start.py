@@ -11,7 +11,7 @@ from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, o
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.model import Tracformer, TracformerConfig, storage
 from tracformer.training.checkpoint import list_checkpoints
-from tracformer.training.config import TrainConfig, from_dict, read_preset
+from tracformer.training.config import TrainConfig
 from tracformer.training.distributed import Ranks, join_ranks
 from tracformer.training.loop import Outcome, Trainer
 
@@ -22,8 +22,8 @@ MOST_STEPS, LEAST_STEPS = 5000, 200
 Say = Callable[[str], None]
 
 
-def start(config: TrainConfig, chosen_preset: bool = True) -> Outcome:
-    """Train as configured. Without a preset, model, schedule and batch follow the size of the data."""
+def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None = None) -> Outcome:
+    """Train as configured. `under_preset`, where the user named no preset, gives the same wishes under the one that fits the data."""
     if not config.data.source:
         raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
     if config.init:
@@ -32,8 +32,8 @@ def start(config: TrainConfig, chosen_preset: bool = True) -> Outcome:
         say: Say = print if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
         data = _open_data(config, ranks, say)
-        if not chosen_preset and not config.init:
-            config = fit_to_data(config, data, say)
+        if under_preset is not None and not config.init:
+            config = dataclasses.replace(under_preset(fitting_preset(data, say)), run=config.run)
         model = _build_model(config, data.tokenizer, ranks, say)
         config = dataclasses.replace(config, length=config.length or model.config.max_length)
         if config.length > model.config.max_length:
@@ -64,19 +64,12 @@ def default_run(config: TrainConfig) -> str:
     return str(Path("runs") / (name.split(".")[0] or "run"))
 
 
-def fit_to_data(config: TrainConfig, data: PreparedData, say: Say) -> TrainConfig:
-    """The tiny or the laptop preset, by the number of tokens; what the user set stays."""
+def fitting_preset(data: PreparedData, say: Say) -> str:
+    """The tiny or the laptop preset, by the number of tokens."""
     tokens = data.manifest.splits["train"].tokens
     name = "tiny" if tokens < SMALL else "laptop"
-    values, defaults = config.to_dict(), TrainConfig().to_dict()
-    changed = {key: value for key, value in values.items() if value != defaults[key]}
-    merged = {**read_preset(name), **changed}
-    for group in ("optimizer", "model"):
-        inner = changed.get(group, {})
-        kept = {key: value for key, value in inner.items() if group == "model" or value != defaults[group][key]}
-        merged[group] = {**read_preset(name).get(group, {}), **kept}
     say(f"preset: {name} ({tokens:,} training tokens); `tracformer train --presets` lists others")
-    return from_dict(merged)
+    return name
 
 
 def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
