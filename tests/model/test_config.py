@@ -83,7 +83,7 @@ CONTEXT = torch.zeros(2, 4, dtype=torch.bool)
         ({"tokens": TOKENS[:, :0]}, r"shape \(2, 0\): an empty batch"),
         ({"context": CONTEXT[:, :3]}, r"context is bool of shape \(2, 3\).*shape \(2, 4\)"),
         ({"context": CONTEXT.long()}, r"context is int64"),
-        ({"mode": "mlm"}, "mode is 'mlm'; allowed: car, ac, ar"),
+        ({"mode": "mlm"}, "mode is 'mlm'; allowed for tracformer: car, ac, ar"),
         ({"lengths": torch.tensor([4, 5])}, r"lengths range from 4 to 5; each must lie in 1\.\.4"),
         ({"lengths": torch.tensor([0, 4])}, "lengths range from 0 to 4"),
         ({"lengths": torch.tensor([4])}, r"lengths is int64 of shape \(1,\)"),

@@ -1,6 +1,7 @@
 """The model: configuration, encoders, decoder, likelihood, and its folder on disk."""
 
-from tracformer.model.config import MODES, PRESETS, TracformerConfig
+from tracformer.model.base import ConditionalModel
+from tracformer.model.config import MODES, PRESETS, ModelConfig, TracformerConfig
 from tracformer.model.tracformer import Tracformer
 
-__all__ = ["MODES", "PRESETS", "Tracformer", "TracformerConfig"]
+__all__ = ["MODES", "PRESETS", "ConditionalModel", "ModelConfig", "Tracformer", "TracformerConfig"]

@@ -3,14 +3,12 @@
 import torch
 from torch import Tensor
 
-from tracformer.model.config import MODES, TracformerConfig
+from tracformer.model.config import ModelConfig
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def check_batch(
-    config: TracformerConfig, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool = False
-) -> Tensor:
+def check_batch(config: ModelConfig, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool = False) -> Tensor:
     """The batch's true lengths (B,), or a ValueError."""
     check_mode(config, mode, insist)
     if tokens.dim() != 2 or tokens.dtype not in INTEGERS:
@@ -42,9 +40,9 @@ def check_batch(
     return lengths
 
 
-def check_mode(config: TracformerConfig, mode: str, insist: bool = False) -> None:
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; allowed: {', '.join(MODES)}")
+def check_mode(config: ModelConfig, mode: str, insist: bool = False) -> None:
+    if mode not in config.possible_modes:
+        raise ValueError(f"mode is {mode!r}; allowed for {config.model_type}: {', '.join(config.possible_modes)}")
     if mode not in config.modes and not insist:
         raise ValueError(
             f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; pass insist=True to run it all the same"

@@ -1,21 +1,92 @@
 """The configuration: a handful of numbers, checked once, and the named presets."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tracformer.geometry import KEY_SETS
 
 MODES = ("car", "ac", "ar")
-ENCODERS = ("multiscope", "full")
-DECODERS = ("strided", "dense")
 
 
 @dataclass(frozen=True)
-class TracformerConfig:
-    vocab_size: int = 50257  # real tokens; the mask is one extra embedding row, never predicted
-    max_length: int = 1024  # longest sequence; 2^n_layer must reach it
-    n_layer: int = 10  # encoder layers, and as many decoder layers
+class ModelConfig:
+    """What the configuration of every system has. A folder's `config.json` names the system by its `model_type`."""
+
+    model_type: ClassVar[str]
+    possible_modes: ClassVar[tuple[str, ...]]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+
+    vocab_size: int = 50257  # real tokens; the mask is one extra id, never predicted
+    max_length: int = 1024  # longest sequence
+    modes: tuple[str, ...] = ()  # what the weights were trained for; asking for another is an error. Empty: all possible
+
+    def __post_init__(self) -> None:
+        self.require_positive("vocab_size", "max_length")
+        object.__setattr__(self, "modes", tuple(self.modes) or self.possible_modes)
+        if any(mode not in self.possible_modes for mode in self.modes):
+            raise ValueError(f"modes is {self.modes!r}; it must name at least one of: {', '.join(self.possible_modes)}")
+
+    def require_positive(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field} is {value!r}; it must be a positive integer")
+
+    @property
+    def mask_id(self) -> int:
+        """The mask token's id, right behind the vocabulary."""
+        return self.vocab_size
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """A named configuration, with any field changed: `preset("laptop", vocab_size=4096)`."""
+        if name not in cls.presets:
+            raise ValueError(f"preset is {name!r}; available: {', '.join(cls.presets)}")
+        return cls.from_dict({**cls.presets[name], **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+ENCODERS = ("multiscope", "full")
+DECODERS = ("strided", "dense")
+
+PAPER = {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "n_head": 9, "d_model": 576}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper-small": {**PAPER, "n_max": 16, "dropout": 0.1},  # Table 6: WikiText-103, LAMBADA, 1BW
+    "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
+    # Sizes for one machine without a GPU; bring your own vocabulary.
+    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8, "init_std": 0.06},  # 1.6M
+    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16, "init_std": 0.04},  # 7.9M
+    "laptop-long": {
+        "vocab_size": 4096,
+        "max_length": 1024,
+        "n_layer": 10,
+        "n_head": 3,
+        "d_model": 192,
+        "n_max": 16,
+        "init_std": 0.04,
+    },  # 9.7M
+}
+
+
+@dataclass(frozen=True)
+class TracformerConfig(ModelConfig):
+    model_type = "tracformer"
+    possible_modes = MODES
+    presets = PRESETS
+
+    n_layer: int = 10  # encoder layers, and as many decoder layers; 2^n_layer must reach max_length
     n_head: int = 9
     d_model: int = 576
     n_max: int = 16  # sets the step between an encoder query's keys (section 4.1 of the paper)
@@ -25,13 +96,10 @@ class TracformerConfig:
     key_set: str = "stepped"  # "rounded": the key set of the paper's body text
     rotary_base: float = 10000.0
     init_std: float = 0.02  # GPT-2's; narrow models learn sooner from more (docs/paper.md)
-    modes: tuple[str, ...] = MODES  # what the weights were trained for; asking for another is an error
 
     def __post_init__(self) -> None:
-        for field in ("vocab_size", "max_length", "n_layer", "n_head", "d_model"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{field} is {value!r}; it must be a positive integer")
+        super().__post_init__()
+        self.require_positive("n_layer", "n_head", "d_model")
         if not isinstance(self.n_max, int) or self.n_max < 2:
             raise ValueError(f"n_max is {self.n_max!r}; it must be an integer of at least 2: a query reads itself and its farthest key")
         if 2**self.n_layer < self.max_length:
@@ -54,52 +122,7 @@ class TracformerConfig:
         for field, allowed in (("encoder", ENCODERS), ("decoder", DECODERS), ("key_set", KEY_SETS)):
             if getattr(self, field) not in allowed:
                 raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
-        object.__setattr__(self, "modes", tuple(self.modes))
-        if not self.modes or any(mode not in MODES for mode in self.modes):
-            raise ValueError(f"modes is {self.modes!r}; it must name at least one of: {', '.join(MODES)}")
 
     @property
     def head_size(self) -> int:
         return self.d_model // self.n_head
-
-    @property
-    def mask_id(self) -> int:
-        """The mask token's embedding row, right behind the vocabulary."""
-        return self.vocab_size
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> Self:
-        """A named configuration, with any field changed: `preset("laptop", vocab_size=4096)`."""
-        if name not in PRESETS:
-            raise ValueError(f"preset is {name!r}; available: {', '.join(PRESETS)}")
-        return cls.from_dict({**PRESETS[name], **changes})
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ValueError(f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-        return cls(**values)
-
-
-PAPER = {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "n_head": 9, "d_model": 576}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper-small": {**PAPER, "n_max": 16, "dropout": 0.1},  # Table 6: WikiText-103, LAMBADA, 1BW
-    "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
-    # Sizes for one machine without a GPU; bring your own vocabulary.
-    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8, "init_std": 0.06},  # 1.6M
-    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16, "init_std": 0.04},  # 7.9M
-    "laptop-long": {
-        "vocab_size": 4096,
-        "max_length": 1024,
-        "n_layer": 10,
-        "n_head": 3,
-        "d_model": 192,
-        "n_max": 16,
-        "init_std": 0.04,
-    },  # 9.7M
-}

@@ -16,55 +16,63 @@ def row_chunks(rows: int, vocab_size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-def token_log_probs(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
-    """log softmax(hidden embedding')[target], one per row. hidden: (N, d); embedding: (V, d); targets: (N,)."""
+def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+    """hidden: (N, d); head: (V, d); bias: (V,)."""
+    return torch.nn.functional.linear(hidden, head, bias)
+
+
+def token_log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
+    """log softmax(logits)[target], one per row. hidden: (N, d); head: (V, d); targets: (N,); bias: (V,)."""
     parts = [
-        checkpoint(_log_probs, hidden[rows], embedding, targets[rows], use_reentrant=False)
-        for rows in row_chunks(len(hidden), len(embedding))
+        checkpoint(_log_probs, hidden[rows], head, targets[rows], bias, use_reentrant=False) for rows in row_chunks(len(hidden), len(head))
     ]
     return torch.cat(parts) if parts else hidden.new_zeros(0)
 
 
-def _log_probs(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
-    logits = hidden @ embedding.T
+def _log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    logits = logits_of(hidden, head, bias)
     logits = logits.to(wide(logits.dtype))
     return logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=1)
 
 
-def weighted_nll(hidden: Tensor, embedding: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+def weighted_nll(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Sum over rows of weight * -log p(target): the training loss, whose gradient is taken chunk by chunk on the way forward."""
     if weights is None:
         weights = torch.ones(len(targets), dtype=torch.float32, device=hidden.device)
-    return _WeightedNLL.apply(hidden, embedding, targets, weights)
+    return _WeightedNLL.apply(hidden, head, targets, weights, bias)
 
 
 class _WeightedNLL(torch.autograd.Function):
     """The loss is a scalar, so its gradient is known up to one factor as soon as the logits are: no recomputation, no (N, V) kept."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, embedding: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         summed = wide(hidden.dtype)
         total = torch.zeros((), dtype=summed, device=hidden.device)
-        wants_grad = any(ctx.needs_input_grad[:2])
-        grad_hidden = torch.empty_like(hidden) if wants_grad else None
-        grad_embedding = torch.zeros_like(embedding, dtype=summed) if wants_grad else None
-        for rows in row_chunks(len(hidden), len(embedding)):
-            logits = (hidden[rows] @ embedding.T).to(summed)
+        wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head, dtype=summed)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=summed)
+        for rows in row_chunks(len(hidden), len(head)):
+            logits = logits_of(hidden[rows], head, bias).to(summed)
             weight = weights[rows, None].to(summed)
             lse = torch.logsumexp(logits, dim=1, keepdim=True)
             picked = logits.gather(1, targets[rows, None])
             total += (weight * (lse - picked)).sum()
-            if grad_hidden is not None and grad_embedding is not None:
+            if wants_grad:
                 slopes = logits.sub_(lse).exp_().mul_(weight)
                 slopes.scatter_add_(1, targets[rows, None], -weight)
                 narrow = slopes.to(hidden.dtype)
-                torch.mm(narrow, embedding, out=grad_hidden[rows])
-                grad_embedding += narrow.T @ hidden[rows]
-        if grad_hidden is not None and grad_embedding is not None:
-            ctx.save_for_backward(grad_hidden, grad_embedding.to(embedding.dtype))
+                torch.mm(narrow, head, out=grad_hidden[rows])
+                grad_head += narrow.T @ hidden[rows]
+                if grad_bias is not None:
+                    grad_bias += slopes.sum(0)
+        if wants_grad:
+            narrow_bias = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
+            ctx.save_for_backward(grad_hidden, grad_head.to(head.dtype), narrow_bias)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_hidden, grad_embedding = ctx.saved_tensors
-        return grad_hidden * grad, grad_embedding * grad, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_head, grad_bias = ctx.saved_tensors
+        return grad_hidden * grad, grad_head * grad, None, None, None if grad_bias is None else grad_bias * grad

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,20 +12,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tracformer.files import write_atomically
-from tracformer.model.config import TracformerConfig
+from tracformer.model.config import ModelConfig
 
-MODEL_TYPE = "tracformer"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+C = TypeVar("C", bound=ModelConfig)
 FOREIGN_KEYS = {"architectures", "dtype", "torch_dtype", "transformers_version"}  # what other tools write beside ours
 
 
-def save(folder: str | PathLike[str], config: TracformerConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+def save(folder: str | PathLike[str], config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
     write_atomically(path / WEIGHTS_FILE, lambda part: save_tensors(tensors, part))
-    document = json.dumps({"model_type": MODEL_TYPE, **config.to_dict()}, indent=2) + "\n"
+    document = json.dumps({"model_type": config.model_type, **config.to_dict()}, indent=2) + "\n"
     write_atomically(path / CONFIG_FILE, document)
 
 
@@ -36,7 +37,8 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
         raise OSError(f"{path.name} could not be written: {error}") from error
 
 
-def load_config(folder: str | PathLike[str]) -> TracformerConfig:
+def load_document(folder: str | PathLike[str]) -> dict[str, Any]:
+    """The folder's `config.json`, whatever wrote it."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
@@ -44,12 +46,18 @@ def load_config(folder: str | PathLike[str]) -> TracformerConfig:
         document = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("model_type") != MODEL_TYPE:
-        found = document.get("model_type") if isinstance(document, dict) else type(document).__name__
-        raise ValueError(f"{path} describes a model of type {found!r}; expected {MODEL_TYPE!r}")
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} holds a {type(document).__name__}; expected a JSON object")
+    return document
+
+
+def load_config(folder: str | PathLike[str], kind: type[C]) -> C:
+    document, path = load_document(folder), Path(folder) / CONFIG_FILE
+    if document.get("model_type") != kind.model_type:
+        raise ValueError(f"{path} describes a model of type {document.get('model_type')!r}; expected {kind.model_type!r}")
     values = {key: value for key, value in document.items() if key != "model_type" and key not in FOREIGN_KEYS}
     try:
-        return TracformerConfig.from_dict(values)
+        return kind.from_dict(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -1,7 +1,6 @@
 """The Tractable Transformer: a pair of encoders that share weights, and a decoder that answers any subset from its complement."""
 
-from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,15 +8,14 @@ from torch.utils.checkpoint import checkpoint
 
 from tracformer.attention import Layout, build_attention
 from tracformer.geometry import paired_encoder_layer
-from tracformer.model import likelihood, storage
-from tracformer.model.check import check_batch
+from tracformer.model.base import EXACT, MARGINAL, ConditionalModel
 from tracformer.model.config import TracformerConfig
 from tracformer.model.decoder import DecoderLayer
 from tracformer.model.encoder import EncoderLayer
 from tracformer.model.rotary import Angles, rotary_angles
 
 
-class Tracformer(nn.Module):
+class Tracformer(ConditionalModel):
     """Three modes, one set of weights. For a target t and the given set C:
 
     - `car`: p(x_t | x_C, x_<t). The prefix encoder reads the text as it is, the suffix encoder only what is given (Eq. 7).
@@ -28,11 +26,15 @@ class Tracformer(nn.Module):
     What stands in the padding is never looked at.
     """
 
-    def __init__(self, config: TracformerConfig, attention: str = "blocked") -> None:
+    config: TracformerConfig
+    config_class = TracformerConfig
+    answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
+    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+
+    def __init__(self, config: TracformerConfig, attention: str = "native") -> None:
         super().__init__()
         self.config = config
         self.attention = build_attention(attention)
-        self.checkpoint_activations = False  # recompute each layer in the backward pass instead of keeping its inner tensors
         self.embedding = nn.Embedding(config.vocab_size + 1, config.d_model)  # the last row is the mask
         self.dropout = nn.Dropout(config.dropout)
         layers = range(1, config.n_layer + 1)
@@ -53,94 +55,18 @@ class Tracformer(nn.Module):
             else:
                 nn.init.ones_(parameter)
 
-    def forward(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
-        """Logits (B, T, vocab_size) at every position, given ones too; zero in the padding.
-
-        A given position is answered as if it alone were unknown. `insist` lifts the refusal of modes the weights were not trained in.
-        """
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        hidden, rows = self._hidden(tokens, context, mode, lengths, inside)
-        logits = hidden @ self.head.T
-        if len(rows) == tokens.numel():
-            return logits.unflatten(0, tokens.shape)
-        return logits.new_zeros(tokens.numel(), logits.shape[-1]).index_copy(0, rows, logits).unflatten(0, tokens.shape)
-
-    def log_prob(
-        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False
-    ) -> Tensor:
-        """(B, T): log-probability of each target, zero where given and in the padding. Under `car` and `ar` its sum is the exact joint."""
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        hidden, rows = self._hidden(tokens, context, mode, lengths, self._targets(context, lengths))
-        values = likelihood.token_log_probs(hidden, self.head, tokens.flatten()[rows].long())
-        return values.new_zeros(tokens.numel()).index_copy(0, rows, values).unflatten(0, tokens.shape)
-
-    def loss(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
-        """Negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
-        total, count = self.nll(tokens, context, mode, lengths, insist=insist)
-        if count == 0:
-            raise ValueError("context gives every token of the batch; a loss needs at least one target")
-        return total / count
-
-    def nll(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        weights: Tensor | None = None,
-        insist: bool = False,
-    ) -> tuple[Tensor, int]:
-        """Sum over targets of their negative log-likelihood, and their number, for a loss normalised over a larger batch.
-
-        `weights` (B, T), if given, multiplies each target's term.
-        """
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        hidden, rows = self._hidden(tokens, context, mode, lengths, self._targets(context, lengths))
-        row_weights = None if weights is None else weights.flatten()[rows]
-        return likelihood.weighted_nll(hidden, self.head, tokens.flatten()[rows].long(), row_weights), len(rows)
-
     @property
     def head(self) -> Tensor:
         """(vocab_size, d): the output head is the embedding, less the mask, which is never predicted."""
         return self.embedding.weight[: self.config.vocab_size]
 
-    def num_parameters(self, embeddings: bool = True) -> int:
-        counted = sum(parameter.numel() for parameter in self.parameters())
-        return counted if embeddings else counted - self.embedding.weight.numel()
+    def blocks(self) -> list[nn.Module]:
+        return [*self.encoder, *self.decoder]
 
-    def save_pretrained(self, folder: str | PathLike[str], dtype: torch.dtype | None = None) -> None:
-        """Write `config.json` and `model.safetensors`, each whole or not at all; `dtype` rounds the weights."""
-        storage.save(folder, self.config, self.state_dict(), dtype)
+    def embedding_tables(self) -> list[Tensor]:
+        return [self.embedding.weight]
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | PathLike[str],
-        *,
-        attention: str = "blocked",
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-    ) -> Self:
-        """Read what `save_pretrained` wrote; a missing, unexpected or mis-shaped tensor is an error that names it."""
-        config = storage.load_config(folder)
-        with torch.device("meta"):
-            model = cls(config, attention)
-        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        weights = storage.load_weights(folder, expected, dtype, device)
-        model.load_state_dict(weights, assign=True)
-        return model.eval()
-
-    def _check(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool) -> Tensor:
-        return check_batch(self.config, tokens, context, mode, lengths, insist)
-
-    @staticmethod
-    def _targets(context: Tensor, lengths: Tensor) -> Tensor:
-        inside = torch.arange(context.shape[1], device=context.device) < lengths[:, None]
-        return ~context & inside
-
-    def _hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Final decoder states (N, d) of the wanted positions, and those positions as flat rows (N,)."""
         rows = wanted.flatten().nonzero()[:, 0]
         layout = Layout(lengths, tokens.shape[1], readings=1 if mode == "ar" else 2, rows=rows)

@@ -14,7 +14,8 @@ import yaml
 
 from tracformer.attention import implementations
 from tracformer.contexts import parse as parse_strategy
-from tracformer.model.config import MODES, PRESETS, TracformerConfig
+from tracformer.families import find_family
+from tracformer.model.config import ModelConfig
 from tracformer.objectives import parse_objective
 
 PRECISIONS = ("auto", "float32", "bfloat16")
@@ -61,8 +62,8 @@ class DataConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
-    model: Mapping[str, Any] = field(default_factory=dict)  # `preset` and any field of TracformerConfig
-    objective: str = "all-modes"
+    model: Mapping[str, Any] = field(default_factory=dict)  # `family`, `preset` and any field of the family's configuration
+    objective: str = ""  # empty: the family's own, for Tracformer all-modes
     contexts: str = ""  # replaces the objective's own context strategy
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: str = ""  # the folder of checkpoints, log and model
@@ -73,7 +74,7 @@ class TrainConfig:
     length: int = 0  # tokens of a row; 0: the model's max_length
     seed: int = 0
     precision: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
-    attention: str = "auto"  # auto: native on the CPU, blocked elsewhere
+    attention: str = "native"  # Tracformer's: native where it serves (the CPU), else blocked
     compile: bool = False
     checkpoint_activations: bool = False
     ema: float = 0.0  # decay of averaged weights; 0: none
@@ -93,30 +94,35 @@ class TrainConfig:
         _require(self.length >= 0, "length", self.length, "zero or more")
         _require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         _require(self.parallel in PARALLEL, "parallel", self.parallel, f"one of {', '.join(PARALLEL)}")
-        _require(
-            self.attention in ("auto", *implementations()), "attention", self.attention, f"auto or one of {', '.join(implementations())}"
-        )
+        _require(self.attention in implementations(), "attention", self.attention, f"one of {', '.join(implementations())}")
         _require(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
         _require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be the one a crash cut short")
         for name in ("log_every", "eval_every", "eval_sequences", "save_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        family = find_family(str(self.model.get("family", "tracformer")))
+        object.__setattr__(self, "objective", self.objective or family.objective)
         parse_objective(self.objective, self.contexts)
         for strategy in self.eval_contexts:
             parse_strategy(strategy)
+        kind = family.config_class
         preset = self.model.get("preset", "laptop")
-        _require(preset in PRESETS, "model.preset", preset, f"one of {', '.join(PRESETS)}")
-        known = {f.name for f in dataclasses.fields(TracformerConfig)} | {"preset"}
+        _require(preset in kind.presets, "model.preset", preset, f"one of {', '.join(kind.presets)}")
+        known = {f.name for f in dataclasses.fields(kind)} | {"family", "preset"}
         for key in self.model:
             if key not in known:
                 raise ValueError(_unknown(f"model.{key}", [f"model.{name}" for name in known]))
 
-    def model_config(self, vocab_size: int) -> TracformerConfig:
+    def model_config(self, vocab_size: int) -> ModelConfig:
         """The model that this run trains, for a tokeniser of so many tokens."""
         values = dict(self.model)
+        kind = find_family(values.pop("family", "tracformer")).config_class
         preset = values.pop("preset", "laptop")
         asked = {part.mode for part in parse_objective(self.objective, self.contexts).parts}
-        modes = tuple(mode for mode in MODES if mode in asked)
-        return TracformerConfig.preset(preset, **{"modes": modes, **values, "vocab_size": vocab_size})
+        modes = tuple(mode for mode in kind.possible_modes if mode in asked)
+        if asked - set(modes):
+            can = ", ".join(kind.possible_modes)
+            raise ValueError(f"objective {self.objective!r} asks for {', '.join(sorted(asked))}; {kind.model_type} answers {can}")
+        return kind.preset(preset, **{"modes": modes, **values, "vocab_size": vocab_size})
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

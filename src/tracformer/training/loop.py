@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.views import Examples
-from tracformer.model import Tracformer
+from tracformer.model import ConditionalModel
 from tracformer.objectives import Questioner, parse_objective
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.batches import Batch, Group, Stream
@@ -42,7 +42,7 @@ class Outcome:
 class LossOf(nn.Module):
     """The sum of a micro-batch's weighted terms, as the forward of a module: what DDP wants to wrap."""
 
-    def __init__(self, model: Tracformer) -> None:
+    def __init__(self, model: ConditionalModel) -> None:
         super().__init__()
         self.model = model
 
@@ -54,7 +54,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        model: Tracformer,
+        model: ConditionalModel,
         tokenizer: Tokenizer,
         train: Examples,
         valid: Examples | None,
@@ -158,12 +158,12 @@ class Trainer:
     def _parallel(self, loss_of: LossOf) -> nn.Module:
         model = loss_of.model
         if self.config.compile:
-            for layer in (*model.encoder, *model.decoder):
+            for layer in model.blocks():
                 layer.compile()
         if self._sharded:
             from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-            for layer in (*model.encoder, *model.decoder):
+            for layer in model.blocks():
                 fully_shard(layer)
             fully_shard(model)
             for method in ("nll", "log_prob"):

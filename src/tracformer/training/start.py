@@ -9,7 +9,8 @@ import torch
 
 from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, open_sources, prepare, require_same_tokenizer
 from tracformer.data.manifest import MANIFEST_FILE
-from tracformer.model import Tracformer, TracformerConfig, storage
+from tracformer.families import find_family, load_model
+from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig, storage
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.config import TrainConfig
 from tracformer.training.distributed import Ranks, join_ranks
@@ -27,14 +28,14 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
     if not config.data.source:
         raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
     if config.init:
-        storage.load_config(config.init)  # a folder without a model is told before anything is written
+        storage.load_document(config.init)  # a folder without a model is told before anything is written
     with join_ranks(config.device) as ranks:
         say: Say = print if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
         data = _open_data(config, ranks, say)
         if under_preset is not None and not config.init:
             config = dataclasses.replace(under_preset(fitting_preset(data, say)), run=config.run)
-        model = _build_model(config, data.tokenizer, ranks, say)
+        model = _build_model(config, data.tokenizer, say)
         config = dataclasses.replace(config, length=config.length or model.config.max_length)
         if config.length > model.config.max_length:
             raise ValueError(f"length is {config.length}, but the model takes at most max_length = {model.config.max_length} tokens")
@@ -94,19 +95,18 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
     return data
 
 
-def _build_model(config: TrainConfig, tokenizer: Tokenizer, ranks: Ranks, say: Say) -> Tracformer:
+def _build_model(config: TrainConfig, tokenizer: Tokenizer, say: Say) -> ConditionalModel:
     torch.manual_seed(config.seed)
-    attention = config.attention if config.attention != "auto" else "native" if ranks.device.type == "cpu" else "blocked"
     if not config.init:
-        return Tracformer(config.model_config(tokenizer.vocab_size), attention)
+        return _construct(config.model_config(tokenizer.vocab_size), config)
     folder = Path(config.init)
-    old = Tracformer.from_pretrained(folder)
+    old = load_model(folder)
     old_tokenizer = load_tokenizer(folder)
     wanted = config.model_config(tokenizer.vocab_size)
     shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size, "modes": wanted.modes}
     shape.update({key: value for key, value in config.model.items() if key in ("dropout",)})
     for key, value in config.model.items():
-        if key not in ("preset", "dropout") and value != shape[key]:
+        if key not in ("family", "preset", "dropout") and value != shape[key]:
             raise ValueError(f"model.{key} is {value!r}, but init={config.init} fixes it at {shape[key]!r}; leave it out")
     known = {token: i for i, token in enumerate(old_tokenizer.tokens())}
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
@@ -116,13 +116,19 @@ def _build_model(config: TrainConfig, tokenizer: Tokenizer, ranks: Ranks, say: S
         say(f"vocabulary grown from {old.config.vocab_size} to {tokenizer.vocab_size} tokens")
     else:
         require_same_tokenizer(tokenizer, old_tokenizer)
-    model = Tracformer(TracformerConfig.from_dict(shape), attention)
+    model = _construct(type(old.config).from_dict(shape), config)
     model.load_state_dict(grown_weights(old, origins))
     say(f"starting from {config.init}")
     return model
 
 
-def grown_weights(old: Tracformer, origins: list[int]) -> dict[str, torch.Tensor]:
+def _construct(shape: ModelConfig, config: TrainConfig) -> ConditionalModel:
+    if isinstance(shape, TracformerConfig):
+        return Tracformer(shape, config.attention)
+    return find_family(shape.model_type).model_class(shape)
+
+
+def grown_weights(old: ConditionalModel, origins: list[int]) -> dict[str, torch.Tensor]:
     """The old weights under another vocabulary: row i is old row `origins[i]`, or the old rows' mean for -1; the mask stays last."""
     weights = old.state_dict()
     rows, mask = weights["embedding.weight"][:-1], weights["embedding.weight"][-1:]
@@ -137,10 +143,11 @@ def _can_validate(data: PreparedData, config: TrainConfig) -> bool:
     return not packed or data.manifest.splits["validation"].tokens >= config.length
 
 
-def _describe(config: TrainConfig, model: Tracformer, data: PreparedData, rows: int, ranks: Ranks, say: Say) -> None:
+def _describe(config: TrainConfig, model: ConditionalModel, data: PreparedData, rows: int, ranks: Ranks, say: Say) -> None:
     shape = model.config
     say(
-        f"model: {model.num_parameters() / 1e6:.1f}M parameters ({shape.n_layer} + {shape.n_layer} layers, d {shape.d_model}), "
+        f"model: {shape.model_type}, {model.num_parameters() / 1e6:.1f}M parameters, "
+        f"{model.num_parameters(embeddings=False) / 1e6:.1f}M without embeddings, "
         f"modes {', '.join(shape.modes)}; objective {config.objective}"
     )
     passes = config.steps * config.batch / rows

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracformer.model import Tracformer
+from tracformer.model import ConditionalModel
 from tracformer.training.checkpoint import DamagedCheckpointError, Reader, Rows, Shard
 from tracformer.training.distributed import Ranks, local
 from tracformer.training.optimizer import optimizer_tensors, restore_optimizer
 
 
 class State:
-    def __init__(self, model: Tracformer, optimizer: torch.optim.Optimizer, ranks: Ranks, sharded: bool, ema: float) -> None:
+    def __init__(self, model: ConditionalModel, optimizer: torch.optim.Optimizer, ranks: Ranks, sharded: bool, ema: float) -> None:
         self.model, self.optimizer, self.ranks, self.sharded, self.decay = model, optimizer, ranks, sharded, ema
         self.parameters = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}

@@ -8,7 +8,7 @@ import torch
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
 from tracformer.data.views import Examples
-from tracformer.model import Tracformer
+from tracformer.model import ConditionalModel
 from tracformer.training.distributed import Ranks
 
 CONTEXT_SEED = 20250  # held-out contexts are the same in every run
@@ -16,7 +16,7 @@ CONTEXT_SEED = 20250  # held-out contexts are the same in every run
 
 @torch.no_grad()
 def conditional_perplexity(
-    model: Tracformer,
+    model: ConditionalModel,
     rows: Examples,
     mode: str,
     strategy: str,
@@ -46,7 +46,7 @@ def conditional_perplexity(
 
 @torch.no_grad()
 def sample_hole(
-    model: Tracformer,
+    model: ConditionalModel,
     rows: Examples,
     mode: str,
     seed: int,

@@ -1,0 +1,62 @@
+"""The systems by name. Each is one file with a configuration and a model; it is imported when first asked for.
+
+Whoever adds a system registers it here, or calls `register` from outside: training, generation, evaluation and the command line find it
+by the `model_type` of its configuration.
+"""
+
+import importlib
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracformer.model.base import ConditionalModel
+    from tracformer.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str  # the `model_type` of its configuration
+    module: str
+    model: str  # the class in that module
+    objective: str  # what it is trained with unless the user says otherwise
+    summary: str
+
+    @property
+    def model_class(self) -> "type[ConditionalModel]":
+        kind: type[ConditionalModel] = getattr(importlib.import_module(self.module), self.model)
+        return kind
+
+    @property
+    def config_class(self) -> "type[ModelConfig]":
+        return self.model_class.config_class
+
+
+_families: dict[str, Family] = {}
+
+
+def register(family: Family) -> None:
+    _families[family.name] = family
+
+
+def family_names() -> tuple[str, ...]:
+    return tuple(_families)
+
+
+def find_family(name: str) -> Family:
+    if name not in _families:
+        raise ValueError(f"there is no system {name!r}; available: {', '.join(_families)}")
+    return _families[name]
+
+
+def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel":
+    """The model of a folder, of whichever system its `config.json` names; see `ConditionalModel.from_pretrained`."""
+    from tracformer.model import storage
+
+    name = storage.load_document(folder).get("model_type")
+    if name not in _families:
+        raise ValueError(f"{folder} describes a model of type {name!r}; known: {', '.join(_families)}")
+    return find_family(str(name)).model_class.from_pretrained(folder, **options)
+
+
+register(Family("tracformer", "tracformer.model", "Tracformer", "all-modes", "multi-scope encoder pair, cross-attention-only decoder"))

@@ -1,0 +1,184 @@
+"""What every system offers, whatever its network: logits, log-probabilities, a loss, a folder on disk.
+
+A system is a `ModelConfig` and a `ConditionalModel` that says one thing: the final hidden states of the wanted positions (`hidden`),
+from which `head` makes logits. Training, generation, evaluation and the command line speak to this class alone.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from tracformer.model import likelihood, storage
+from tracformer.model.check import check_batch
+from tracformer.model.config import ModelConfig
+
+EXACT, MARGINAL, BOUND = "exact", "marginal", "bound"
+
+
+class Estimate(NamedTuple):
+    """Each target's share (B, T), zero where given; and where it was estimated, the standard error (B,) of each sequence's sum."""
+
+    values: Tensor
+    standard_error: Tensor | None
+
+
+class ConditionalModel(nn.Module):
+    """p(targets | given) in one or more modes. `tokens` is (B, T) integers, `context` (B, T) bool, True where given; `lengths` (B,) where
+    sequences are padded on the right. What stands in the padding is never looked at.
+    """
+
+    config: ModelConfig
+    config_class: ClassVar[type[ModelConfig]]
+    answers: ClassVar[Mapping[str, str]]  # mode -> exact joint (chain rule), marginal of each target, or bound on the joint
+    limits: ClassVar[Mapping[str, str]] = {}  # mode -> what it cannot do, shown wherever its figures are
+    checkpoint_activations: bool = False  # recompute each block in the backward pass instead of keeping its inner tensors
+    built_on_meta: ClassVar[bool] = True  # False where buffers are computed at construction or tensors are tied
+
+    @abstractmethod
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Final states (N, d) of the positions where `wanted` (B, T) is True, and those positions as flat rows (N,), ascending."""
+
+    @property
+    @abstractmethod
+    def head(self) -> Tensor:
+        """(vocab_size, d): rows of real tokens; the mask is never predicted."""
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """(vocab_size,)"""
+        return None
+
+    @abstractmethod
+    def blocks(self) -> list[nn.Module]:
+        """The repeated layers, which training shards and compiles one by one."""
+
+    @abstractmethod
+    def embedding_tables(self) -> list[Tensor]:
+        """What `num_parameters(embeddings=False)` leaves out."""
+
+    def forward(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
+        """Logits (B, T, vocab_size) at every position, given ones too; zero in the padding.
+
+        A given position is answered as if it alone were unknown. `insist` lifts the refusal of modes the weights were not trained in.
+        """
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        hidden, rows = self.hidden(tokens, context, mode, lengths, inside)
+        logits = likelihood.logits_of(hidden, self.head, self.head_bias)
+        if len(rows) == tokens.numel():
+            return logits.unflatten(0, tokens.shape)
+        return logits.new_zeros(tokens.numel(), logits.shape[-1]).index_copy(0, rows, logits).unflatten(0, tokens.shape)
+
+    def logits_at(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, wanted: Tensor, *, insist: bool = False
+    ) -> Tensor:
+        """Logits (N, vocab_size) of the positions where `wanted` (B, T) is True, in row-major order."""
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        hidden, _ = self.hidden(tokens, context, mode, lengths, wanted)
+        return likelihood.logits_of(hidden, self.head, self.head_bias)
+
+    def log_prob(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        insist: bool = False,
+    ) -> Tensor:
+        """(B, T): log-probability of each target, zero where given and in the padding. Under `car` and `ar` its sum is the exact joint."""
+        return self.estimate(tokens, context, mode, lengths, draws=draws, seed=seed, insist=insist).values
+
+    def estimate(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        insist: bool = False,
+    ) -> Estimate:
+        """`log_prob` with its standard error. `draws` and `seed` matter only where `answers[mode]` is a bound."""
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
+        values = likelihood.token_log_probs(hidden, self.head, tokens.flatten()[rows].long(), self.head_bias)
+        return Estimate(values.new_zeros(tokens.numel()).index_copy(0, rows, values).unflatten(0, tokens.shape), None)
+
+    def loss(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
+        """Negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
+        total, count = self.nll(tokens, context, mode, lengths, insist=insist)
+        if count == 0:
+            raise ValueError("context gives every token of the batch; a loss needs at least one target")
+        return total / count
+
+    def nll(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
+        insist: bool = False,
+    ) -> tuple[Tensor, int]:
+        """Sum over targets of their negative log-likelihood, and their number, for a loss normalised over a larger batch.
+
+        `weights` (B, T), if given, multiplies each target's term.
+        """
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
+        row_weights = None if weights is None else weights.flatten()[rows]
+        total = likelihood.weighted_nll(hidden, self.head, tokens.flatten()[rows].long(), row_weights, self.head_bias)
+        return total, len(rows)
+
+    def num_parameters(self, embeddings: bool = True) -> int:
+        counted = sum(parameter.numel() for parameter in self.parameters())
+        return counted if embeddings else counted - sum(table.numel() for table in self.embedding_tables())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a folder holds: each parameter once, under its first name, and persistent buffers."""
+        kept = self.state_dict(keep_vars=True)
+        seen: set[int] = set()
+        return {name: tensor for name, tensor in kept.items() if id(tensor) not in seen and not seen.add(id(tensor))}  # type: ignore[func-returns-value]
+
+    def save_pretrained(self, folder: str | PathLike[str], dtype: torch.dtype | None = None) -> None:
+        """Write `config.json` and `model.safetensors`, each whole or not at all; `dtype` rounds the weights."""
+        storage.save(folder, self.config, self.tensors(), dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        **options: Any,
+    ) -> Self:
+        """Read what `save_pretrained` wrote; a missing, unexpected or mis-shaped tensor is an error that names it."""
+        config = storage.load_config(folder, cls.config_class)
+        with torch.device("meta" if cls.built_on_meta else "cpu"):
+            model = cls(config, **options)
+        expected = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
+        weights = storage.load_weights(folder, expected, dtype, device)
+        if cls.built_on_meta:
+            model.load_state_dict(weights, assign=True)
+        else:
+            model.to(device, dtype).load_state_dict(weights, strict=False)  # names were compared above; the rest are tied to these
+        return model.eval()
+
+    def _check(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool) -> Tensor:
+        return check_batch(self.config, tokens, context, mode, lengths, insist)
+
+
+def targets_of(context: Tensor, lengths: Tensor) -> Tensor:
+    """(B, T): not given, and not padding."""
+    inside = torch.arange(context.shape[1], device=context.device) < lengths[:, None]
+    return ~context & inside
