@@ -139,6 +139,10 @@ class ConditionalModel(nn.Module):
         total = likelihood.weighted_nll(hidden, self.head, tokens.flatten()[rows].long(), row_weights, self.head_bias)
         return total, len(rows)
 
+    def cache(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, *, insist: bool = False) -> Any:
+        """What generation from left to right can hold on to (see `generation.sessions.Session`), or None: then it runs whole passes."""
+        return None
+
     def num_parameters(self, embeddings: bool = True) -> int:
         counted = sum(parameter.numel() for parameter in self.parameters())
         return counted if embeddings else counted - sum(table.numel() for table in self.embedding_tables())

@@ -30,10 +30,20 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, feature: Tensor, query_angles: Angles, key_angles: Angles, layout: Layout, attention: Attention) -> Tensor:
         """x: (N, d) decoder states of `layout.rows`; feature: (readings * B, T, d) of the paired encoder layer."""
+        k, v = self.keys(feature, key_angles)  # (rows, T, H, D)
+        return self.finish(x, attention.decode(self.query(x, query_angles), k, v, self.stride, layout))
+
+    def query(self, x: Tensor, angles: Angles) -> Tensor:
+        """(..., H, D) of decoder states x (..., d)."""
+        return rotate(self.q(self.norm_query(x)).unflatten(-1, (self.n_head, -1)), angles)
+
+    def keys(self, feature: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
+        """Keys and values (..., H, D) of the paired encoder layer's features (..., d)."""
         feature = self.norm_feature(feature)
-        q = rotate(self.q(self.norm_query(x)).unflatten(-1, (self.n_head, -1)), query_angles)  # (N, H, D)
-        k = rotate(self.k(feature).unflatten(-1, (self.n_head, -1)), key_angles)  # (rows, T, H, D)
-        v = self.v(feature).unflatten(-1, (self.n_head, -1))
-        mixed = attention.decode(q, k, v, self.stride, layout)  # (N, H, D)
+        k = rotate(self.k(feature).unflatten(-1, (self.n_head, -1)), angles)
+        return k, self.v(feature).unflatten(-1, (self.n_head, -1))
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The rest of the layer, from what attention mixed (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))

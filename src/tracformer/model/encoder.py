@@ -24,8 +24,15 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, angles: Angles, layout: Layout, attention: Attention) -> Tensor:
         """x: (readings * B, T, d)"""
-        qkv = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.n_head, -1))  # (rows, T, 3, H, D)
-        q, k, v = qkv.unbind(2)
-        mixed = attention.encode(rotate(q, angles), rotate(k, angles), v, self.offsets, layout)  # (rows, T, H, D)
+        q, k, v = self.project(x, angles)
+        return self.finish(x, attention.encode(q, k, v, self.offsets, layout))
+
+    def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (..., H, D) of states x (..., d), turned to their positions."""
+        q, k, v = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.n_head, -1)).unbind(-3)
+        return rotate(q, angles), rotate(k, angles), v
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The rest of the layer, from what attention mixed (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))

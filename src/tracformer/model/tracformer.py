@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from tracformer.attention import Layout, build_attention
 from tracformer.geometry import paired_encoder_layer
 from tracformer.model.base import EXACT, MARGINAL, ConditionalModel
+from tracformer.model.cache import Cache
 from tracformer.model.config import TracformerConfig
 from tracformer.model.decoder import DecoderLayer
 from tracformer.model.encoder import EncoderLayer
@@ -65,6 +66,11 @@ class Tracformer(ConditionalModel):
 
     def embedding_tables(self) -> list[Tensor]:
         return [self.embedding.weight]
+
+    def cache(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None = None, *, insist: bool = False) -> Cache | None:
+        """A cache for generation in `car` and `ar` mode; the caller holds it."""
+        lengths = self._check(tokens.masked_fill(~context, 0), context, mode, lengths, insist)
+        return Cache(self, tokens, context, mode, lengths) if mode != "ac" else None
 
     def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Final decoder states (N, d) of the wanted positions, and those positions as flat rows (N,)."""

@@ -1,0 +1,160 @@
+"""Whose turn it is: in AC generation any position may come next, and every target that is filled becomes context for the rest.
+
+An order looks only at what is already revealed (and at its own random numbers), so a sample's probability is exact given its order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tracformer.generation.randomness import ORDER, TIME, uniforms
+
+CONFIDENCES = ("probability", "entropy", "margin")
+
+
+class Order(Protocol):
+    looks: bool  # does it need the logits of every open position?
+
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+        """Which of one sequence's open `positions` (M,), ascending, are filled now, as indices into them; at least one.
+
+        `logits` (M, V) are the model's own at these positions, where the order looks.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class LeftToRight:
+    """The first k open positions. With k = 1 the chain rule, exactly."""
+
+    k: int = 1
+    looks = False
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.k)
+
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+        return torch.arange(min(self.k, len(positions)))
+
+
+@dataclass(frozen=True)
+class RandomOrder:
+    """A random permutation, a function of the seed alone; k at a time."""
+
+    k: int = 1
+    looks = False
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.k)
+
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+        keys = uniforms([seed] * len(positions), positions, ORDER)
+        return keys.argsort(stable=True)[: self.k].sort().values
+
+
+@dataclass(frozen=True)
+class ByConfidence:
+    """The k positions the model is surest of, or all above a threshold (and at least the surest).
+
+    `probability`: of the likeliest token. `entropy`: minus the entropy, in nats. `margin`: likeliest less second likeliest.
+    """
+
+    by: str = "probability"
+    k: int = 1
+    threshold: float | None = None
+    looks = True
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.k)
+        if self.by not in CONFIDENCES:
+            raise ValueError(f"confidence is {self.by!r}; allowed: {', '.join(CONFIDENCES)}")
+
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+        assert logits is not None
+        sure = self.confidence(logits).cpu()
+        ranked = sure.argsort(descending=True, stable=True)
+        if self.threshold is None:
+            return ranked[: self.k].sort().values
+        above = (sure >= self.threshold).nonzero()[:, 0]
+        return above if len(above) else ranked[:1]
+
+    def confidence(self, logits: Tensor) -> Tensor:
+        log_probs = logits.double().log_softmax(-1)
+        if self.by == "entropy":
+            return (log_probs.exp() * log_probs.clamp(min=-1e30)).sum(-1)
+        best = log_probs.topk(min(2, logits.shape[-1]), dim=-1).values.exp()
+        return best[:, 0] if self.by == "probability" or best.shape[1] == 1 else best[:, 0] - best[:, 1]
+
+
+@dataclass(frozen=True)
+class GivenOrder:
+    """The caller's own: positions of the sequence in the order of their turns; k at a time. Those not named come last, left to right."""
+
+    positions: tuple[int, ...]
+    k: int = 1
+    looks = False
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.k)
+        if len(set(self.positions)) < len(self.positions):
+            raise ValueError(f"the order names a position twice: {list(self.positions)}")
+
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+        rank = {position: i for i, position in enumerate(self.positions)}
+        ranks = torch.tensor([rank.get(int(p), len(rank) + int(p)) for p in positions])
+        return ranks.argsort(stable=True)[: self.k].sort().values
+
+
+@dataclass(frozen=True)
+class Ancestral:
+    """Masked diffusion's sampler in `steps` equal steps of time.
+
+    Under its reverse process each target is revealed at a uniform time of its own, so all that the process decides besides the tokens
+    is in which step each position's time falls; a step in which none falls changes nothing and needs no model.
+    """
+
+    steps: int
+    looks = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1")
+
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+        step = (uniforms([seed] * len(positions), positions, TIME) * self.steps).long()
+        return (step == step.max()).nonzero()[:, 0]
+
+
+def parse_order(text: str, k: int = 1, threshold: float | None = None, steps: int = 0) -> Order:
+    """An order by its name: left-to-right, random, ancestral, or a confidence (probability, entropy, margin)."""
+    if threshold is not None and text not in CONFIDENCES:
+        raise ValueError(f"a threshold goes with an order by confidence ({', '.join(CONFIDENCES)}), not with {text!r}")
+    if steps and text != "ancestral":
+        raise ValueError(f"steps go with the order 'ancestral', not with {text!r}")
+    if text == "left-to-right":
+        return LeftToRight(k)
+    if text == "random":
+        return RandomOrder(k)
+    if text == "ancestral":
+        if k != 1:
+            raise ValueError(f"k is {k}: the order 'ancestral' is set by steps, not by tokens a step")
+        return Ancestral(steps or 64)
+    if text in CONFIDENCES:
+        return ByConfidence(text, k, threshold)
+    raise ValueError(f"order is {text!r}; allowed: left-to-right, random, ancestral, {', '.join(CONFIDENCES)}")
+
+
+def orders_for(order: Order | Sequence[Order], batch: int) -> list[Order]:
+    if not isinstance(order, Sequence):
+        return [order] * batch
+    if len(order) != batch:
+        raise ValueError(f"{len(order)} orders were given for {batch} sequences")
+    return list(order)
+
+
+def _at_least_one(k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k is {k}; at least one token a step")

@@ -1,0 +1,171 @@
+"""From logits to a token: temperature, truncation, repetition control, constraints, and one uniform number.
+
+A token is the inverse of the cumulative distribution, in order of ids, at the row's own uniform number: one number a position, whatever
+else is in the batch. Everything is computed in float64, so that a batch changes a choice only where the numbers all but touch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How a token is picked. The defaults sample from the model itself."""
+
+    temperature: float = 1.0  # 0: the likeliest token
+    top_k: int = 0  # only the k likeliest; 0: all
+    top_p: float = 1.0  # only the likeliest whose probabilities reach p together
+    min_p: float = 0.0  # only those at least this fraction of the likeliest
+    repetition_penalty: float = 1.0  # divides positive logits, multiplies negative ones, of tokens that the sequence already has
+    no_repeat_ngram: int = 0  # no n tokens in a row that already stand together to the left; 0: off. For left to right
+    banned: tuple[int, ...] = ()  # never these
+    allowed: tuple[int, ...] = ()  # only these; empty: all
+    required: tuple[int, ...] = ()  # each of these at least once in what is filled
+
+    def __post_init__(self) -> None:
+        _require(self.temperature >= 0, "temperature", self.temperature, "zero (greedy) or more")
+        _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "positive")
+        _require(self.no_repeat_ngram >= 0, "no_repeat_ngram", self.no_repeat_ngram, "zero (off) or more")
+        if overlap := set(self.required) & set(self.banned):
+            raise ValueError(f"token {min(overlap)} is both required and banned")
+        if self.allowed and (outside := set(self.required) - set(self.allowed)):
+            raise ValueError(f"token {min(outside)} is required but not allowed")
+        if self.allowed and set(self.allowed) <= set(self.banned):
+            raise ValueError("every allowed token is banned")
+
+    @property
+    def needs_history(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.no_repeat_ngram > 0
+
+
+PLAIN = Sampler()  # the model itself
+
+
+@dataclass(frozen=True)
+class Pick:
+    """One row's question beyond its logits."""
+
+    sampler: Sampler
+    uniform: float
+    left: Sequence[int] = ()  # the tokens right before the position, as far as they are known
+    seen: Sequence[int] = ()  # every known token of the sequence
+    only: Sequence[int] | None = None  # at this position only these: constraints of the caller, and required tokens whose time has come
+
+
+def choose(logits: Tensor, picks: Sequence[Pick]) -> Tensor:
+    """(N,) token ids from logits (N, V). Rows that share a sampler are computed together."""
+    chosen = torch.empty(len(picks), dtype=torch.int64, device=logits.device)
+    groups: dict[Sampler, list[int]] = {}
+    for row, pick in enumerate(picks):
+        groups.setdefault(pick.sampler, []).append(row)
+    for sampler, rows in groups.items():
+        scores = adjusted(logits[rows] if len(groups) > 1 else logits, sampler, [picks[row] for row in rows])
+        if sampler.temperature == 0:
+            chosen[rows] = scores.argmax(1)
+        else:
+            chosen[rows] = inverse_cdf(scores.softmax(1), torch.tensor([picks[row].uniform for row in rows], dtype=torch.float64))
+    return chosen
+
+
+def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
+    """(N, V) float64: the logits of the distribution that is sampled, minus infinity where it may not go."""
+    scores = logits.to(torch.float64, copy=True)
+    V = scores.shape[1]
+    _check_ids(sampler, V)
+    _penalise(scores, sampler, picks)
+    forbidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    if sampler.banned:
+        forbidden[:, list(sampler.banned)] = True
+    if sampler.allowed:
+        forbidden |= _all_but(sampler.allowed, V, scores.device)
+    for row, pick in enumerate(picks):
+        if pick.only is not None:
+            forbidden[row] |= _all_but(pick.only, V, scores.device)
+    if forbidden.any():
+        if forbidden.all(1).any():
+            raise ValueError("no token is left to choose from: the banned, allowed and required tokens contradict each other here")
+        scores.masked_fill_(forbidden, -torch.inf)
+    if sampler.temperature == 0:
+        return scores
+    return truncated(scores / sampler.temperature, sampler)
+
+
+def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
+    """top-k, then top-p, then min-p, each on what the one before left. The likeliest token always stays."""
+    if 0 < sampler.top_k < scores.shape[1]:
+        least = scores.topk(sampler.top_k, dim=1).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if sampler.top_p < 1:
+        scores = scores.masked_fill(scores < _nucleus_floor(scores, sampler.top_p), -torch.inf)
+    if sampler.min_p > 0:
+        log_probs = scores.log_softmax(1)
+        floor = log_probs.amax(1, keepdim=True) + torch.tensor(sampler.min_p, dtype=torch.float64).log().to(scores.device)
+        scores = scores.masked_fill(log_probs < floor, -torch.inf)
+    return scores
+
+
+def _nucleus_floor(scores: Tensor, top_p: float) -> Tensor:
+    """(N, 1): the lowest score of the smallest set of likeliest tokens whose probabilities reach top_p."""
+    total = scores.logsumexp(1, keepdim=True)
+    count = min(NUCLEUS_FIRST, scores.shape[1])
+    while True:
+        best = scores.topk(count, dim=1).values
+        reached = (best - total).exp().cumsum(1)
+        if count == scores.shape[1] or bool((reached[:, -1] >= top_p).all()):
+            last = (reached < top_p).sum(1, keepdim=True).clamp(max=count - 1)
+            return best.gather(1, last)
+        count = scores.shape[1]
+
+
+def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """(N,) the first token whose cumulative probability exceeds u. probabilities: (N, V) float64, of any total."""
+    cumulative = probabilities.cumsum(1)
+    total = cumulative[:, -1:]
+    at = torch.searchsorted(cumulative, uniforms.to(cumulative.device)[:, None] * total, right=True)
+    last = (cumulative >= total).to(torch.uint8).argmax(1, keepdim=True)  # rounding may not carry u beyond the last possible token
+    return torch.minimum(at, last)[:, 0]
+
+
+def _penalise(scores: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> None:
+    if not sampler.needs_history:
+        return
+    for row, pick in zip(scores, picks, strict=True):
+        if sampler.repetition_penalty != 1.0 and pick.seen:
+            ids = torch.tensor(sorted(set(pick.seen)), device=scores.device)
+            values = row[ids]
+            row[ids] = torch.where(values > 0, values / sampler.repetition_penalty, values * sampler.repetition_penalty)
+        for token in _would_repeat(pick.left, sampler.no_repeat_ngram):
+            row[token] = -torch.inf
+
+
+def _would_repeat(left: Sequence[int], n: int) -> set[int]:
+    """Tokens that would complete an n-gram which already stands in `left`."""
+    if n == 0 or len(left) < n - 1:
+        return set()
+    ending = tuple(left[len(left) - (n - 1) :])
+    return {left[i + n - 1] for i in range(len(left) - n + 1) if tuple(left[i : i + n - 1]) == ending}
+
+
+def _all_but(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    mask = torch.ones(vocab_size, dtype=torch.bool, device=device)
+    mask[list(ids)] = False
+    return mask
+
+
+def _check_ids(sampler: Sampler, vocab_size: int) -> None:
+    for name in ("banned", "allowed", "required"):
+        if wrong := [i for i in getattr(sampler, name) if not 0 <= i < vocab_size]:
+            raise ValueError(f"{name} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
+
+
+def _require(holds: bool, name: str, value: float, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
