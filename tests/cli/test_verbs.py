@@ -64,6 +64,20 @@ def test_prepare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "exists" in refused(capsys, "prepare", "a.fasta", "--out", "out")
 
 
+def test_prepare_with_a_validation_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "my.jsonl").write_text('{"body": "first"}\n{"body": "second"}\n')
+    (here / "held.jsonl").write_text('{"body": "other"}\n')
+    words = ["prepare", "my.jsonl", "--field", "body", "--out", "out"]
+    assert main([*words, "--validation", "held.*", "--json"]) == 0
+    splits = json.loads(capsys.readouterr().out)["splits"]
+    assert {name: (split["documents"], split["bytes"]) for name, split in splits.items()} == {"train": (2, 11), "validation": (1, 5)}
+    words[-1] = "other"
+    assert "validation is 'nothere.txt': no such file" in refused(capsys, *words, "--validation", "nothere.txt")
+    assert "validation is '0.6'; it must be a fraction from 0 to 0.5" in refused(capsys, *words, "--validation", "0.6")
+    assert "my.jsonl is given both for training and for validation" in refused(capsys, *words, "--validation", "./*.jsonl")
+    assert not (here / "other").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words", "message"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from tracformer.data import text as text_module
 from tracformer.data.choice import choose_tokenizer
-from tracformer.data.sources import TextSource, documents, open_source, open_sources
+from tracformer.data.sources import TextSource, documents, open_source, open_sources, parse_validation
 
 
 def write(path: Path, text: str) -> Path:
@@ -141,6 +141,33 @@ def test_what_the_manifest_hears_about_files(tmp_path: Path) -> None:
     assert source.describe()["files"] == [{"name": "a.txt", "bytes": 3}]
     assert source.size() == 3
     assert open_source(write(tmp_path / "a.txt.gz", "abc")).size() is None
+
+
+def test_a_file_as_the_validation_split(tmp_path: Path) -> None:
+    train, held = write(tmp_path / "a.txt", "abc"), write(tmp_path / "held.txt", "x\ny\n")
+    sources = open_sources(train, validation=held, documents="line")
+    assert {name: list(documents(source)) for name, source in sources.items()} == {"train": ["abc"], "validation": ["x", "y"]}
+    assert list(open_sources("wikitext2", validation=held)) == ["train", "validation", "test"]
+    assert open_sources("wikitext2", validation=held)["validation"].describe()["files"][0]["name"] == "held.txt"
+    with pytest.raises(ValueError, match=r"held\.txt is given both for training and for validation"):
+        open_sources(tmp_path, validation=tmp_path / ".." / tmp_path.name / "held.txt")
+    with pytest.raises(FileNotFoundError, match=r"validation is '.*nothere': no such file or folder"):
+        open_sources(train, validation=tmp_path / "nothere")
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        open_sources(train, validation=str(tmp_path / "*.nothere"))
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"), [("0.1", (0.1, None)), ("0", (0.0, None)), ("./0.1", (0.0, "./0.1")), ("a*.txt", (0.0, "a*.txt"))]
+)
+def test_validation_in_a_word(text: str, parsed: tuple[float, str | None]) -> None:
+    assert parse_validation(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["", "-0.1", "0.51", "nan"])
+def test_validation_out_of_range(text: str) -> None:
+    with pytest.raises(ValueError, match=f"validation is '{text}'; it must be a fraction from 0 to 0.5"):
+        parse_validation(text)
 
 
 def test_a_tokeniser_is_chosen_by_kind_and_size(tmp_path: Path) -> None:

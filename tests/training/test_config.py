@@ -30,9 +30,20 @@ def test_the_papers_runs() -> None:
 
 
 def test_words_change_a_preset() -> None:
-    config = load_config(["steps=7", "optimizer.lr=1e-3", "model.d_model=96", "data=my=file.txt", "compile=true", "run=runs/1"], "tiny")
+    config = load_config(
+        [
+            "steps=7",
+            "optimizer.lr=1e-3",
+            "model.d_model=96",
+            "data=my=file.txt",
+            "data.validation=0.10: held.txt",
+            "compile=true",
+            "run=runs/1",
+        ],
+        "tiny",
+    )
     assert (config.steps, config.optimizer.lr, config.compile) == (7, 1e-3, True)
-    assert config.data.source == "my=file.txt"
+    assert (config.data.source, config.data.validation) == ("my=file.txt", "0.10: held.txt")
     assert config.run == "runs/1"
     assert config.model["d_model"] == 96
     assert config.model["preset"] == read_preset("tiny")["model"]["preset"]
@@ -56,11 +67,25 @@ def test_words_change_a_preset() -> None:
         ("model.preset=huge", "model.preset is 'huge'"),
         ("steps", "'steps' is not of the form key=value"),
         ("precision=int3", "precision is 'int3'"),
+        ("optimizer.name=sgd", "optimizer.name is 'sgd'; it must be one of adamw, muon"),
+        ("optimizer.matrix_lr=0.02", "optimizer.matrix_lr is 0.02; it must be left out unless optimizer.name is muon"),
+        ("optimizer.momentum=0.9", "optimizer.momentum is 0.9; it must be left out"),
+        ("data.validation=0.7", "validation is '0.7'; it must be a fraction from 0 to 0.5 to hold back, or a file"),
+        ("data.validation=", "validation is ''; it must be a fraction"),
     ],
 )
 def test_bad_words(word: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         load_config([word])
+
+
+def test_muon() -> None:
+    config = load_config(["optimizer.name=muon", "optimizer.lr=1e-3"])
+    assert (config.optimizer.matrix_lr, config.optimizer.momentum, config.optimizer.nesterov) == (1e-3, 0.95, True)
+    assert from_dict(config.to_dict()) == config
+    assert load_config(["optimizer.name=muon", "optimizer.matrix_lr=0.02"]).optimizer.matrix_lr == 0.02
+    with pytest.raises(ValueError, match=r"optimizer\.matrix_lr is 0\.0; it must be a positive number"):
+        load_config(["optimizer.name=muon", "optimizer.matrix_lr=0"])
 
 
 def test_bad_presets() -> None:

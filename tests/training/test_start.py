@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from tests.helpers import small_model
-from tests.training.helpers import SMALL
+from tests.training.helpers import SMALL, losses, weights_of
 from tracformer import Tracformer
+from tracformer.data import PreparedData, prepare
 from tracformer.training.config import TrainConfig, load_config
+from tracformer.training.log import read_log
+from tracformer.training.optimizer import Optimizer
 from tracformer.training.start import default_run, grown_weights, start
 
 
@@ -55,3 +58,58 @@ def test_words_stay_under_the_preset_that_fits_the_data(tmp_path: Path) -> None:
     words = [f"data={tmp_path / 'a.txt'}", f"run={tmp_path / 'run'}", *SMALL, "steps=1", "optimizer.lr=6e-4"]
     start(load_config(words), lambda name: load_config(words, name))
     assert json.loads((tmp_path / "run" / "train.json").read_text())["optimizer"]["lr"] == 6e-4
+
+
+def test_a_file_to_validate_on(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("some text " * 300)
+    (tmp_path / "held.txt").write_text("other text " * 10)
+    held = f"data.validation={tmp_path / 'held.txt'}"
+    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *SMALL, "steps=1"]
+    start(load_config([*words, held]))
+    data = PreparedData.open(tmp_path / "run" / "data")
+    assert data.tokenizer.decode(data.split("validation").document(0)[:-1]) == "other text " * 10
+    assert data.manifest.splits["train"].bytes == 3000
+    assert any(record["kind"] == "eval" for record in read_log(tmp_path / "run" / "log.jsonl"))
+    with pytest.raises(ValueError, match=r"was prepared from other data than .*my\.txt; use another run"):
+        start(load_config(words))
+    with pytest.raises(ValueError, match=r"data\.validation is .*held\.txt', but the splits of .* were made when it was prepared"):
+        start(load_config([*words, held, f"data={tmp_path / 'run' / 'data'}"]))
+
+
+def test_a_fraction_to_validate_on(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("some text " * 300)
+    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *SMALL, "steps=1"]
+    start(load_config([*words, "data.validation=0.25"]))
+    assert PreparedData.open(tmp_path / "run" / "data").manifest.splits["validation"].bytes == pytest.approx(750, abs=20)
+    with pytest.raises(ValueError, match=r"holds back 0\.25 of the data, and data\.validation is now 0\.05"):
+        start(load_config(words))
+
+
+def test_muon_resumes_bit_identical_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.txt").write_text("".join(random.Random(0).choices("abcd ", k=3000)))
+    prepare(tmp_path / "data", tmp_path / "my.txt", "byte", quiet=True)
+
+    def config(run: str, name: str = "muon") -> TrainConfig:
+        words = [f"data={tmp_path / 'data'}", f"run={tmp_path / run}", *SMALL, "steps=6", "save_every=2", f"optimizer.name={name}"]
+        return load_config(words)
+
+    start(config("whole"))
+    taken = 0
+    step = Optimizer.step
+
+    def failing_step(self: Optimizer) -> None:
+        nonlocal taken
+        taken += 1
+        step(self)
+        if taken == 4:
+            raise MemoryError  # between checkpoints, the weights already changed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Optimizer, "step", failing_step)
+        with pytest.raises(MemoryError):
+            start(config("crashed"))
+    assert start(config("crashed")).finished
+    assert weights_of(tmp_path / "crashed") == weights_of(tmp_path / "whole")
+    assert losses(tmp_path / "crashed") == losses(tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"was trained with optimizer\.name=muon, and adamw cannot go on from its state"):
+        start(config("crashed", "adamw"))

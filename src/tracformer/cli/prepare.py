@@ -1,6 +1,7 @@
 """Turn text files, JSONL, FASTA, or a hub data set into token shards.
 
     tracformer prepare my.txt --out data/my
+    tracformer prepare my.txt --validation held.txt --out data/my
     tracformer prepare 'books/*.jsonl.gz' --field body --tokenizer bpe:8192 --out data/books
     tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
     tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
@@ -20,7 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", default="auto", help="auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id (default: auto)"
     )
-    parser.add_argument("--validation", type=float, default=0.05, help="fraction to hold back where there is no such split (default: 0.05)")
+    parser.add_argument(
+        "--validation",
+        metavar="FRACTION | FILE",
+        default="0.05",
+        help="the fraction to hold back where there is no such split; or the file, folder or glob that is this split (default: 0.05)",
+    )
     parser.add_argument("--format", help="text, jsonl or fasta (default: by the file's ending)")
     parser.add_argument("--field", help="JSONL: the field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
@@ -31,15 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.data import open_sources, prepare
+    from tracformer.data import open_sources, parse_validation, prepare
 
     names = ("format", "field", "documents", "gaps", "detokenize")
     options: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
-    sources = open_sources(where, **options)
-    data = prepare(
-        arguments.out, sources, arguments.tokenizer, validation=arguments.validation, overwrite=arguments.overwrite, quiet=arguments.json
-    )
+    fraction, held = parse_validation(arguments.validation)
+    sources = open_sources(where, validation=held, **options)
+    data = prepare(arguments.out, sources, arguments.tokenizer, validation=fraction, overwrite=arguments.overwrite, quiet=arguments.json)
     counts = {
         name: {"documents": split.documents, "tokens": split.tokens, "bytes": split.bytes} for name, split in data.manifest.splits.items()
     }

@@ -1,7 +1,8 @@
 """Where documents come from: files, folders and globs of them, or a data set of the Hugging Face hub."""
 
 import glob
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -106,14 +107,45 @@ def open_source(where: Where | Sequence[Where], format: str | None = None, detok
     return FileSource(tuple(files), formats.pop(), how, detokenize)
 
 
-def open_sources(where: Where | Sequence[Where], **options: Any) -> dict[str, Source]:
-    """By split: the paper's data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything else as `open_source`."""
+def open_sources(where: Where | Sequence[Where], *, validation: Where | None = None, **options: Any) -> dict[str, Source]:
+    """By split: the paper's data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything else as `open_source`.
+
+    `validation` names a file, folder or glob that becomes that split, read with the same options.
+    """
+    sources: dict[str, Source]
     if isinstance(where, str) and where in NAMED:
-        return dict(named_source(where, **options))
-    if isinstance(where, str) and where.startswith(HUB_PREFIX):
+        sources = dict(named_source(where, **options))
+    elif isinstance(where, str) and where.startswith(HUB_PREFIX):
         path, _, config = where.removeprefix(HUB_PREFIX).partition(":")
-        return {"train": HubSource(path, config or None, **options)}
-    return {"train": open_source(where, **options)}
+        sources = {"train": HubSource(path, config or None, **options)}
+    else:
+        sources = {"train": open_source(where, **options)}
+    if validation is not None:
+        sources["validation"] = _held_out(validation, sources.get("train"), options)
+    return sources
+
+
+def parse_validation(text: str) -> tuple[float, str | None]:
+    """What to validate on, in a word: a fraction of the data to hold back, such as `0.05`, or a file, folder or glob (and then 0)."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        if text:
+            return 0.0, text
+        fraction = math.nan
+    if not 0.0 <= fraction <= 0.5:
+        raise ValueError(f"validation is {text!r}; it must be a fraction from 0 to 0.5 to hold back, or a file, folder or glob")
+    return fraction, None
+
+
+def _held_out(where: Where, train: Source | None, options: Mapping[str, Any]) -> FileSource:
+    if not Path(where).exists() and not glob.has_magic(str(where)):
+        raise FileNotFoundError(f"validation is {str(where)!r}: no such file or folder; it may also be a glob, or a fraction to hold back")
+    source = open_source(where, **options)
+    used = {file.resolve() for file in train.files} if isinstance(train, FileSource) else set()
+    if both := [str(file) for file in source.files if file.resolve() in used]:
+        raise ValueError(f"{both[0]} is given both for training and for validation; a model must be validated on other text")
+    return source
 
 
 def _files(where: Where, format: str | None) -> list[Path]:

@@ -14,18 +14,22 @@ import yaml
 
 from tracformer.attention import implementations
 from tracformer.contexts import parse as parse_strategy
+from tracformer.data import parse_validation
 from tracformer.families import find_family
 from tracformer.model.config import ModelConfig
 from tracformer.objectives import parse_objective
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
+OPTIMIZERS = ("adamw", "muon")
+AS_WRITTEN = ("data", "data.validation", "run", "init")  # names of files are not read as YAML
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with the paper's numbers (Tables 5 and 10)."""
+    """AdamW with the paper's numbers (Tables 5 and 10); or Muon on the matrices of the layers, and AdamW on the rest."""
 
+    name: str = "adamw"
     lr: float = 6e-4
     final_lr: float = -1.0  # at the last step, by a cosine; -1: a tenth of lr, the paper's 6e-5
     warmup: int = 1000  # steps
@@ -33,8 +37,12 @@ class OptimizerConfig:
     beta2: float = 0.95
     weight_decay: float = 0.1  # on matrices only
     clip: float = 1.0  # largest gradient norm
+    matrix_lr: float = -1.0  # muon: lr of its matrices, on the same schedule; -1: the same as lr, for its steps are scaled to AdamW's size
+    momentum: float = 0.95  # muon
+    nesterov: bool = True  # muon
 
     def __post_init__(self) -> None:
+        _require(self.name in OPTIMIZERS, "optimizer.name", self.name, f"one of {', '.join(OPTIMIZERS)}")
         _require(self.lr > 0, "optimizer.lr", self.lr, "a positive number")
         if self.final_lr == -1.0:
             object.__setattr__(self, "final_lr", self.lr / 10)
@@ -44,6 +52,15 @@ class OptimizerConfig:
         _require(0 <= self.beta2 < 1, "optimizer.beta2", self.beta2, "in [0, 1)")
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "zero or more")
         _require(self.clip > 0, "optimizer.clip", self.clip, "a positive number")
+        if self.name == "muon":
+            if self.matrix_lr == -1.0:
+                object.__setattr__(self, "matrix_lr", self.lr)
+            _require(self.matrix_lr > 0, "optimizer.matrix_lr", self.matrix_lr, "a positive number, or -1 for optimizer.lr")
+            _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
+        else:
+            for key in ("matrix_lr", "momentum", "nesterov"):
+                value = getattr(self, key)
+                _require(value == getattr(OptimizerConfig, key), f"optimizer.{key}", value, "left out unless optimizer.name is muon")
 
 
 @dataclass(frozen=True)
@@ -51,11 +68,13 @@ class DataConfig:
     """What is read, and how text becomes rows."""
 
     source: str = ""  # a prepared folder, a file, folder or glob (text, JSONL, FASTA), a named data set, or hf:OWNER/NAME
+    validation: str = "0.05"  # the fraction to hold back where there is no such split; or the file, folder or glob that is this split
     tokenizer: str = "auto"  # auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id
     rows: str = "packed"  # packed: blocks of text; records: one document a row
     cross_documents: bool = True  # may a packed row hold the end of one document and the start of the next?
 
     def __post_init__(self) -> None:
+        parse_validation(self.validation)
         _require(self.rows in ("packed", "records"), "data.rows", self.rows, "packed or records")
 
 
@@ -135,7 +154,7 @@ def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ValueError(f"{word!r} is not of the form key=value")
-        _place(values, key, text if key in ("data", "run", "init") else yaml.safe_load(text) if text else "")
+        _place(values, key, text if key in AS_WRITTEN else yaml.safe_load(text) if text else "")
     return from_dict(values)
 
 

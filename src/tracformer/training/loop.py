@@ -23,7 +23,7 @@ from tracformer.training.batches import Batch, Group, Stream
 from tracformer.training.config import TrainConfig
 from tracformer.training.distributed import Ranks
 from tracformer.training.log import LiveLine, RunLog
-from tracformer.training.optimizer import build_optimizer, learning_rate
+from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.state import State
 from tracformer.training.validation import conditional_perplexity, sample_hole
 
@@ -66,7 +66,7 @@ class Trainer:
         self.model.checkpoint_activations = config.checkpoint_activations
         self.loss_of = self._parallel(LossOf(self.model))
         fused = ranks.device.type in ("cpu", "cuda") and not self._sharded
-        self.optimizer = build_optimizer(self.model.parameters(), config.optimizer, fused)
+        self.optimizer = build_optimizer(self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model))
         self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema)
         questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
         self.stream = Stream(train, questioner, config.batch, config.micro_batch, config.seed, ranks, lockstep=self._sharded)
@@ -93,7 +93,7 @@ class Trainer:
                     line.update(state.step, loss_sum / since, speed)
                 if state.step % config.log_every == 0 or state.step == config.steps:
                     if log is not None:
-                        rate = self.optimizer.param_groups[0]["lr"]
+                        rate = self.optimizer.param_groups[0]["lr"]  # AdamW's
                         log.write(
                             "train", state.step, loss=loss_sum / since, lr=rate, gradient_norm=norm, tokens_per_second=round(speed, 1)
                         )
@@ -119,12 +119,10 @@ class Trainer:
         """One optimiser step. Returns the loss per target, the gradient norm, tokens seen, and whether some rank was told to stop."""
         config, state = self.config, self.state
         torch.manual_seed(seed_of(config.seed, state.step, self.ranks.rank))  # dropout: a function of the step, so resuming repeats it
-        rate = learning_rate(state.step, config.steps, config.optimizer)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = rate
+        self.optimizer.set_rate(learning_rate(state.step, config.steps, config.optimizer))
         count, seen = self.ranks.total([float(batch.count), float(batch.tokens)])
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         total = 0.0
         for number, group in enumerate(batch.micro, start=1):
             with self._accumulating(last=number == len(batch.micro)):

@@ -1,25 +1,116 @@
-"""AdamW, its schedule, and its state as named tensors."""
+"""AdamW, or Muon for the layers' matrices beside AdamW for the rest; their schedule, and their state as named tensors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tracformer.model import ConditionalModel
 from tracformer.training.config import OptimizerConfig
 from tracformer.training.distributed import local
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
+    torch.optim.Muon: ("momentum_buffer",),
+}
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig, fused: bool) -> torch.optim.AdamW:
-    """Weight decay on matrices only: vectors are biases and norms."""
-    every = list(parameters)
+class Optimizer:
+    """One or two of torch's optimisers that step together, each over parameters of its own."""
+
+    def __init__(self, name: str, parts: Sequence[torch.optim.Optimizer]) -> None:
+        self.name, self.parts = name, parts
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def set_rate(self, rate: float) -> None:
+        """Every group follows the one schedule, at its own height."""
+        for group in self.param_groups:
+            group["lr"] = rate * group["lr_scale"]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    # ---- state by name: `exp_avg.NAME`, `exp_avg_sq.NAME`, `momentum_buffer.NAME`
+
+    def tensor_names(self, names: Mapping[Tensor, str]) -> list[str]:
+        """What `tensors` holds once every parameter has taken a step."""
+        return [f"{moment}.{names[parameter]}" for part, parameter in self._owned() for moment in MOMENTS[type(part)]]
+
+    def tensors(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+        """The moments of every parameter that has taken a step; this rank's rows."""
+        return {
+            f"{moment}.{names[parameter]}": local(part.state[parameter][moment])
+            for part, parameter in self._owned()
+            if parameter in part.state
+            for moment in MOMENTS[type(part)]
+        }
+
+    def restore(self, names: Mapping[Tensor, str], tensors: Mapping[str, Tensor], step: int) -> None:
+        """The inverse of `tensors`; `step` is the number of steps taken, the same for every parameter."""
+        for part, parameter in self._owned():
+            state: dict[str, Tensor] = {}
+            if isinstance(part, torch.optim.AdamW):
+                where = parameter.device if part.defaults["fused"] else "cpu"  # where torch itself counts
+                state["step"] = torch.tensor(float(step), dtype=torch.float32, device=where)
+            for moment in MOMENTS[type(part)]:
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                local(state[moment]).copy_(tensors[f"{moment}.{names[parameter]}"])
+            part.state[parameter] = state
+
+    def _owned(self) -> Iterator[tuple[torch.optim.Optimizer, nn.Parameter]]:
+        return ((part, parameter) for part in self.parts for group in part.param_groups for parameter in group["params"])
+
+
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig, fused: bool, matrices: Sequence[nn.Parameter] = ()
+) -> Optimizer:
+    """`matrices`, among `parameters`, are what Muon takes (see `hidden_matrices`); AdamW takes the others, and all where it is alone.
+
+    Weight decay on matrices only: vectors are biases and norms.
+    """
+    muon = config.name == "muon"
+    if muon and not matrices:
+        raise ValueError("optimizer.name is 'muon', but the model has no linear maps in its layers for it; use optimizer.name=adamw")
+    taken = {id(matrix) for matrix in matrices} if muon else set()
+    rest = [p for p in parameters if id(p) not in taken]
     groups = [
-        {"params": [p for p in every if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in every if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay, "lr_scale": 1.0},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused)
+    parts: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused)]
+    if muon:
+        parts.append(
+            torch.optim.Muon(
+                [{"params": list(matrices), "lr_scale": config.matrix_lr / config.lr}],
+                lr=config.matrix_lr,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                nesterov=config.nesterov,
+                adjust_lr_fn="match_rms_adamw",  # 0.2 sqrt(max(rows, columns)): steps as large as AdamW's, so that its rates serve
+            )
+        )
+    return Optimizer(config.name, parts)
+
+
+def hidden_matrices(model: ConditionalModel) -> list[nn.Parameter]:
+    """The weights of the linear maps inside the layers. Tables of embeddings or positions, heads and biases are none.
+
+    A map is known by its two-dimensional `weight`, for not every library's is an `nn.Linear` (GPT-2's in `transformers` is a `Conv1D`).
+    """
+    tables = {id(table) for table in model.embedding_tables()}
+    maps = [module for block in model.blocks() for module in block.modules() if not isinstance(module, nn.Embedding)]
+    weights = dict.fromkeys(module._parameters.get("weight") for module in maps)  # shared ones once
+    return [weight for weight in weights if weight is not None and weight.dim() == 2 and id(weight) not in tables]
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
@@ -28,18 +119,3 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
         return config.lr * (step + 1) / config.warmup
     progress = (step - config.warmup) / max(1, steps - 1 - config.warmup)
     return config.final_lr + 0.5 * (config.lr - config.final_lr) * (1.0 + math.cos(math.pi * min(1.0, progress)))
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-    """`exp_avg.NAME` and `exp_avg_sq.NAME` of every parameter that has taken a step; this rank's rows."""
-    return {f"{moment}.{names[parameter]}": local(state[moment]) for parameter, state in optimizer.state.items() for moment in MOMENTS}
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], tensors: Mapping[str, Tensor], step: int) -> None:
-    """The inverse; `step` is the number of steps taken, the same for every parameter."""
-    for parameter, name in names.items():
-        state: dict[str, Tensor] = {"step": torch.tensor(float(step), dtype=torch.float32)}
-        for moment in MOMENTS:
-            state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            local(state[moment]).copy_(tensors[f"{moment}.{name}"])
-        optimizer.state[parameter] = state

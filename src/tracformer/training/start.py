@@ -7,12 +7,21 @@ from pathlib import Path
 
 import torch
 
-from tracformer.data import PreparedData, Tokenizer, examples, load_tokenizer, open_sources, prepare, require_same_tokenizer
+from tracformer.data import (
+    PreparedData,
+    Tokenizer,
+    examples,
+    load_tokenizer,
+    open_sources,
+    parse_validation,
+    prepare,
+    require_same_tokenizer,
+)
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.families import find_family, load_model
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig, storage
 from tracformer.training.checkpoint import list_checkpoints
-from tracformer.training.config import TrainConfig
+from tracformer.training.config import DataConfig, TrainConfig
 from tracformer.training.distributed import Ranks, join_ranks
 from tracformer.training.loop import Outcome, Trainer
 
@@ -75,21 +84,34 @@ def fitting_preset(data: PreparedData, say: Say) -> str:
 
 def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
     """A prepared folder as it is; anything else is prepared once, inside the run's folder."""
-    source = Path(config.data.source)
-    if (source / MANIFEST_FILE).is_file():
-        data = PreparedData.open(source)
+    if (Path(config.data.source) / MANIFEST_FILE).is_file():
+        if config.data.validation != DataConfig.validation:
+            raise ValueError(
+                f"data.validation is {config.data.validation!r}, but the splits of {config.data.source} were made when it was prepared; "
+                f"use `tracformer prepare --validation {config.data.validation}`, or leave data.validation out"
+            )
+        data = PreparedData.open(config.data.source)
     else:
+        fraction, held = parse_validation(config.data.validation)
+        sources = open_sources(config.data.source, validation=held)
         folder = Path(config.run) / "data"
         tokenizer = config.data.tokenizer
         if config.init and tokenizer == "auto":
             tokenizer = config.init
         if ranks.first and not (folder / MANIFEST_FILE).is_file():
             say(f"preparing {config.data.source} in {folder}")
-            prepare(folder, config.data.source, tokenizer)
+            prepare(folder, sources, tokenizer, validation=fraction)
         ranks.barrier()
         data = PreparedData.open(folder)
-        if data.manifest.sources != {name: source.describe() for name, source in open_sources(config.data.source).items()}:
-            raise ValueError(f"{folder} was prepared from other data than {config.data.source}; use another run=FOLDER, or remove {folder}")
+        if data.manifest.sources != {name: source.describe() for name, source in sources.items()}:
+            told = config.data.source + (f" with data.validation={held}" if held else "")
+            raise ValueError(f"{folder} was prepared from other data than {told}; use another run=FOLDER, or remove {folder}")
+        carved = data.manifest.carving["train"].get("fraction", 0.0)
+        if "validation" not in sources and carved != fraction:
+            raise ValueError(
+                f"{folder} holds back {carved:g} of the data, and data.validation is now {fraction:g}; "
+                f"use another run=FOLDER, or remove {folder}"
+            )
     counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
     say(f"data: {data.folder}: {counts}; tokeniser: {data.tokenizer.kind}, {data.tokenizer.vocab_size} tokens")
     return data
@@ -131,6 +153,10 @@ def _construct(shape: ModelConfig, config: TrainConfig) -> ConditionalModel:
 def grown_weights(old: ConditionalModel, origins: list[int]) -> dict[str, torch.Tensor]:
     """The old weights under another vocabulary: row i is old row `origins[i]`, or the old rows' mean for -1; the mask stays last."""
     weights = old.state_dict()
+    if origins == list(range(old.config.vocab_size)):
+        return weights
+    if not isinstance(old.config, TracformerConfig):
+        raise ValueError(f"the vocabulary is not that of init, and only a Tracformer's can grow; {old.config.model_type} needs the same")
     rows, mask = weights["embedding.weight"][:-1], weights["embedding.weight"][-1:]
     candidates = torch.cat((rows, rows.mean(0, keepdim=True)))  # -1 picks the mean
     return {**weights, "embedding.weight": torch.cat((candidates[origins], mask))}

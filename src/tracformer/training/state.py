@@ -10,11 +10,11 @@ from torch import Tensor
 from tracformer.model import ConditionalModel
 from tracformer.training.checkpoint import DamagedCheckpointError, Reader, Rows, Shard
 from tracformer.training.distributed import Ranks, local
-from tracformer.training.optimizer import optimizer_tensors, restore_optimizer
+from tracformer.training.optimizer import Optimizer
 
 
 class State:
-    def __init__(self, model: ConditionalModel, optimizer: torch.optim.Optimizer, ranks: Ranks, sharded: bool, ema: float) -> None:
+    def __init__(self, model: ConditionalModel, optimizer: Optimizer, ranks: Ranks, sharded: bool, ema: float) -> None:
         self.model, self.optimizer, self.ranks, self.sharded, self.decay = model, optimizer, ranks, sharded, ema
         self.parameters = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
@@ -35,7 +35,14 @@ class State:
 
     def describe(self) -> dict[str, Any]:
         best = None if self.best == float("inf") else self.best
-        return {"step": self.step, "position": self.position, "best": best, "ema": self.decay, "model": self.model.config.to_dict()}
+        return {
+            "step": self.step,
+            "position": self.position,
+            "best": best,
+            "ema": self.decay,
+            "optimizer": self.optimizer.name,
+            "model": self.model.config.to_dict(),
+        }
 
     def shards(self) -> dict[str, Shard]:
         """By kind; empty on ranks that have nothing to write."""
@@ -43,7 +50,7 @@ class State:
             return {}
         shards = {
             "weights": self._shard({name: local(p) for name, p in self.parameters.items()}),
-            "optimizer": self._shard(optimizer_tensors(self.optimizer, self.names)),
+            "optimizer": self._shard(self.optimizer.tensors(self.names)),
         }
         if self.average:
             shards["ema"] = self._shard(self.average)
@@ -66,15 +73,19 @@ class State:
             raise ValueError(
                 f"the run in {reader.path.parent.parent} has another model: {told}; use another run folder, or the old settings"
             )
+        if (before := reader.state.get("optimizer", "adamw")) != self.optimizer.name:
+            raise ValueError(
+                f"the run in {reader.path.parent.parent} was trained with optimizer.name={before}, and {self.optimizer.name} cannot go on "
+                f"from its state; use another run folder, or optimizer.name={before}"
+            )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 local(parameter).copy_(self._rows(reader, "weights", name))
         self.step, self.position = reader.state["step"], reader.state["position"]
         self.best = float("inf") if reader.state["best"] is None else reader.state["best"]
         if self.step:
-            wanted = [f"{moment}.{name}" for name in self.parameters for moment in ("exp_avg", "exp_avg_sq")]
-            tensors = {name: self._rows(reader, "optimizer", name) for name in wanted}
-            restore_optimizer(self.optimizer, self.names, tensors, self.step)
+            tensors = {name: self._rows(reader, "optimizer", name) for name in self.optimizer.tensor_names(self.names)}
+            self.optimizer.restore(self.names, tensors, self.step)
         if self.average:
             source = "ema" if reader.has("ema") else "weights"
             for name, mean in self.average.items():

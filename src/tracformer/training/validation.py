@@ -4,14 +4,17 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
 from tracformer.data.views import Examples
 from tracformer.model import ConditionalModel
+from tracformer.model.base import BOUND, targets_of
 from tracformer.training.distributed import Ranks
 
 CONTEXT_SEED = 20250  # held-out contexts are the same in every run
+BOUND_DRAWS = 8  # of noise for each sequence, where the model answers with a bound
 
 
 @torch.no_grad()
@@ -24,7 +27,7 @@ def conditional_perplexity(
     ranks: Ranks,
     batch: int = 16,
 ) -> float:
-    """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`."""
+    """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`, a bound's where the model answers with one."""
     sequences = min(sequences, len(rows))
     # Equal shares, so that sharded ranks call the model equally often; too few to share are done by every rank.
     mine = ranks.share(0, sequences - sequences % ranks.world) if sequences >= ranks.world else range(sequences)
@@ -33,7 +36,8 @@ def conditional_perplexity(
         numbers = np.arange(start, min(start + batch, mine.stop))
         tokens, lengths = rows.get(numbers)
         context = draw_contexts(parse_strategy(strategy), lengths, CONTEXT_SEED, numbers, width=tokens.shape[1])
-        nll, targets = model.nll(
+        nll, targets = _nll(
+            model,
             torch.from_numpy(tokens).to(ranks.device),
             torch.from_numpy(context).to(ranks.device),
             mode,
@@ -42,6 +46,13 @@ def conditional_perplexity(
         total, count = total + float(nll), count + targets
     total, count_all = ranks.total([total, float(count)])
     return math.exp(min(total / count_all, 700.0))
+
+
+def _nll(model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> tuple[Tensor, int]:
+    if model.answers[mode] != BOUND:
+        return model.nll(tokens, context, mode, lengths)
+    values = model.log_prob(tokens, context, mode, lengths, draws=BOUND_DRAWS, seed=CONTEXT_SEED)  # `nll` is a training loss there
+    return -values.sum(), int(targets_of(context, lengths).sum())
 
 
 @torch.no_grad()
@@ -63,8 +74,10 @@ def sample_hole(
     generator = torch.Generator().manual_seed(seed)
     filled = row.clone()
     for t in range(start, stop):
-        if mode == "ac":
+        if mode in ("ac", "diffusion"):
             context[:, start:t] = True  # what is filled counts as given
-        logits = model(filled, context, mode)[0, t].float().cpu()
+        wanted = torch.zeros_like(context)
+        wanted[:, t] = True
+        logits = model.logits_at(filled, context, mode, None, wanted)[0].float().cpu()
         filled[0, t] = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
     return row[0].tolist(), start, stop, filled[0, start:stop].tolist()
