@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tracformer import geometry
 from tracformer.attention import Layout, build_attention
-from tracformer.attention.native import build
+from tracformer.native import build
 
 needs_compiler = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
 reference, native = build_attention("reference"), build_attention("native")

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tracformer.attention.blocked import Blocked
 from tracformer.attention.layout import Layout
-from tracformer.attention.native.build import available
-from tracformer.attention.native.functions import strided_attention, window_attention
+from tracformer.native import available
+from tracformer.attention.compiled import strided_attention, window_attention
 from tracformer.geometry import arithmetic_run
 
 

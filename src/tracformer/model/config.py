@@ -67,6 +67,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
     # Sizes for one machine without a GPU; bring your own vocabulary.
     "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8, "init_std": 0.06},  # 1.6M
+    # 2.1M without embeddings, as the presets of this name of every system
+    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 2, "d_model": 104, "n_max": 16, "init_std": 0.06},
     "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16, "init_std": 0.04},  # 7.9M
     "laptop-long": {
         "vocab_size": 4096,

@@ -9,6 +9,7 @@ from tracformer.attention import Attention, Layout
 from tracformer.geometry import decoder_stride
 from tracformer.model.config import TracformerConfig
 from tracformer.model.feedforward import FeedForward
+from tracformer.model.linear import Linear
 from tracformer.model.rotary import Angles, rotate
 
 
@@ -20,10 +21,10 @@ class DecoderLayer(nn.Module):
         self.stride = 1 if config.decoder == "dense" else decoder_stride(layer, config.n_layer)
         self.norm_query = nn.LayerNorm(d)
         self.norm_feature = nn.LayerNorm(d)
-        self.q = nn.Linear(d, d)
-        self.k = nn.Linear(d, d)  # keys and values apart: each result is contiguous, so that residue classes are views
-        self.v = nn.Linear(d, d)
-        self.out = nn.Linear(d, d)
+        self.q = Linear(d, d)
+        self.k = Linear(d, d)  # keys and values apart: each result is contiguous, so that residue classes are views
+        self.v = Linear(d, d)
+        self.out = Linear(d, d)
         self.norm_feedforward = nn.LayerNorm(d)
         self.feedforward = FeedForward(d)
         self.dropout = nn.Dropout(config.dropout)

@@ -6,6 +6,7 @@ from tracformer.attention import Attention, Layout
 from tracformer.geometry import encoder_offsets
 from tracformer.model.config import TracformerConfig
 from tracformer.model.feedforward import FeedForward
+from tracformer.model.linear import Linear
 from tracformer.model.rotary import Angles, rotate
 
 
@@ -16,8 +17,8 @@ class EncoderLayer(nn.Module):
         self.n_head = config.n_head
         self.offsets = None if config.encoder == "full" else encoder_offsets(layer, config.n_max, config.key_set)
         self.norm_attention = nn.LayerNorm(d)
-        self.qkv = nn.Linear(d, 3 * d)
-        self.out = nn.Linear(d, d)
+        self.qkv = Linear(d, 3 * d)
+        self.out = Linear(d, d)
         self.norm_feedforward = nn.LayerNorm(d)
         self.feedforward = FeedForward(d)
         self.dropout = nn.Dropout(config.dropout)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from tracformer.model.linear import linear
 from tracformer.precision import wide
 
 LOGITS_AT_ONCE = 2**24  # elements: 64 MiB in float32
@@ -18,7 +19,7 @@ def row_chunks(rows: int, vocab_size: int) -> list[slice]:
 
 def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
     """hidden: (N, d); head: (V, d); bias: (V,)."""
-    return torch.nn.functional.linear(hidden, head, bias)
+    return linear(hidden, head, bias)
 
 
 def token_log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:

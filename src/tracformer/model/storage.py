@@ -17,7 +17,8 @@ from tracformer.model.config import ModelConfig
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 C = TypeVar("C", bound=ModelConfig)
-FOREIGN_KEYS = {"architectures", "dtype", "torch_dtype", "transformers_version"}  # what other tools write beside ours
+# What transformers writes beside our keys: the first four at every save, the others once its Trainer has held the model.
+FOREIGN_KEYS = {"architectures", "dtype", "torch_dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
 
 
 def save(folder: str | PathLike[str], config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
@@ -72,13 +73,14 @@ def load_weights(
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _compare(path, found, expected)
+            compare(path, found, expected)
             return {name: file.get_tensor(name).to(dtype) for name in expected}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-def _compare(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+def compare(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError that names the tensors of a file that are missing, unexpected or of another shape."""
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [

@@ -22,6 +22,7 @@ COMPILERS = ("c++", "g++", "clang++")
 log = logging.getLogger("tracformer")
 _lock = threading.Lock()
 _loaded: bool | None = None
+_absent = False  # nothing was built when `ready` last looked
 
 
 class BuildError(Exception):
@@ -33,6 +34,18 @@ def available() -> bool:
     return load() if _loaded is None else _loaded
 
 
+def ready() -> bool:
+    """Whether they can be had at once: nothing is compiled for this answer."""
+    global _absent
+    if _loaded is None and not _absent:
+        try:
+            _absent = not built_library(find_compiler()).exists()
+        except BuildError:
+            _absent = True
+        return not _absent and load()
+    return bool(_loaded)
+
+
 def load() -> bool:
     global _loaded
     with _lock:
@@ -41,7 +54,7 @@ def load() -> bool:
                 torch.ops.load_library(str(library()))
                 _loaded = True
             except (BuildError, OSError, RuntimeError) as error:
-                log.warning("native attention is not available, blocked does its work: %s", error)
+                log.warning("native code is not available, PyTorch does its work: %s", error)
                 _loaded = False
         return _loaded
 
@@ -49,14 +62,18 @@ def load() -> bool:
 def library() -> Path:
     """The compiled library, from the cache or built now."""
     compiler = find_compiler()
-    sources = sorted(path for path in SOURCE.iterdir() if path.suffix in (".cpp", ".h"))
-    digest = hashlib.sha256("\0".join((*FLAGS, torch.__version__, target(compiler))).encode())
-    for path in sources:
-        digest.update(path.name.encode() + path.read_bytes())
-    built = cache_folder() / f"attention-{digest.hexdigest()[:24]}.so"
+    built = built_library(compiler)
     if not built.exists():
-        compile_to(built, compiler, [path for path in sources if path.suffix == ".cpp"])
+        compile_to(built, compiler, sorted(SOURCE.glob("*.cpp")))
     return built
+
+
+def built_library(compiler: str) -> Path:
+    """Where the compiled library lies once it is built."""
+    digest = hashlib.sha256("\0".join((*FLAGS, torch.__version__, target(compiler))).encode())
+    for path in sorted(path for path in SOURCE.iterdir() if path.suffix in (".cpp", ".h")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return cache_folder() / f"native-{digest.hexdigest()[:24]}.so"
 
 
 def cache_folder() -> Path:
@@ -78,7 +95,7 @@ def target(compiler: str) -> str:
 
 
 def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
-    log.info("compiling native attention, once, to %s", built)
+    log.info("compiling native code, once, to %s", built)
     torch_folder = Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     linked = (f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu")

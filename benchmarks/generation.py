@@ -1,0 +1,137 @@
+"""Speed of cached generation at the paper's size, against transformers' GPT-2, against no cache, and against masked diffusion.
+
+    python benchmarks/generation.py             # a few minutes on two cores
+    python benchmarks/generation.py --quick     # fewer tokens
+
+Weights are random: speed does not depend on them. Timings on a shared machine are noisy: read the ratios. Rivals take turns within one
+run, and each figure is the median of a few rounds.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tracformer import Tracformer, TracformerConfig
+from tracformer.generation.fill import fill
+from tracformer.generation.orders import Ancestral
+from tracformer.generation.samplers import Sampler
+from tracformer.runtime import keep_freed_memory
+
+LENGTH = 1024
+GREEDY = Sampler(temperature=0.0)
+
+
+def in_turns(rounds: int, **runs: Callable[[], float]) -> dict[str, float]:
+    """Median seconds of each, measured in turns so that a busy moment hits all alike."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(run())
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def tracformer_seconds(model: Tracformer, batch: int, start: int, tokens: int, mode: str = "car", cached: bool = True) -> float:
+    """Seconds a token for `tokens` tokens from position `start` on; the text before is given, that after them is open (car) or absent."""
+    text = torch.randint(model.config.vocab_size, (batch, LENGTH))
+    context = torch.arange(LENGTH).expand(batch, -1) < start
+    if not cached:
+        position = torch.zeros(batch, LENGTH, dtype=torch.bool)
+        position[:, start] = True
+        begun = time.perf_counter()
+        with torch.no_grad():
+            model.logits_at(text, context, mode, None, position)
+        return time.perf_counter() - begun
+    cache = model.cache(text, context, mode)
+    assert cache is not None
+    rows = torch.arange(batch)
+    begun = 0.0
+    for t in range(start, start + tokens + 1):
+        if t == start + 1:  # the first step is not counted
+            begun = time.perf_counter()
+        at = torch.full((batch,), t)
+        cache.reveal(rows, at, cache.logits(rows, at).argmax(1))
+    return (time.perf_counter() - begun) / tokens
+
+
+def gpt2_seconds(model: torch.nn.Module, batch: int, start: int, tokens: int) -> float:
+    """transformers' GPT-2 with its own cache, the same loop."""
+    with torch.no_grad():
+        out = model(torch.randint(50257, (batch, start)), use_cache=True, logits_to_keep=1)
+        begun = 0.0
+        for i in range(tokens + 1):
+            if i == 1:
+                begun = time.perf_counter()
+            last = out.logits[:, -1].argmax(1, keepdim=True)
+            out = model(last, past_key_values=out.past_key_values, use_cache=True, logits_to_keep=1)
+        return (time.perf_counter() - begun) / tokens
+
+
+def bench_tokens(model: Tracformer, gpt2: torch.nn.Module, tokens: int, rounds: int) -> None:
+    print("\ncached generation, tokens a second, T = 1024 (text given up to position 500)")
+    print(f"{'batch':>8} {'CAR':>9} {'AR':>9} {'GPT-2':>9} {'CAR / GPT-2':>12}")
+    for batch in (1, 16):
+        seconds = in_turns(
+            rounds,
+            car=lambda b=batch: tracformer_seconds(model, b, 500, tokens),  # type: ignore[misc]
+            ar=lambda b=batch: tracformer_seconds(model, b, 500, tokens, "ar"),  # type: ignore[misc]
+            gpt2=lambda b=batch: gpt2_seconds(gpt2, b, 500, tokens),  # type: ignore[misc]
+        )
+        car, ar, other = (batch / seconds[name] for name in ("car", "ar", "gpt2"))
+        print(f"{batch:>8} {car:>9.1f} {ar:>9.1f} {other:>9.1f} {car / other:>12.2f}")
+
+
+def bench_cache(model: Tracformer, tokens: int, rounds: int) -> None:
+    seconds = in_turns(
+        rounds,
+        near=lambda: tracformer_seconds(model, 1, 100, tokens),
+        far=lambda: tracformer_seconds(model, 1, 1000 - tokens // 2, tokens),
+        uncached=lambda: tracformer_seconds(model, 1, 500, 1, cached=False),
+    )
+    print(f"\nuncached over cached, batch 1: {seconds['uncached'] / seconds['near']:.1f} times the time a token")
+    print(f"a token at position 1000 over one at position 100: {seconds['far'] / seconds['near']:.2f}")
+
+
+def bench_hole(model: Tracformer, network: torch.nn.Module, name: str, rounds: int) -> None:
+    """A 64-token hole in the middle of 128 tokens, against a masked-diffusion sampler of 64 steps."""
+    text = torch.randint(model.config.vocab_size, (1, 128))
+    context = torch.ones(1, 128, dtype=torch.bool)
+    context[:, 32:96] = False
+
+    def timed(run: Callable[[], object]) -> float:
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+
+    def diffusion() -> Tensor:
+        return fill(network, text, context, "ac", order=Ancestral(64), sampler=GREEDY, insist=True).tokens  # type: ignore[arg-type]
+
+    seconds = in_turns(rounds, car=lambda: timed(lambda: fill(model, text, context, sampler=GREEDY)), diffusion=lambda: timed(diffusion))
+    print(f"\na 64-token hole in 128 tokens: cached CAR {seconds['car']:.2f} s, {name}, 64 steps, {seconds['diffusion']:.2f} s: ", end="")
+    print(f"{seconds['diffusion'] / seconds['car']:.1f} times as long")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer tokens and rounds")
+    quick = parser.parse_args().quick
+    keep_freed_memory()
+    import transformers
+
+    model = Tracformer(TracformerConfig.preset("paper-small", dropout=0.0)).eval()
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    counts = [sum(p.numel() for p in each.parameters()) / 1e6 for each in (model, gpt2)]
+    print(
+        f"Tracformer {counts[0]:.0f}M, GPT-2 {counts[1]:.0f}M (transformers {transformers.__version__}), {torch.get_num_threads()} threads"
+    )
+    tokens, rounds = (8, 1) if quick else (32, 5)
+    bench_tokens(model, gpt2, tokens, rounds)
+    bench_cache(model, tokens, rounds)
+    bench_hole(model, model, "the same network in AC mode", rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Cached generation answers what whole passes answer, whatever the shape."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.helpers import random_batch, small_model
+from tracformer import Tracformer, TracformerConfig
+from tracformer.model import cache as cache_module
+from tracformer.model.base import targets_of
+from tracformer.model.cache import Cache
+
+
+def open_cache(model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Cache:
+    cache = model.cache(tokens.masked_fill(~context, -1), context, mode, lengths)  # targets hold nonsense: it may not matter
+    assert cache is not None
+    return cache
+
+
+def answers(cache: Cache, tokens: Tensor, targets: Tensor) -> Tensor:
+    """(targets, V): every row is asked at its next target, then told the token that stands there."""
+    turns = [row.nonzero()[:, 0].tolist() for row in targets]
+    logits: dict[tuple[int, int], Tensor] = {}
+    for turn in range(max(map(len, turns))):
+        rows = torch.tensor([row for row, mine in enumerate(turns) if turn < len(mine)])
+        positions = torch.tensor([mine[turn] for mine in turns if turn < len(mine)])
+        answer = cache.logits(rows, positions)
+        logits.update(zip(zip(rows.tolist(), positions.tolist(), strict=True), answer, strict=True))
+        cache.reveal(rows, positions, tokens[rows, positions])
+    return torch.stack([logits[key] for key in sorted(logits)])
+
+
+SHAPES = {
+    "length": st.integers(1, 40),
+    "batch": st.integers(1, 4),
+    "n_max": st.sampled_from([2, 3, 4, 6, 16]),
+    "encoder": st.sampled_from(["multiscope", "full"]),
+    "decoder": st.sampled_from(["strided", "dense"]),
+    "key_set": st.sampled_from(["stepped", "rounded"]),
+    "mode": st.sampled_from(["car", "ar"]),
+    "seed": st.integers(0, 1000),
+}
+
+
+def every_step_equals_a_whole_pass(
+    length: int, batch: int, n_max: int, encoder: str, decoder: str, key_set: str, mode: str, seed: int
+) -> None:
+    model = small_model(n_layer=6, max_length=40, n_max=n_max, encoder=encoder, decoder=decoder, key_set=key_set, seed=seed)
+    tokens, context, lengths = random_batch(model, batch, length, seed)
+    context[0, seed % length] = False  # something to answer
+    targets = targets_of(context, lengths)
+    with torch.no_grad():
+        whole = model(tokens, context, mode, lengths)[targets]
+    cached = answers(open_cache(model, tokens, context, mode, lengths), tokens, targets)
+    torch.testing.assert_close(cached, whole, rtol=0, atol=1e-10)
+
+
+@settings(max_examples=15, deadline=None)
+@given(**SHAPES)
+def test_every_step_equals_a_whole_pass(**shape: Any) -> None:
+    every_step_equals_a_whole_pass(**shape)
+
+
+@pytest.mark.soak
+@settings(max_examples=600, deadline=None)
+@given(**SHAPES)
+def test_every_step_equals_a_whole_pass_at_length(**shape: Any) -> None:
+    every_step_equals_a_whole_pass(**shape)
+
+
+def test_keys_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "GATHERED_AT_ONCE", 50)
+    every_step_equals_a_whole_pass(29, 3, 4, "multiscope", "strided", "stepped", "car", 1)
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_long_sequences_in_float32(mode: str) -> None:
+    """The paper's depth, length and n_max; two sequences, few holes far apart, so that long stretches are read at once."""
+    config = TracformerConfig(vocab_size=50, max_length=1024, n_layer=10, n_head=2, d_model=16, n_max=16, init_std=0.3)
+    torch.manual_seed(0)
+    model = Tracformer(config).eval()
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(50, (2, 1024), generator=generator)
+    context = torch.ones(2, 1024, dtype=torch.bool)
+    context[0, [0, 3, 511, 512, 900, 1023]] = False
+    context[1, torch.randint(1000, (4,), generator=generator)] = False
+    lengths = torch.tensor([1024, 1001])
+    targets = targets_of(context, lengths)
+    with torch.no_grad():
+        whole = model.logits_at(tokens, context, mode, lengths, targets)
+    assert whole.std() > 0.1  # not all alike
+    torch.testing.assert_close(answers(open_cache(model, tokens, context, mode, lengths), tokens, targets), whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_a_given_prefix_equals_the_same_tokens_one_by_one(mode: str) -> None:
+    """What stands before a target is the same to it whether it was given or revealed, in one go or step by step."""
+    model = small_model(n_layer=5, max_length=32, n_max=4)
+    tokens, _, _ = random_batch(model, 2, 30)
+    lengths, prefix = torch.tensor([30, 27]), 20
+    given = (torch.arange(30) < prefix).expand(2, 30)
+    rows, targets = torch.arange(2), targets_of(given, lengths)
+    prefilled = answers(open_cache(model, tokens, given, mode, lengths), tokens, targets)
+
+    stepwise = open_cache(model, tokens, torch.zeros_like(given), mode, lengths)
+    at_once = stepwise.select(rows)
+    for position in range(prefix):
+        stepwise.logits(rows, torch.full((2,), position))
+        stepwise.reveal(rows, torch.full((2,), position), tokens[:, position])
+        at_once.reveal(rows, torch.full((2,), position), tokens[:, position])
+    torch.testing.assert_close(answers(stepwise, tokens, targets), prefilled, rtol=0, atol=1e-10)
+    torch.testing.assert_close(answers(at_once, tokens, targets), prefilled, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_a_selection_and_its_source_do_not_touch_each_other(mode: str) -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 3, 14, seed=4)
+    context[:, [2, 3, 6]] = False
+    lengths = lengths.clamp(min=8)
+    targets = targets_of(context, lengths)
+    expected = answers(open_cache(model, tokens, context, mode, lengths), tokens, targets)
+
+    source = open_cache(model, tokens, context, mode, lengths)
+    chosen = torch.tensor([2, 0, 2])  # any order, any number
+    fork = source.select(chosen)
+    others = (tokens + 1) % model.config.vocab_size
+    mixed = torch.where(context, tokens, others)
+    first = answers(fork, others[chosen], targets[chosen])
+    with torch.no_grad():
+        whole = model(mixed[chosen], context[chosen], mode, lengths[chosen])[targets[chosen]]
+    torch.testing.assert_close(first, whole, rtol=0, atol=1e-10)
+    late = source.select(chosen)
+    torch.testing.assert_close(answers(source, tokens, targets), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(answers(late, others[chosen], targets[chosen]), whole, rtol=0, atol=1e-10)
+
+
+def test_a_fork_in_the_middle_keeps_what_was_revealed() -> None:
+    model = small_model()
+    tokens, context = torch.arange(12)[None] % 7, torch.zeros(1, 12, dtype=torch.bool)
+    with torch.no_grad():
+        whole = model(tokens, context, "car")[0]
+    cache, row = open_cache(model, tokens, context, "car", torch.tensor([12])), torch.tensor([0])
+    for position in range(6):
+        cache.logits(row, torch.tensor([position]))
+        cache.reveal(row, torch.tensor([position]), tokens[:, position])
+    fork = cache.select([0, 0])
+    fork.reveal(torch.tensor([0, 1]), torch.tensor([6, 6]), torch.tensor([int(tokens[0, 6]), 5]))
+    both = fork.logits(torch.tensor([0, 1]), torch.tensor([7, 7]))
+    torch.testing.assert_close(both[0], whole[7], rtol=0, atol=1e-10)
+    assert not torch.allclose(both[1], whole[7])
+
+
+def test_asking_again_answers_the_same() -> None:
+    model = small_model()
+    tokens, context, _ = random_batch(model, 2, 10)
+    context[:, 4] = False
+    cache = open_cache(model, tokens, context | (torch.arange(10) < 4), "car", torch.tensor([10, 9]))
+    rows, positions = torch.arange(2), torch.full((2,), 4)
+    assert torch.equal(cache.logits(rows, positions), cache.logits(rows, positions))
+
+
+def test_arbitrary_context_has_no_cache() -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 2, 10)
+    assert model.cache(tokens, context, "ac", lengths) is None
