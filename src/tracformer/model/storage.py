@@ -18,7 +18,16 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 C = TypeVar("C", bound=ModelConfig)
 # What transformers writes beside our keys: the first four at every save, the others once its Trainer has held the model.
-FOREIGN_KEYS = {"architectures", "dtype", "torch_dtype", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
+FOREIGN_KEYS = {
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+}
 
 
 def save(folder: str | PathLike[str], config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
