@@ -41,17 +41,21 @@ class HiddenMarkov:
             tokens[:, t] = _pick(self.emission[state], rng)
         return tokens
 
-    def log_evidence(self, tokens: Tokens, known: Known) -> Floats:
-        """(B,) log p of the known tokens, everything else summed out: the forward algorithm."""
+    def log_next(self, tokens: Tokens, known: Known) -> Floats:
+        """(B, T) log p(x_t | known x_<t) where x_t is known, zero elsewhere: the forward algorithm. With all known, what AR should say."""
         likelihood = self._likelihood(tokens, known)
-        total = np.zeros(len(tokens))
+        logs = np.empty(tokens.shape)
         belief = np.broadcast_to(self.initial, likelihood[:, 0].shape)
         for t in range(tokens.shape[1]):
             belief = (belief if t == 0 else belief @ self.transition) * likelihood[:, t]
             scale = belief.sum(1, keepdims=True)
-            total += np.log(scale[:, 0])
+            logs[:, t] = np.log(scale[:, 0])
             belief = belief / scale
-        return total
+        return logs
+
+    def log_evidence(self, tokens: Tokens, known: Known) -> Floats:
+        """(B,) log p of the known tokens, everything else summed out."""
+        return self.log_next(tokens, known).sum(1)
 
     def log_conditional(self, tokens: Tokens, context: Known) -> Floats:
         """(B,) log p(x_R | x_C): what CAR log-probabilities should sum to."""
