@@ -15,6 +15,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tracformer import Tracformer, TracformerConfig
+from tracformer.generation.fill import fill
+from tracformer.generation.randomness import derived_seed
 from tracformer.runtime import keep_freed_memory
 from tracformer.synthetic.agreement import follows_the_rules, vocabulary, write_story
 
@@ -55,18 +57,6 @@ def train(model: Tracformer, rng: random.Random, steps: int, batch: int = 32, pe
     model.eval()
 
 
-@torch.no_grad()
-def fill(model: Tracformer, tokens: Tensor, context: Tensor, mode: str = "car") -> Tensor:
-    """Sample the holes from left to right. Every row is one story; rows are filled side by side."""
-    filled = tokens.masked_fill(~context, 0)
-    for t in range(tokens.shape[1]):
-        hidden = ~context[:, t]
-        if hidden.any():
-            logits = model(filled[hidden], context[hidden], mode)[:, t]
-            filled[hidden, t] = torch.multinomial(logits.softmax(-1), 1)[:, 0]
-    return filled
-
-
 def show(tokens: Tensor, context: Tensor, filled: Tensor) -> str:
     bold, plain = ("\033[1;36m", "\033[0m") if sys.stdout.isatty() else ("[", "]")
     holes = " ".join(WORDS[i] if c else "____" for i, c in zip(tokens.tolist(), context.tolist(), strict=True))
@@ -95,7 +85,8 @@ def main() -> None:
 
     tokens = draw_stories(rng, CHECKED)
     context = draw_context(rng, tokens)
-    filled = fill(model, tokens, context)
+    seeds = [derived_seed(arguments.seed, i) for i in range(CHECKED)]
+    filled = fill(model, tokens, context, "car", seed=seeds).tokens  # sampled from left to right
     guesses = torch.where(context, tokens, torch.randint(len(WORDS), tokens.shape))
     print(f"\nNew stories with holes, and how the model fills them ({SHOWN} of {CHECKED}, the first ones):\n")
     for row in range(SHOWN):

@@ -44,6 +44,15 @@ def test_contexts_replace_those_of_car_and_ac_rows() -> None:
         parse_objective("ar", "random:0.25")
 
 
+def test_fim_rows_have_one_hole_mostly_and_several_sometimes() -> None:
+    questioner = Questioner(parse_objective("fim"), seed=0)
+    questions = [questioner.ask(number, 400) for number in range(2000)]
+    holes = Counter(int((np.diff((~q.context).astype(int), prepend=0) == 1).sum()) for q in questions if q.mode == "car")
+    assert abs(sum(holes.values()) / 2000 - 0.5) < 0.04
+    assert 0.75 < holes[1] / sum(holes.values()) < 0.85
+    assert all(not q.context.any() for q in questions if q.mode == "ar")
+
+
 def test_diffusion_is_the_nelbo_of_the_any_order_model() -> None:
     """E over k uniform and a uniform subset of n/k * sum over targets = the bound averaged over all subsets, by enumeration."""
     n = 4

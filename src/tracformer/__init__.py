@@ -1,18 +1,25 @@
 """Tracformer: fill holes in sequences, and say exactly how probable the filling is."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracformer.generation.language import LanguageModel, load
     from tracformer.model import Tracformer, TracformerConfig
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Tracformer", "TracformerConfig"]
+__all__ = ["LanguageModel", "Tracformer", "TracformerConfig", "load"]
+
+_HOMES = {
+    "LanguageModel": "tracformer.generation.language",
+    "Tracformer": "tracformer.model",
+    "TracformerConfig": "tracformer.model",
+    "load": "tracformer.generation.language",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Names load on first use: importing the package stays quick until a model is wanted."""
-    if name in __all__:
-        from tracformer import model
-
-        return getattr(model, name)
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

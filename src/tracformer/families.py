@@ -60,3 +60,11 @@ def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel
 
 
 register(Family("tracformer", "tracformer.model", "Tracformer", "all-modes", "multi-scope encoder pair, cross-attention-only decoder"))
+register(Family("bart", "tracformer.peers.bart", "Bart", "car", "bidirectional encoder, left-to-right decoder"))
+register(Family("bert", "tracformer.peers.bert", "Bert", "ac", "bidirectional encoder"))
+register(Family("bert-bidir", "tracformer.peers.bert_bidir", "BertBidir", "ac", "causal and reverse-causal encoder, joined by an MLP"))
+register(Family("gpt2", "tracformer.peers.gpt2", "GPT2", "ar", "left to right"))
+register(Family("gpt2-fim", "tracformer.peers.gpt2_fim", "GPT2Fim", "fim", "left to right over reordered text: fills in the middle"))
+register(Family("sedd", "tracformer.peers.sedd", "SEDD", "denoise", "masked diffusion by score entropy, on a DiT"))
+register(Family("mdlm", "tracformer.peers.mdlm", "MDLM", "denoise", "masked diffusion by cross-entropy, on a DiT or a Tracformer"))
+register(Family("d3pm", "tracformer.peers.d3pm", "D3PM", "denoise", "masked diffusion in discrete time, on a DiT"))

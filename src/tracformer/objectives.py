@@ -7,8 +7,10 @@ batch size, workers or ranks. Every term is -log p of a target; parts differ in 
 - `paper-mix`: the paper's OpenWebText objective, CAR with the contexts of Algorithm 2.
 - `all-modes`: our own, one model for every question: CAR, AC and true AR rows.
 - `ar`: plain left to right.
+- `fim`: fill in the middle, as left-to-right models are taught it: half the rows reordered around a hole, some around several.
 - `diffusion`: masked diffusion on the AC network. With k targets of n drawn uniformly, weight n/k, the expected sum is the continuous-time
   NELBO of the sequence; k follows a low-discrepancy sequence along the stream, which lowers the variance of every batch.
+- `denoise`: every token is a target, and the model draws its own noise (SEDD, MDLM, D3PM); what `contexts` give is never noised.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ SPANS = "span:p=0.5,mean=50"
 @dataclass(frozen=True)
 class Part:
     share: float
-    mode: str  # car, ac or ar
+    mode: str  # car, ac, ar or diffusion
     contexts: str  # the strategy that draws who is given
     weighting: str = "targets"  # "targets": each target counts once; "nelbo": n/k each, and the sequence counts n
 
@@ -53,12 +55,14 @@ OBJECTIVES: dict[str, tuple[Part, ...]] = {
     "ar": (Part(1.0, "ar", "empty"),),
     "paper-mix": (Part(1.0, "car", "mixed"),),
     "all-modes": (Part(0.5, "car", "mixed"), Part(0.25, "ac", "uniform"), Part(0.25, "ar", "empty")),
+    "fim": (Part(0.5, "car", f"0.8*middle+0.2*{SPANS}"), Part(0.5, "ar", "empty")),
     "diffusion": (Part(1.0, "ac", "uniform", weighting="nelbo"),),
+    "denoise": (Part(1.0, "diffusion", "empty"),),
 }
 
 
 def parse_objective(name: str, contexts: str = "") -> Objective:
-    """A named objective; `contexts` replaces the strategy of its CAR and AC parts."""
+    """A named objective; `contexts` replaces the strategy of its parts, except AR and `nelbo` ones."""
     if name not in OBJECTIVES:
         raise ValueError(f"objective is {name!r}; available: {', '.join(OBJECTIVES)}")
     parts = OBJECTIVES[name]

@@ -9,6 +9,7 @@ from tracformer.contexts import (
     DLogistic,
     Empty,
     Geometric,
+    Middle,
     Mixture,
     Prefix,
     RandomRatio,
@@ -32,6 +33,7 @@ def build_ranges(bounds: list[float]) -> Ranges:
 simple = st.one_of(
     st.builds(Empty),
     st.builds(UniformRatio),
+    st.builds(Middle),
     st.builds(Spans, ratios, laws),
     st.builds(RandomRatio, ratios),
     st.builds(Prefix, st.floats(0, 1, exclude_max=True)),
@@ -58,6 +60,7 @@ def test_a_name_reads_back(strategy: Strategy) -> None:
         ("empty", Empty()),
         ("uniform", UniformRatio()),
         ("mixed", MIXED),
+        ("middle", Middle()),
         ("prefix:0.5", Prefix(0.5)),
         ("random:0.3", RandomRatio(0.3)),
         ("span:p=0.5,mean=50", Spans(0.5, Geometric(50))),
@@ -83,7 +86,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no strategy is called ''; known: empty, mixed, prefix, random, span, uniform, [a,b]&[c,d]"),
+        ("", "no strategy is called ''; known: empty, middle, mixed, prefix, random, span, uniform, [a,b]&[c,d]"),
         ("spam:p=0.5,mean=50", "no strategy is called 'spam' (did you mean 'span'?)"),
         ("unifrom", "(did you mean 'uniform'?)"),
         ("prefix", "'prefix' needs a number, such as prefix:0.5"),

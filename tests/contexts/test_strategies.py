@@ -9,7 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import literal
-from tracformer.contexts import MIXED, DLogistic, Empty, Geometric, Mixture, Prefix, RandomRatio, Ranges, Spans, Strategy, UniformRatio
+from tracformer.contexts import (
+    MIXED,
+    DLogistic,
+    Empty,
+    Geometric,
+    Middle,
+    Mixture,
+    Prefix,
+    RandomRatio,
+    Ranges,
+    Spans,
+    Strategy,
+    UniformRatio,
+)
 
 ALL: list[Strategy] = [
     Empty(),
@@ -17,6 +30,7 @@ ALL: list[Strategy] = [
     Spans(1, DLogistic(15, 3)),
     RandomRatio(0.3),
     UniformRatio(),
+    Middle(),
     Prefix(0.5),
     Ranges(((0, 1),)),
     MIXED,
@@ -73,6 +87,13 @@ def test_uniform_ratio_is_diffusion_with_a_target() -> None:
     }
     rng = np.random.default_rng(0)
     literal.check_frequencies(Counter(tuple(targets(UniformRatio(), T, rng)) for _ in range(8000)), law)
+
+
+def test_middle_favours_no_run() -> None:
+    rng = np.random.default_rng(0)
+    drawn = Counter(tuple(targets(Middle(), 4, rng)) for _ in range(5000))
+    runs = [tuple(range(first, last)) for first, last in combinations(range(5), 2)]
+    literal.check_frequencies(drawn, dict.fromkeys(runs, 1 / len(runs)))
 
 
 def test_prefix() -> None:

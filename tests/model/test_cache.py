@@ -59,7 +59,7 @@ def every_step_equals_a_whole_pass(
     torch.testing.assert_close(cached, whole, rtol=0, atol=1e-10)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(**SHAPES)
 def test_every_step_equals_a_whole_pass(**shape: Any) -> None:
     every_step_equals_a_whole_pass(**shape)

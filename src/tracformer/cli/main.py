@@ -2,20 +2,73 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 VERBS = {
+    "infill": "fill the [[blanks]] of a text, and say how probable the filling is",
+    "score": "the log-probability of the [[marked]] parts of a text, given the rest",
+    "sample": "write from nothing, or go on from a prompt",
+    "info": "what a model is: system, size, modes, tokeniser, training",
+    "models": "list the systems that can be trained, evaluated and asked",
     "prepare": "turn text, JSONL, FASTA or a hub data set into token shards",
     "train": "train a model, or go on with an interrupted run",
     "plot": "draw the curves of a run",
 }
 MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
+FAILED, MISTAKEN, INTERRUPTED, NO_READER = 1, 2, 130, 141  # exit codes; the last two as a shell names SIGINT and SIGPIPE
+
+
+class Parser(argparse.ArgumentParser):
+    """A wrong option is a mistake like any other: one sentence, not the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
+    split = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words) - 1)
+    speaker = "tracformer"
+    try:
+        chosen = _parser().parse_args(words[: split + 1])
+        if chosen.version:
+            from tracformer import __version__
+
+            print(__version__)
+            return 0
+        if chosen.verb is None:
+            _parser().print_help()
+            return 0
+        speaker = f"tracformer {chosen.verb}"
+        module = importlib.import_module(f"tracformer.cli.{chosen.verb}")
+        parser = Parser(prog=speaker, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        module.add_arguments(parser)
+        code: int = module.run(parser.parse_args(words[split + 1 :]))
+        sys.stdout.flush()  # a reader that has gone is found out here, not when the interpreter ends
+        return code
+    except MISTAKES as mistake:
+        print(f"{speaker}: {mistake}", file=sys.stderr)
+        return MISTAKEN
+    except BrokenPipeError:
+        _forget_output()
+        return NO_READER
+    except OSError as error:
+        print(f"{speaker}: {error}", file=sys.stderr)
+        return FAILED
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # how torch names a lack of memory, on any device
+            raise
+        print(f"{speaker}: out of memory; fewer sequences at once need less (--batch, batch=, micro_batch=)", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> Parser:
+    parser = Parser(
         prog="tracformer",
         description="Fill holes in sequences, and say exactly how probable the filling is.",
         epilog="verbs:\n" + "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items()) + "\n\n`tracformer VERB --help` tells more.",
@@ -23,27 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help=", ".join(VERBS))
-    split = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words) - 1)
-    chosen = parser.parse_args(words[: split + 1])
-    if chosen.version:
-        from tracformer import __version__
+    return parser
 
-        print(__version__)
-        return 0
-    if chosen.verb is None:
-        parser.print_help()
-        return 0
-    module = importlib.import_module(f"tracformer.cli.{chosen.verb}")
-    verb_parser = argparse.ArgumentParser(
-        prog=f"tracformer {chosen.verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    module.add_arguments(verb_parser)
-    try:
-        code: int = module.run(verb_parser.parse_args(words[split + 1 :]))
-    except MISTAKES as mistake:
-        print(f"tracformer {chosen.verb}: {mistake}", file=sys.stderr)
-        return 2
-    return code
+
+def _forget_output() -> None:
+    """What is still buffered goes nowhere: Python would try to write it when it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,19 @@
 
 from tracformer.contexts.lengths import DLogistic, Geometric, LengthLaw
 from tracformer.contexts.names import parse
-from tracformer.contexts.strategies import MIXED, Context, Empty, Mixture, Prefix, RandomRatio, Ranges, Spans, Strategy, UniformRatio
+from tracformer.contexts.strategies import (
+    MIXED,
+    Context,
+    Empty,
+    Middle,
+    Mixture,
+    Prefix,
+    RandomRatio,
+    Ranges,
+    Spans,
+    Strategy,
+    UniformRatio,
+)
 from tracformer.contexts.streams import draw_contexts, sequence_rng
 
 __all__ = [
@@ -12,6 +24,7 @@ __all__ = [
     "Empty",
     "Geometric",
     "LengthLaw",
+    "Middle",
     "Mixture",
     "Prefix",
     "RandomRatio",

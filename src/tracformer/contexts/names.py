@@ -6,6 +6,7 @@ span:p=0.5,mean=15,sd=3,law=dlogistic        Algorithm 1, discretised logistic l
 mixed                                        Algorithm 2
 [0.1,0.4]&[0.6,0.9]                          these fractions of the sequence are targets
 prefix:0.5                                   the first half is given
+middle                                       the targets are one run between two uniform cuts
 random:0.3                                   30% of the tokens are targets, anywhere
 uniform                                      any number of targets, anywhere
 0.7*span:p=0.5,mean=50+0.3*uniform           a mixture; the weights sum to 1
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from tracformer.contexts.lengths import DLogistic, Geometric, LengthLaw
-from tracformer.contexts.strategies import MIXED, Empty, Mixture, Prefix, RandomRatio, Ranges, Spans, Strategy, UniformRatio
+from tracformer.contexts.strategies import MIXED, Empty, Middle, Mixture, Prefix, RandomRatio, Ranges, Spans, Strategy, UniformRatio
 
 LAWS = ("geometric", "dlogistic")
 SPAN_KEYS = ("p", "mean", "sd", "law")
@@ -123,6 +124,7 @@ def _one_number(name: str, build: Callable[[float], Strategy]) -> Callable[[str]
 
 _PARSERS: dict[str, Callable[[str], Strategy]] = {
     "empty": _plain("empty", Empty()),
+    "middle": _plain("middle", Middle()),
     "mixed": _plain("mixed", MIXED),
     "prefix": _one_number("prefix", Prefix),
     "random": _one_number("random", RandomRatio),

@@ -158,6 +158,20 @@ class Ranges(Strategy):
 
 
 @dataclass(frozen=True)
+class Middle(Strategy):
+    """One run of targets between two distinct cuts, each pair of cuts being as probable as any other."""
+
+    @property
+    def name(self) -> str:
+        return "middle"
+
+    def _draw(self, length: int, rng: np.random.Generator) -> Context:
+        first, last = sorted(rng.choice(length + 1, 2, replace=False, shuffle=False).tolist())
+        position = np.arange(length)
+        return (position < first) | (position >= last)
+
+
+@dataclass(frozen=True)
 class Mixture(Strategy):
     """Each sequence draws one of the parts by weight, then its context from that part. A mixture among the parts is spread out."""
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tracformer.generation.orders import LeftToRight, Order, orders_for
+from tracformer.generation.orders import Ancestral, LeftToRight, Order, orders_for
 from tracformer.generation.randomness import uniforms
 from tracformer.generation.samplers import PLAIN, Pick, Sampler, choose
-from tracformer.generation.sessions import open_session
+from tracformer.generation.sessions import open_session, without_targets
 from tracformer.model.base import ConditionalModel, targets_of
 from tracformer.model.check import check_batch
 
@@ -64,15 +64,17 @@ def fill(
     it would get alone. `only(row, position)` restricts a position to some tokens. `stop` ends a sequence (`ar`: end of text).
     `watch` is told of tokens as they come. What stands at targets in `tokens` is ignored.
     """
-    tokens = tokens.masked_fill(~context, 0)
+    tokens = without_targets(tokens, context)
     lengths = check_batch(model.config, tokens, context, mode, lengths, insist)
     B, T = tokens.shape
-    orders = _orders(order, mode, B)
     samplers = [sampler] * B if isinstance(sampler, Sampler) else list(sampler)
     seeds = [seed] * B if isinstance(seed, int) else [int(s) for s in seed]
     for name, given in (("samplers", samplers), ("seeds", seeds)):
         if len(given) != B:
             raise ValueError(f"{len(given)} {name} were given for {B} sequences")
+    if mode == "diffusion":
+        return _reverse_process(model, tokens, context, lengths, samplers, seeds, order, only is not None or stop is not None, watch)
+    orders = _orders(order, mode, B)
 
     session = open_session(model, tokens, context, mode, lengths, cached=cached, insist=insist)
     state = _State(tokens, targets_of(context, lengths), lengths.clone(), samplers)
@@ -106,6 +108,32 @@ def _orders(order: Order | Sequence[Order] | None, mode: str, batch: int) -> lis
     return orders
 
 
+def _reverse_process(
+    model: ConditionalModel,
+    tokens: Tensor,
+    context: Tensor,
+    lengths: Tensor,
+    samplers: list[Sampler],
+    seeds: list[int],
+    order: Order | Sequence[Order] | None,
+    constrained: bool,
+    watch: Callable[[list[Revealed]], None] | None,
+) -> Filled:
+    """A diffusion model's own sampler, which decides itself when a token is revealed."""
+    temperature = samplers[0].temperature
+    if constrained or any(sampler != Sampler(temperature=temperature) for sampler in samplers):
+        raise ValueError("mode 'diffusion' samples by the model's reverse process: of a sampler it takes one temperature and nothing else")
+    if order is not None and not isinstance(order, Ancestral):
+        raise ValueError("mode 'diffusion' takes the order Ancestral(steps) alone; for other orders ask the same model in mode 'ac'")
+    steps = None if order is None else order.steps
+    filled, log_probs = model.ancestral(tokens, context, lengths, steps, torch.tensor(seeds), temperature)  # type: ignore[operator]
+    targets = targets_of(context, lengths)
+    if watch is not None:
+        places = targets.nonzero().tolist()
+        watch([Revealed(b, t, int(filled[b, t]), float(log_probs[b, t])) for b, t in places])
+    return Filled(filled, log_probs.double().cpu(), lengths.cpu(), torch.where(targets, 0, -1).cpu())
+
+
 def _turns(
     ask: Callable[[Tensor, Tensor], Tensor], state: "_State", active: list[int], orders: list[Order], seeds: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,7 +146,7 @@ def _turns(
         rows = torch.cat([torch.full_like(opens[row], row) for row in looking])
         logits = ask(rows.to(device), torch.cat([opens[row] for row in looking]).to(device))
         seen = dict(zip(looking, logits.split([len(opens[row]) for row in looking]), strict=True))
-    turns = {row: orders[row].turn(opens[row], seen.get(row), seeds[row]) for row in active}
+    turns = {row: orders[row].turn(opens[row], seen.get(row), seeds[row])[: state.room(row)] for row in active}
     rows = torch.cat([torch.full_like(turns[row], row) for row in active])
     positions = torch.cat([opens[row][turns[row]] for row in active])
     if len(looking) == len(active):
@@ -149,6 +177,10 @@ class _State:
         rows: list[int] = self.open.any(1).nonzero()[:, 0].tolist()
         return rows
 
+    def room(self, row: int) -> int:
+        """How many tokens may come at once: what stays open must hold every required token; when it just does, one token a step."""
+        return max(1, int(self.open[row].sum()) - len(self.missing[row]))
+
     def pick(self, row: int, position: int, uniform: float, only: Callable[[int, int], Sequence[int] | None] | None) -> Pick:
         sampler = self.samplers[row]
         allowed = only(row, position) if only is not None else None
@@ -170,4 +202,4 @@ class _State:
             self.missing[row].discard(token)
             if token == stop:
                 self.open[row, position:] = False
-                self.lengths[row] = position + 1
+                self.lengths[row] = min(int(self.lengths[row]), position + 1)  # several may come at once

@@ -59,6 +59,7 @@ class RandomOrder:
 class ByConfidence:
     """The k positions the model is surest of, or all above a threshold (and at least the surest).
 
+    Among equals the leftmost: where nothing is given a model may be equally sure everywhere.
     `probability`: of the likeliest token. `entropy`: minus the entropy, in nats. `margin`: likeliest less second likeliest.
     """
 
@@ -71,11 +72,14 @@ class ByConfidence:
         _at_least_one(self.k)
         if self.by not in CONFIDENCES:
             raise ValueError(f"confidence is {self.by!r}; allowed: {', '.join(CONFIDENCES)}")
+        if self.threshold is not None and self.k != 1:
+            raise ValueError(f"k is {self.k} and threshold is {self.threshold}: give the number of tokens a step or a threshold, not both")
 
     def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
         assert logits is not None
         sure = self.confidence(logits).cpu()
-        ranked = sure.argsort(descending=True, stable=True)
+        grain = 1e-10 if logits.dtype == torch.float64 else 1e-5
+        ranked = (sure / grain).round().argsort(descending=True, stable=True)  # rounding noise may not decide between equals
         if self.threshold is None:
             return ranked[: self.k].sort().values
         above = (sure >= self.threshold).nonzero()[:, 0]

@@ -4,6 +4,7 @@ A token is the inverse of the cumulative distribution, in order of ids, at the r
 else is in the batch. Everything is computed in float64, so that a batch changes a choice only where the numbers all but touch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,11 @@ import torch
 from torch import Tensor
 
 NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
+
+
+def _require(holds: bool, name: str, value: float, allowed: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,11 @@ class Sampler:
     required: tuple[int, ...] = ()  # each of these at least once in what is filled
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "temperature", self.temperature, "zero (greedy) or more")
+        _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "zero (greedy) or a positive number")
         _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "positive")
+        _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "a positive number")
         _require(self.no_repeat_ngram >= 0, "no_repeat_ngram", self.no_repeat_ngram, "zero (off) or more")
         if overlap := set(self.required) & set(self.banned):
             raise ValueError(f"token {min(overlap)} is both required and banned")
@@ -89,13 +95,15 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
     for row, pick in enumerate(picks):
         if pick.only is not None:
             forbidden[row] |= _all_but(pick.only, V, scores.device)
-    if forbidden.any():
-        if forbidden.all(1).any():
-            raise ValueError("no token is left to choose from: the banned, allowed and required tokens contradict each other here")
-        scores.masked_fill_(forbidden, -torch.inf)
+    scores.masked_fill_(forbidden, -torch.inf)
+    best = scores.amax(1, keepdim=True)
+    if best.isneginf().any():
+        raise ValueError(
+            "no token is left to choose from: what is banned, allowed, required and not to be repeated contradicts itself here"
+        )
     if sampler.temperature == 0:
         return scores
-    return truncated(scores / sampler.temperature, sampler)
+    return truncated((scores - best) / sampler.temperature, sampler)  # less the best, no temperature is too low for float64
 
 
 def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
@@ -155,8 +163,11 @@ def _would_repeat(left: Sequence[int], n: int) -> set[int]:
 
 
 def _all_but(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    index = torch.tensor(list(ids), dtype=torch.int64, device=device)
+    if wrong := index[(index < 0) | (index >= vocab_size)].tolist():
+        raise ValueError(f"allowed token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
     mask = torch.ones(vocab_size, dtype=torch.bool, device=device)
-    mask[list(ids)] = False
+    mask[index] = False
     return mask
 
 
@@ -164,8 +175,3 @@ def _check_ids(sampler: Sampler, vocab_size: int) -> None:
     for name in ("banned", "allowed", "required"):
         if wrong := [i for i in getattr(sampler, name) if not 0 <= i < vocab_size]:
             raise ValueError(f"{name} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
-
-
-def _require(holds: bool, name: str, value: float, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} is {value!r}; it must be {allowed}")

@@ -3,12 +3,13 @@
 Where a model has a cache for the mode, that is its session; any other model answers by whole passes.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from tracformer.model.base import ConditionalModel
+from tracformer.model.base import EXACT, ConditionalModel
 
 
 class Session(Protocol):
@@ -18,9 +19,13 @@ class Session(Protocol):
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None: ...
 
+    def select(self, rows: Tensor | Sequence[int]) -> Self:
+        """A session of some of the sequences, in any order and number; what happens to it does not touch this one."""
+        ...
+
 
 class WholePasses:
-    """Any model, any mode. Under `ac` what is revealed counts as given."""
+    """Any model, any mode. Unless the mode is a chain rule of its own, what is revealed counts as given."""
 
     def __init__(
         self, model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, batch: int, insist: bool
@@ -46,8 +51,15 @@ class WholePasses:
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         self.tokens[rows, positions] = tokens.to(self.tokens.dtype)
-        if self.mode == "ac":
+        if self.model.answers.get(self.mode) != EXACT:
             self.context[rows, positions] = True
+
+    def select(self, rows: Tensor | Sequence[int]) -> Self:
+        index = torch.as_tensor(rows, device=self.tokens.device)
+        tokens, context, lengths = (x[index] for x in (self.tokens, self.context, self.lengths))
+        chosen = type(self)(self.model, tokens, context, self.mode, lengths, self.batch, self.insist)
+        chosen.tokens = tokens  # with what was revealed
+        return chosen
 
 
 def open_session(
@@ -64,3 +76,9 @@ def open_session(
     """The model's cache where it has one for the mode and `cached` allows, else whole passes, `batch` sequences at once."""
     session = model.cache(tokens, context, mode, lengths, insist=insist) if cached else None
     return session or WholePasses(model, tokens, context, mode, lengths, batch, insist)
+
+
+def without_targets(tokens: Tensor, context: Tensor) -> Tensor:
+    """Zero wherever a token is not given, so that anything may stand there. A context that does not fit is left to the batch's check."""
+    fits = context.shape == tokens.shape and context.dtype == torch.bool and context.device == tokens.device
+    return tokens.masked_fill(~context, 0) if fits else tokens

@@ -9,6 +9,7 @@ from torch import Tensor
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
 from tracformer.data.views import Examples
+from tracformer.generation.fill import fill
 from tracformer.model import ConditionalModel
 from tracformer.model.base import BOUND, targets_of
 from tracformer.training.distributed import Ranks
@@ -71,13 +72,6 @@ def sample_hole(
     row = torch.from_numpy(tokens[:, :length]).to(device)
     context = torch.ones_like(row, dtype=torch.bool)
     context[:, start:stop] = False
-    generator = torch.Generator().manual_seed(seed)
-    filled = row.clone()
-    for t in range(start, stop):
-        if mode in ("ac", "diffusion"):
-            context[:, start:t] = True  # what is filled counts as given
-        wanted = torch.zeros_like(context)
-        wanted[:, t] = True
-        logits = model.logits_at(filled, context, mode, None, wanted)[0].float().cpu()
-        filled[0, t] = int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
-    return row[0].tolist(), start, stop, filled[0, start:stop].tolist()
+    # Whole passes: under autocast keys have another dtype than the cache's store.
+    filled = fill(model, row, context, mode, seed=seed, cached=False)
+    return row[0].tolist(), start, stop, filled.tokens[0, start:stop].tolist()

@@ -1,0 +1,97 @@
+"""Any order: the same blanks filled from left to right, at random, by confidence, and several tokens at once.
+
+    python examples/any_order.py                # about a minute
+    python examples/any_order.py --steps 1000
+
+In mode `ac` every token that is filled becomes context for the rest, so the order is free. One token a step, a filling's log-probability is
+exact given its order; several tokens a step are drawn independently of each other, which costs agreement and saves passes.
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import tracformer
+from tracformer.generation.blanks import write
+from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
+from tracformer.synthetic.agreement import follows_the_rules, write_story
+from tracformer.training.config import load_config
+from tracformer.training.start import start
+
+ORDERS: dict[str, Order] = {
+    "left to right": LeftToRight(),
+    "random": RandomOrder(),
+    "surest first (probability)": ByConfidence("probability"),
+    "surest first (entropy)": ByConfidence("entropy"),
+    "surest first (margin)": ByConfidence("margin"),
+    "left to right, 4 at once": LeftToRight(4),
+    "all above 0.9 at once": ByConfidence("probability", threshold=0.9),
+    "diffusion, 8 steps": Ancestral(8),
+}
+
+
+def train(folder: Path, steps: int) -> tracformer.LanguageModel:
+    """One token a word, so that a story's blanks are words."""
+    rng = random.Random(0)
+    text = folder / "stories.txt"
+    text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(2000)))
+    words = [
+        f"data={text}",
+        "data.tokenizer=bpe:400",
+        "data.rows=records",
+        "objective=ac",
+        "contexts=uniform",
+        f"run={folder / 'run'}",
+        f"steps={steps}",
+        "model.d_model=64",
+        "model.n_head=2",
+        "model.n_layer=6",
+        "model.max_length=64",
+        "length=64",
+    ]
+    start(load_config(words, "tiny"))
+    return tracformer.load(folder / "run")
+
+
+def make_blanks(rng: random.Random, lm: tracformer.LanguageModel) -> str:
+    """A story with three holes of three words."""
+    words = write_story(rng)
+    starts = sorted(rng.sample(range(1, len(words) - 4, 6), 3))
+    pieces, contents, at = [], [], 0
+    for first in starts:
+        pieces.append(" ".join(words[at:first]) + " ")
+        contents.append(str(len(lm.tokenizer.encode(" " + " ".join(words[first : first + 3])))))
+        at = first + 3
+        words[at] = " " + words[at]
+    return write([*pieces, " ".join(words[at:])], contents)
+
+
+def compare(lm: tracformer.LanguageModel, stories: int) -> dict[str, tuple[float, float]]:
+    """For each order: mean log-probability a token given the order, and the share of stories that keep every agreement."""
+    rng = random.Random(1)
+    blanks = [make_blanks(rng, lm) for _ in range(stories)]
+    print(f"\n{'order':<28} log p a token  stories that agree")
+    outcome = {}
+    for name, order in ORDERS.items():
+        filled = [results[0] for results in lm.infill_many(blanks, mode="ac", order=order, seed=7)]
+        tokens = sum(len(span.token_ids) for each in filled for span in each.spans)
+        mean = sum(each.log_prob for each in filled) / tokens
+        agree = sum(follows_the_rules(each.text.split()) for each in filled) / stories
+        print(f"{name:<28} {mean:>13.3f}  {agree:>18.0%}")
+        outcome[name] = (mean, agree)
+    return outcome
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300, help="of 32 stories each (default: %(default)s)")
+    parser.add_argument("--stories", type=int, default=40, help="to fill in each order (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        compare(train(Path(folder), options.steps), options.stories)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Fill the blanks of a text, and say how probable the filling is.
+
+    tracformer infill -m runs/stories 'Mia carried the [[5]] to the market.'
+    tracformer infill -m runs/stories -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
+    tracformer infill -m runs/stories --order entropy --stream 'Mia carried the [[5]] to the market.'
+    tracformer infill -m runs/stories --file holes.txt --json > filled.jsonl
+
+On a terminal fills are shaded by probability, with a line of numbers below; elsewhere the completed text is all there is (--marks keeps
+the brackets, --json gives every number). Many texts are filled in batches, each as it would be alone. An empty line of a file gives an
+empty line, so that lines keep their places; under --json it gives nothing, and every object names its `line`. --stream shows tokens as they
+come: from left to right, or with --order redrawn on a terminal with every step, and elsewhere printed when all is filled.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tracformer.cli import sampling, show, texts
+
+if TYPE_CHECKING:
+    from tracformer.generation.language import LanguageModel
+    from tracformer.generation.orders import Order
+    from tracformer.generation.results import Infilled
+
+ORDER_OPTIONS = ("order", "per_step", "threshold", "steps")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    texts.add_texts(parser)
+    texts.add_model(parser)
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="fillings of each text (default: 1)")
+    parser.add_argument(
+        "--mode", help="car: from left to right, exact joint probability; ac: any order (default: car where the model has it)"
+    )
+    parser.add_argument(
+        "--fragment", action="store_true", help="the text is cut from a longer one: it need not begin or end as a text does"
+    )
+    parser.add_argument("--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)")
+    show.add_output(parser)
+    parser.add_argument("--stream", action="store_true", help="show tokens as they come (one text, one filling)")
+    sampling.add_sampling(parser)
+    order = parser.add_argument_group("the order of filling, in mode ac")
+    order.add_argument("--order", metavar="NAME", help="left-to-right, random, ancestral, probability, entropy or margin")
+    order.add_argument("--per-step", type=int, metavar="K", help="K tokens at once (default: 1)")
+    order.add_argument("--threshold", type=float, metavar="X", help="all tokens at least this sure at once (probability, entropy, margin)")
+    order.add_argument("--steps", type=int, metavar="N", help="ancestral: diffusion steps (default: 64)")
+    best = parser.add_argument_group("the best filling")
+    best.add_argument("--best-of", type=int, metavar="N", help="draw N fillings, give the most probable that differ")
+    best.add_argument(
+        "--search", metavar="beam:K | best-first:N", help="search for the most probable: K at a time, or at most N opened nodes"
+    )
+    lengths = parser.add_argument_group("blanks of unknown length")
+    lengths.add_argument("--lengths", choices=("sample", "rank"), help="draw the length, or take the most probable (default: sample)")
+    lengths.add_argument("--max-blank", type=int, metavar="N", help="most tokens of a blank (default: 32)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    folder = arguments.model or texts.default_model()
+    lines = texts.read_texts(arguments)
+    if arguments.stream and len(lines) > 1:
+        raise ValueError(f"--stream shows one text as it is filled; there are {len(lines)}")
+    _check_blanks(lines)
+    order = _order(arguments)
+    lm = texts.open_model(folder)
+    options: dict[str, Any] = {
+        "n": arguments.n,
+        "mode": arguments.mode,
+        "sampler": sampling.build_sampler(arguments, lm.tokenizer),
+        "seed": arguments.seed,
+        "order": order,
+        "best_of": arguments.best_of or 0,
+        "search": arguments.search,
+        "whole": not arguments.fragment,
+        "batch": arguments.batch,
+    }
+    options |= {name: getattr(arguments, name) for name in ("lengths", "max_blank") if getattr(arguments, name) is not None}
+    if arguments.stream:
+        _stream(lm, lines[0].text, options, arguments)
+    else:
+        _fill_all(lm, lines, options, arguments)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """What contradicts itself, before anything is read."""
+    sampling.check_sampling(arguments)
+    for name in ("n", "batch", "best_of", "max_blank"):
+        sampling.require_positive(arguments, name)
+    if arguments.mode not in (None, "ac") and (ordered := sampling.first_given(arguments, ORDER_OPTIONS)):
+        raise ValueError(f"{sampling.option(ordered)} is for --mode ac; {arguments.mode} goes from left to right, one token at a time")
+    if arguments.search is not None:
+        if arguments.best_of is not None:
+            raise ValueError("--search and --best-of are two ways to the most probable filling; leave one of them out")
+        if unused := "greedy" if arguments.greedy else sampling.first_given(arguments, sampling.CHANGES):
+            raise ValueError(f"--search draws nothing, so {sampling.option(unused)} has no effect; leave one of them out")
+    if arguments.marks and arguments.json:
+        raise ValueError("--marks is for plain text; --json names every fill's place in `spans`")
+    if arguments.stream:
+        _check_stream(arguments)
+
+
+def _check_stream(arguments: argparse.Namespace) -> None:
+    reasons = {
+        "--json": arguments.json,
+        f"-n {arguments.n}": arguments.n > 1,
+        "--best-of": arguments.best_of is not None,
+        "--search": arguments.search is not None,
+    }
+    for name, given in reasons.items():
+        if given:
+            raise ValueError(f"--stream shows one filling as it comes, which {name} does not give; leave one of them out")
+
+
+def _check_blanks(lines: Sequence[texts.Line]) -> None:
+    """Every blank of every line, before the first is filled."""
+    from tracformer.generation.blanks import parse, parse_lengths
+
+    for line in lines:
+        if line.text:
+            texts.answer([line], lambda asked: [parse_lengths(content) for content in parse(asked[0]).contents])
+
+
+def _order(arguments: argparse.Namespace) -> "Order | None":
+    if sampling.first_given(arguments, ORDER_OPTIONS) is None:
+        return None
+    from tracformer.generation.orders import parse_order
+
+    if arguments.steps is not None:
+        sampling.require_positive(arguments, "steps")
+    name = arguments.order or ("ancestral" if arguments.steps else "left-to-right")
+    return parse_order(name, 1 if arguments.per_step is None else arguments.per_step, arguments.threshold, arguments.steps or 0)
+
+
+def _fill_all(lm: "LanguageModel", lines: Sequence[texts.Line], options: dict[str, Any], arguments: argparse.Namespace) -> None:
+    colour = show.wants_colour(arguments)
+    with show.progress(len(lines), "texts") as bar:
+        for start in range(0, len(lines), arguments.batch):
+            some = lines[start : start + arguments.batch]
+            results = iter(texts.answer([line for line in some if line.text], lambda asked: lm.infill_many(asked, **options)))
+            for number, line in enumerate(some, start + 1):
+                fillings = next(results) if line.text else []
+                bar.clear()
+                if arguments.json:
+                    for result in fillings:
+                        show.put_json({"line": number, **result.to_dict()})
+                elif not line.text:
+                    show.put("\n" * (arguments.n - 1))
+                for result in [] if arguments.json else fillings:
+                    _put(result, arguments.marks, colour)
+                bar.update()
+
+
+def _put(result: "Infilled", marks: bool, colour: bool) -> None:
+    show.put(show.shaded(result.text, result.spans) if colour and not marks else show.for_stdout(_plain(result, marks)))
+    _put_numbers(result, colour)
+
+
+def _plain(result: "Infilled", marks: bool) -> str:
+    return show.marked(result.text, result.spans) if marks else result.text
+
+
+def _put_numbers(result: "Infilled", colour: bool) -> None:
+    if not show.is_terminal(sys.stdout):
+        return
+    tokens = sum(len(span.token_ids) for span in result.spans)
+    told = [
+        f"log p {result.log_prob:.3f}",
+        f"{show.per_token(result.log_prob, tokens):.3f} a token",
+        f"{tokens} token{'s' if tokens != 1 else ''}",
+        result.mode,
+        f"seed {result.seed}",
+    ]
+    if result.length_choice is not None:
+        told.append(f"length {', '.join(map(str, result.length_choice.chosen))} of {len(result.length_choice.lengths)} weighed")
+    show.put(show.quiet("  " + ", ".join(told) + (f" ({result.note})" if result.note else ""), colour))
+
+
+def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: argparse.Namespace) -> None:
+    from tracformer.cli.live import Canvas, Writer
+    from tracformer.generation.blanks import frame, parse, parse_lengths
+
+    template = parse(text)
+    given = frame(template, lm.spelling, options["whole"]).texts  # as the model sees it: spaces may belong to blanks
+    colour = show.wants_colour(arguments)
+    if options["order"] is None:
+        writer = Writer(given, lm.tokenizer.decode, colour, arguments.marks)
+        [result] = lm.infill(text, **options, watch=writer)
+        writer.finish(_plain(result, arguments.marks))
+    elif show.is_terminal(sys.stdout):
+        wanted = [parse_lengths(content) for content in template.contents]
+        canvas = Canvas(given, [low if low == high else None for low, high in wanted], lm.tokenizer.decode, colour)
+        [result] = lm.infill(text, **options, watch=canvas)
+        canvas.finish(result)
+    else:
+        [result] = lm.infill(text, **options)
+        show.put(_plain(result, arguments.marks))
+    _put_numbers(result, colour)

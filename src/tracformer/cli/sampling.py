@@ -1,0 +1,85 @@
+"""How tokens are picked, as options of a command: everything a `Sampler` knows, in the user's words."""
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracformer.data import Tokenizer
+    from tracformer.generation.samplers import Sampler
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how tokens are picked (reported probabilities are the model's own, before any of these)")
+    group.add_argument("--seed", type=int, default=0, help="the same seed gives the same text (default: 0)")
+    group.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    group.add_argument("--temperature", type=float, metavar="T", help="below 1 plays safe, above 1 dares (default: 1)")
+    group.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    group.add_argument("--top-p", type=float, metavar="P", help="only the likeliest tokens that reach probability P together")
+    group.add_argument("--min-p", type=float, metavar="P", help="only tokens at least P times as likely as the likeliest")
+    group.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1: tokens that the text has already become less likely")
+    group.add_argument("--no-repeat-ngram", type=int, metavar="N", help="no N tokens in a row twice")
+    group.add_argument(
+        "--ban", action="append", default=[], metavar="TEXT", help="never this token, nor with a space before it; repeatable"
+    )
+    group.add_argument("--require", action="append", default=[], metavar="TEXT", help="this token at least once, as written; repeatable")
+
+
+TRUNCATIONS = ("temperature", "top_k", "top_p", "min_p")
+CHANGES = (*TRUNCATIONS, "repetition_penalty", "no_repeat_ngram")
+
+
+def check_sampling(arguments: argparse.Namespace) -> None:
+    """What contradicts itself, before a model is loaded."""
+    if arguments.greedy and (name := first_given(arguments, TRUNCATIONS)):
+        raise ValueError(f"--greedy always takes the likeliest token, so {option(name)} has no effect; leave one of them out")
+
+
+def build_sampler(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> "Sampler":
+    from tracformer.generation.samplers import Sampler
+
+    changes = {name: getattr(arguments, name) for name in CHANGES if getattr(arguments, name) is not None}
+    if arguments.greedy:
+        changes["temperature"] = 0.0
+    banned = tuple(i for text in arguments.ban for i in banned_tokens(text, tokenizer))
+    required = tuple(required_token(text, tokenizer) for text in arguments.require)
+    return Sampler(**changes, banned=banned, required=required)
+
+
+def banned_tokens(text: str, tokenizer: "Tokenizer") -> list[int]:
+    """The tokens that spell `text`, bare or with the space that most tokenisers put before a word."""
+    spelt = [ids[0] for ids in (_ids(text, tokenizer), _ids(f" {text}", tokenizer)) if len(ids) == 1]
+    if not spelt:
+        raise ValueError(f"--ban {text!r}: this model has no single token for it; only whole tokens can be banned")
+    return spelt
+
+
+def required_token(text: str, tokenizer: "Tokenizer") -> int:
+    ids = _ids(text, tokenizer)
+    if len(ids) != 1:
+        raise ValueError(f"--require {text!r}: this model has no single token for it; only whole tokens can be required")
+    return ids[0]
+
+
+def option(name: str) -> str:
+    """The option as it is typed: top_k is --top-k."""
+    return f"--{name.replace('_', '-')}"
+
+
+def first_given(arguments: argparse.Namespace, names: Iterable[str]) -> str | None:
+    return next((name for name in names if getattr(arguments, name) is not None), None)
+
+
+def require_positive(arguments: argparse.Namespace, name: str) -> None:
+    value = getattr(arguments, name)
+    if value is not None and value < 1:
+        raise ValueError(f"{'-n' if name == 'n' else option(name)} is {value}; it must be at least 1")
+
+
+def _ids(text: str, tokenizer: "Tokenizer") -> list[int]:
+    from tracformer.data import AlphabetError
+
+    try:
+        return tokenizer.encode(text)
+    except AlphabetError:
+        return []  # of no token at all

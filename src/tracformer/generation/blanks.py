@@ -1,0 +1,218 @@
+r"""Blanks in text: `[[...]]`, and where their tokens stand.
+
+What a blank holds: nothing (`[[]]`, the model chooses the length), a number of tokens (`[[8]]`), a range (`[[3-8]]`); in a text to score,
+the literal text itself. `\[[` and `\]]` write the two characters; right before either, `\\` writes one backslash. Of more than two `[` in
+a row the last two open a blank; of more than two `]` the first two close it.
+
+>>> parse("Once upon a time [[3-8]] lived.").contents
+('3-8',)
+>>> parse(r"a \[[list]] of [[2]]").pieces
+('a [[list]] of ', '')
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tracformer.generation.results import Span
+from tracformer.generation.spelling import Spelling
+
+MARK = re.compile(r"(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
+
+
+class Template(NamedTuple):
+    """A text cut at its blanks: pieces[0] contents[0] pieces[1] ... pieces[-1]."""
+
+    pieces: tuple[str, ...]
+    contents: tuple[str, ...]
+
+
+class Lengths(NamedTuple):
+    """How many tokens a blank may have; `high` None: as many as the caller allows."""
+
+    low: int
+    high: int | None
+
+
+def parse(text: str) -> Template:
+    """Cut a text at its blanks; a text without one, or with one that is not closed, is an error."""
+    parts, current, opened, at = [], "", -1, 0
+    while match := MARK.search(text, at):
+        slashes, bracket = match["slashes"], match["bracket"]
+        current += text[at : match.start()] + "\\" * (len(slashes) // 2)
+        at = match.end()
+        if len(slashes) % 2:
+            current += bracket
+        elif bracket == "[[" and opened < 0:
+            while text[at : at + 1] == "[":  # the last two of the row open
+                current, at = current + "[", at + 1
+            opened = at - 2
+            parts.append(current)
+            current = ""
+        elif bracket == "]]" and opened >= 0:
+            opened = -1
+            parts.append(current)
+            current = ""
+        else:
+            current += bracket
+    if opened >= 0:
+        raise ValueError(
+            f"the blank that opens at character {opened} is not closed; write ]] behind it, or \\[[ for the characters themselves"
+        )
+    if not parts:
+        raise ValueError("the text has no blank; mark one with [[ and ]], for instance [[8]]")
+    return Template((*parts[0::2], current + text[at:]), tuple(parts[1::2]))
+
+
+def write(pieces: Sequence[str], contents: Sequence[str]) -> str:
+    """The text that `parse` cuts into these: literal brackets are escaped."""
+    if len(pieces) != len(contents) + 1:
+        raise ValueError(f"{len(contents)} blanks need {len(contents) + 1} pieces around them, not {len(pieces)}")
+    if wrong := next((content for content in contents if content.startswith("[") or content.endswith("]")), None):
+        raise ValueError(f"a blank cannot hold text that begins with [ or ends with ]: {_shown(wrong)}; leave the bracket outside")
+    opened = [_escape(piece, before="[") + "[[" + _escape(content, before="]") for piece, content in zip(pieces, contents, strict=False)]
+    return "]]".join([*opened, _escape(pieces[-1])])
+
+
+def parse_lengths(content: str) -> Lengths:
+    """What a blank to fill holds: nothing, a number, or a range."""
+    if content == "":
+        return Lengths(1, None)
+    match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", content)
+    if match is None:
+        raise ValueError(
+            f"a blank holds {_shown(content)}; write [[]], a number of tokens such as [[8]], a range such as [[3-8]], "
+            "or \\[[ for the characters themselves"
+        )
+    low, high = int(match[1]), int(match[2] or match[1])
+    if low == 0:
+        raise ValueError(f"a blank asks for {content} tokens; the least is 1")
+    if high < low:
+        raise ValueError(f"a blank asks for {content} tokens; write the smaller number first: [[{high}-{low}]]")
+    return Lengths(low, high)
+
+
+class Laid(NamedTuple):
+    """One sequence with its blanks laid out."""
+
+    tokens: list[int]
+    context: list[bool]
+    starts: tuple[int, ...]  # first token of each blank
+    lengths: tuple[int, ...]  # tokens of each blank
+
+    def place(self, position: int) -> tuple[int, int]:
+        """Which blank a position lies in, and which of its tokens it is."""
+        for blank, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            if start <= position < start + length:
+                return blank, position - start
+        raise ValueError(f"position {position} is given, not blank")
+
+
+class Stacked(NamedTuple):
+    tokens: Tensor  # (B, T), padded on the right
+    context: Tensor  # (B, T)
+    lengths: Tensor  # (B,)
+
+
+def stack(sequences: Sequence[Laid], device: torch.device) -> Stacked:
+    """Sequences side by side, as models take them."""
+    width = max(len(each.tokens) for each in sequences)
+    tokens = [each.tokens + [0] * (width - len(each.tokens)) for each in sequences]
+    context = [each.context + [True] * (width - len(each.context)) for each in sequences]
+    lengths = [len(each.tokens) for each in sequences]
+    return Stacked(torch.tensor(tokens, device=device), torch.tensor(context, device=device), torch.tensor(lengths, device=device))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The given pieces and their tokens. Pieces are tokenised apart from what goes between them."""
+
+    texts: tuple[str, ...]  # without the spaces that moved into blanks
+    ids: tuple[tuple[int, ...], ...]
+    spaced: tuple[bool, ...]  # for each blank: did the space before it move into it?
+    end: tuple[int, ...] = ()  # end of text, where the text is a whole document
+
+    @property
+    def given(self) -> int:
+        return sum(map(len, self.ids)) + len(self.end)
+
+    def lay(self, fills: Sequence[Sequence[int]]) -> Laid:
+        """The sequence with these tokens in its blanks."""
+        tokens, context, starts = list(self.ids[0]), [True] * len(self.ids[0]), []
+        for fill, ids in zip(fills, self.ids[1:], strict=True):
+            starts.append(len(tokens))
+            tokens += [*fill, *ids]
+            context += [False] * len(fill) + [True] * len(ids)
+        return Laid(tokens + list(self.end), context + [True] * len(self.end), tuple(starts), tuple(map(len, fills)))
+
+    def blank(self, lengths: Sequence[int]) -> Laid:
+        """The sequence with blanks of these lengths; what stands in them does not matter."""
+        return self.lay([[0] * length for length in lengths])
+
+    def fitting(self, wanted: Sequence[Lengths], max_length: int, max_blank: int) -> tuple[list[tuple[int, int]], int]:
+        """The range of each blank, cut to what can fit, and the room that all blanks share."""
+        room = max_length - self.given
+        if room < len(wanted):
+            raise ValueError(
+                f"the given text has {self.given} tokens{' with its end of text' if self.end else ''} and {len(wanted)} blanks; "
+                f"this model takes {max_length} tokens in all: shorten the text"
+            )
+        least = sum(low for low, _ in wanted)
+        if least > room:
+            raise ValueError(
+                f"the blanks ask for {least} tokens where {room} fit: the given text has {self.given} of the model's {max_length}; "
+                "ask for fewer or shorten the text"
+            )
+        return [(low, min(max(low, max_blank) if high is None else high, room - least + low)) for low, high in wanted], room
+
+
+def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
+    """Tokenise the pieces. Where tokens begin with spaces, one space right before a blank moves into the blank."""
+    *before, last = template.pieces
+    spaced = tuple(spelling.moves_spaces and piece.endswith(" ") for piece in before)
+    texts = (*(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)), last)
+    ids = tuple(tuple(spelling.tokenizer.encode(text)) if text else () for text in texts)
+    return Frame(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
+
+
+def spans_of(
+    of: Frame, laid: Laid, tokens: Sequence[int], log_probs: Sequence[float], spelling: Spelling, texts: Sequence[str] | None = None
+) -> tuple[str, tuple[Span, ...]]:
+    """The whole text, and its blanks. tokens and log_probs: of the whole sequence; texts: of the blanks, where they are known."""
+    text, spans = of.texts[0], []
+    for number, (first, length, after) in enumerate(zip(laid.starts, laid.lengths, of.texts[1:], strict=True)):
+        ids = tuple(tokens[first : first + length])
+        filling = spelling.tokenizer.decode(ids) if texts is None else texts[number]
+        shares = tuple(log_probs[first : first + length])
+        spans.append(Span(len(text), len(text) + len(filling), filling, ids, tuple(map(spelling.token, ids)), shares, first))
+        text += filling + after
+    return text, tuple(spans)
+
+
+def literal_fills(template: Template, of: Frame, spelling: Spelling) -> list[tuple[str, list[int]]]:
+    """For a text to score: each blank's own text, with the space that moved into it, and its tokens."""
+    fills = []
+    for content, moved in zip(template.contents, of.spaced, strict=True):
+        if not content:
+            raise ValueError("a pair of brackets to score is empty; write the text to score between [[ and ]]")
+        text = " " + content if moved else content
+        fills.append((text, spelling.tokenizer.encode(text)))
+    return fills
+
+
+def _escape(text: str, before: str = "") -> str:
+    """`before`: the bracket that opens or closes a blank right behind the text, if one does."""
+    escaped = MARK.sub(lambda match: match["slashes"] * 2 + "\\" + match["bracket"], text)
+    if not before:
+        return escaped
+    edge = re.search(rf"(\\*)({re.escape(before)}?)$", escaped)  # backslashes that would be read as escaping the blank's brackets
+    assert edge is not None
+    return escaped[: edge.start()] + edge[1] * 2 + edge[2]
+
+
+def _shown(content: str) -> str:
+    return repr(content if len(content) <= 30 else content[:27] + "...")

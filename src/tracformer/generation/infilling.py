@@ -1,0 +1,275 @@
+"""From texts with blanks to texts without: lengths, then samples or a search, then text again.
+
+Every sample of every text is one sequence with its own seed; sequences of like length go through the filling loop together.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tracformer.generation import lengths as unknown
+from tracformer.generation.blanks import Frame, Laid, frame, parse, parse_lengths, spans_of, stack
+from tracformer.generation.fill import Revealed, fill
+from tracformer.generation.lengths import Prior
+from tracformer.generation.orders import Order
+from tracformer.generation.randomness import derived_seed
+from tracformer.generation.results import Arrival, Infilled, LengthChoice
+from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.search import search
+from tracformer.generation.spelling import Spelling
+from tracformer.model.base import ConditionalModel
+
+Watch = Callable[[list[Arrival]], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `LanguageModel.infill` is asked, besides the text."""
+
+    n: int = 1
+    mode: str = "car"
+    sampler: Sampler = PLAIN
+    seed: int = 0
+    order: Order | None = None
+    best_of: int = 0
+    search: str | None = None
+    whole: bool = True
+    max_blank: int = 32
+    prior: Prior | None = None
+    length_draws: int = 8
+    lengths: str = "sample"
+    batch: int = 16
+    watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n", "max_blank", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.length_draws < 2:
+            raise ValueError(f"length_draws is {self.length_draws}; a standard error needs at least 2")
+        if self.best_of and self.best_of < self.n:
+            raise ValueError(f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain samples")
+        if self.lengths not in unknown.HOW:
+            raise ValueError(f"lengths is {self.lengths!r}; allowed: {', '.join(unknown.HOW)}")
+        if self.search is None:
+            return
+        parse_search(self.search)
+        if self.best_of:
+            raise ValueError(f"best_of is {self.best_of} and search is {self.search!r}; only one of them can pick the results")
+        if self.order is not None:
+            raise ValueError("search goes from left to right; leave order out")
+        if self.sampler != Sampler(banned=self.sampler.banned, allowed=self.sampler.allowed):
+            raise ValueError("search draws nothing: of the sampler's settings only banned and allowed mean something to it")
+
+    @property
+    def draws(self) -> int:
+        return 1 if self.search else max(self.n, self.best_of)
+
+
+class Task(NamedTuple):
+    """One text: what is given, and each sample's lengths."""
+
+    frame: Frame
+    lengths: list[tuple[int, ...]]
+    choices: list[LengthChoice | None]
+    note: str
+
+
+class Job(NamedTuple):
+    """One sequence to be filled."""
+
+    text: int
+    sample: int
+    laid: Laid
+    seed: int
+
+
+def infill_texts(model: ConditionalModel, spelling: Spelling, texts: Sequence[str], options: Options) -> list[list[Infilled]]:
+    rules = text_rules(options.sampler, spelling)
+    seeds = [derived_seed(options.seed, i) for i in range(options.draws)]
+    tasks = [_task(model, spelling, text, options, rules, seeds) for text in texts]
+    if options.search is not None:
+        return [_searched(model, spelling, task, options, rules) for task in tasks]
+    jobs = [
+        Job(number, sample, task.frame.blank(task.lengths[sample]), seed)
+        for number, task in enumerate(tasks)
+        for sample, seed in enumerate(seeds)
+    ]
+    filled: dict[tuple[int, int], Infilled] = {}
+    by_length = sorted(jobs, key=lambda job: len(job.laid.tokens))  # stable: little padding, and the order of samples among equals
+    for start in range(0, len(jobs), options.batch):
+        some = by_length[start : start + options.batch]
+        for job, result in zip(some, _filled(model, spelling, some, tasks, options, rules), strict=True):
+            filled[job.text, job.sample] = result
+    results = [[filled[number, sample] for sample in range(len(seeds))] for number in range(len(tasks))]
+    return [_best(each, options.n) for each in results] if options.best_of else results
+
+
+def text_rules(sampler: Sampler, spelling: Spelling, allowed: Sequence[int] = ()) -> Sampler:
+    """The sampler, with every token banned that is not text and that it does not name itself."""
+    named = {*sampler.allowed, *sampler.required, *allowed}
+    return replace(sampler, banned=tuple(sorted({*sampler.banned, *(set(spelling.special) - named)})))
+
+
+def word_start(of: Frame, laid: Laid, position: int, spelling: Spelling) -> tuple[int, ...] | None:
+    """The tokens that may open a blank into which a space moved; None anywhere else."""
+    starts = {start for start, moved in zip(laid.starts, of.spaced, strict=True) if moved}
+    return spelling.word_starts if position in starts else None
+
+
+def parse_search(text: str) -> tuple[str, int]:
+    """`beam:8` or `best-first:2000`."""
+    method, _, number = text.partition(":")
+    if method not in ("beam", "best-first") or not number.isdecimal() or int(number) == 0:
+        raise ValueError(
+            f"search is {text!r}; allowed: beam:WIDTH, for instance beam:8, or best-first:BUDGET, for instance best-first:2000"
+        )
+    return method, int(number)
+
+
+def _task(model: ConditionalModel, spelling: Spelling, text: str, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
+    template = parse(text)
+    wanted = [parse_lengths(content) for content in template.contents]
+    of = frame(template, spelling, options.whole)
+    ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
+    note = f"mode {options.mode} {limit}" if (limit := model.limits.get(options.mode)) else ""
+    if all(low == high for low, high in ranges):
+        return Task(of, [tuple(low for low, _ in ranges)] * len(seeds), [None] * len(seeds), note)
+    if not unknown.can_weigh(model):
+        missing = " and ".join(mode for mode in ("car", "ar") if mode not in model.config.modes)
+        said = f"lengths are the middle of their ranges: weighing them needs mode {missing}, which this model was not trained in"
+        return Task(of, [unknown.middle(ranges, room)] * len(seeds), [None] * len(seeds), _joined(note, said))
+    choices = _choices(model, spelling, of, ranges, room, options, rules, seeds)
+    return Task(of, [choice.chosen for choice in choices], list(choices), note)
+
+
+def _choices(
+    model: ConditionalModel,
+    spelling: Spelling,
+    of: Frame,
+    ranges: Sequence[tuple[int, int]],
+    room: int,
+    options: Options,
+    rules: Sampler,
+    seeds: Sequence[int],
+) -> list[LengthChoice]:
+    least = len(set(options.sampler.required))
+    found = unknown.candidates(ranges, room, options.prior, options.seed)
+    enough = [sum(vector) >= least for vector in found.vectors]
+    if not any(enough):
+        raise ValueError(f"{least} tokens are required; the blanks' lengths do not reach that: write larger ranges")
+    found = unknown.Candidates(
+        [vector for vector, kept in zip(found.vectors, enough, strict=True) if kept], found.log_prior[enough], found.log_share[enough]
+    )
+    layouts = [of.blank(vector) for vector in found.vectors]
+    weighed = unknown.masses(
+        model,
+        layouts,
+        draws=options.length_draws,
+        seed=options.seed,
+        rules=Sampler(banned=rules.banned, allowed=rules.allowed),
+        only=lambda layout, position: word_start(of, layouts[layout], position, spelling),
+        batch=options.batch,
+    )
+    return unknown.choose(found, weighed, options.lengths, seeds)
+
+
+def _filled(
+    model: ConditionalModel, spelling: Spelling, jobs: Sequence[Job], tasks: Sequence[Task], options: Options, rules: Sampler
+) -> list[Infilled]:
+    asked = stack([job.laid for job in jobs], model.head.device)
+    watch = options.watch
+    result = fill(
+        model,
+        asked.tokens,
+        asked.context,
+        options.mode,
+        asked.lengths,
+        sampler=rules,
+        seed=[job.seed for job in jobs],
+        order=options.order,
+        only=lambda row, position: word_start(tasks[jobs[row].text].frame, jobs[row].laid, position, spelling),
+        watch=None if watch is None else lambda revealed: watch(_arrivals(revealed, jobs, spelling)),
+    )
+    rows = zip(jobs, result.tokens.tolist(), result.log_probs.tolist(), strict=True)
+    return [_infilled(spelling, tasks[job.text], job, tokens, log_probs, options.mode) for job, tokens, log_probs in rows]
+
+
+def _searched(model: ConditionalModel, spelling: Spelling, task: Task, options: Options, rules: Sampler) -> list[Infilled]:
+    assert options.search is not None
+    method, number = parse_search(options.search)
+    laid = task.frame.blank(task.lengths[0])
+    asked = stack([laid], model.head.device)
+
+    def only(row: int, position: int) -> Sequence[int] | None:
+        starts = word_start(task.frame, laid, position, spelling)
+        if not rules.allowed:
+            return starts
+        return rules.allowed if starts is None else sorted(set(rules.allowed) & set(starts))
+
+    found = search(
+        model,
+        asked.tokens,
+        asked.context,
+        options.mode,
+        asked.lengths,
+        method=method,
+        width=number if method == "beam" else options.batch,
+        budget=number,
+        n=options.n,
+        banned=rules.banned,
+        only=only,
+    )
+    results = []
+    for each in found:
+        if each.proven:
+            said = f"{method} search: proven; no filling of these lengths but those before it is more probable"
+        elif method == "beam":
+            said = f"beam search of width {number}: approximate"
+        else:
+            said = f"best-first search gave up after {each.expanded} nodes: not proven the most probable"
+        noted = task._replace(note=_joined(task.note, said))
+        results.append(
+            _infilled(spelling, noted, Job(0, 0, laid, options.seed), each.tokens.tolist(), each.log_probs.tolist(), options.mode)
+        )
+    return _distinct(results)
+
+
+def _infilled(spelling: Spelling, task: Task, job: Job, tokens: list[int], log_probs: list[float], mode: str) -> Infilled:
+    length = len(job.laid.tokens)
+    text, spans = spans_of(task.frame, job.laid, tokens, log_probs, spelling)
+    note = (
+        _joined(task.note, "a filling holds bytes that are not UTF-8, shown as U+FFFD")
+        if any("\ufffd" in s.text for s in spans)
+        else task.note
+    )
+    log_prob = sum(span.log_prob for span in spans)
+    return Infilled(text, spans, log_prob, job.seed, mode, tuple(tokens[:length]), task.choices[job.sample], note)
+
+
+def _best(results: list[Infilled], n: int) -> list[Infilled]:
+    """The most probable; where lengths differ, by the posterior of the length times the filling's probability given it."""
+
+    def rank(result: Infilled) -> float:
+        choice = result.length_choice
+        return -result.log_prob - (choice.log_probabilities[choice.lengths.index(choice.chosen)] if choice is not None else 0.0)
+
+    return _distinct(sorted(results, key=rank))[:n]
+
+
+def _distinct(results: list[Infilled]) -> list[Infilled]:
+    """The first of each text."""
+    return list({result.text: result for result in reversed(results)}.values())[::-1]
+
+
+def _arrivals(revealed: list[Revealed], jobs: Sequence[Job], spelling: Spelling) -> list[Arrival]:
+    arrivals = []
+    for row, position, token, log_prob in revealed:
+        job = jobs[row]
+        blank, index = job.laid.place(position)
+        arrivals.append(Arrival(job.text, job.sample, blank, index, token, spelling.token(token), log_prob))
+    return arrivals
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)

@@ -1,0 +1,292 @@
+"""A model and its tokeniser: fill the blanks of a text, score marked parts, list candidates, write on from a prompt.
+
+    lm = tracformer.load("runs/stories")
+    lm.infill("Once upon a time [[3-8]] lived in a wood.")[0].text
+    lm.score("Once upon a time [[a fox]] lived in a wood.").log_prob
+
+How blanks are written is in `blanks`; how unknown lengths are chosen, in `lengths`.
+"""
+
+import math
+from collections.abc import Sequence
+from os import PathLike
+
+import torch
+
+from tracformer.data.tokenizer import Tokenizer
+from tracformer.generation import loading
+from tracformer.generation.blanks import Frame, Laid, Template, frame, literal_fills, parse, parse_lengths, spans_of, stack
+from tracformer.generation.fill import Revealed, fill
+from tracformer.generation.infilling import Options, Watch, infill_texts, text_rules, word_start
+from tracformer.generation.lengths import Prior
+from tracformer.generation.orders import LeftToRight, Order
+from tracformer.generation.randomness import derived_seed
+from tracformer.generation.results import Arrival, Candidate, Infilled, Marginal, Sampled, Scored
+from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.spelling import Spelling
+from tracformer.model.base import EXACT, ConditionalModel
+from tracformer.model.check import check_mode
+
+PREFERRED = ("car", "ac", "ar")  # of the modes a model was trained in, the first of these unless the caller says otherwise
+
+
+class LanguageModel:
+    """Text in, text out. Samples are functions of (text, seed): neither batch size nor neighbours change them.
+
+    The model is put in evaluation mode.
+    """
+
+    def __init__(self, model: ConditionalModel, tokenizer: Tokenizer, name: str = "") -> None:
+        loading.require_fit(model, tokenizer)
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.spelling = Spelling(tokenizer)
+
+    def infill(
+        self,
+        text: str,
+        n: int = 1,
+        *,
+        mode: str | None = None,
+        sampler: Sampler = PLAIN,
+        seed: int = 0,
+        order: Order | None = None,
+        best_of: int = 0,
+        search: str | None = None,
+        whole: bool = True,
+        max_blank: int = 32,
+        prior: Prior | None = None,
+        length_draws: int = 8,
+        lengths: str = "sample",
+        batch: int = 16,
+        watch: Watch | None = None,
+    ) -> list[Infilled]:
+        """Fill the blanks of a text: `n` samples, in the order they were drawn; sample i has seed `derived_seed(seed, i)`.
+
+        mode: `car` sees both sides and all that is filled before; `ac` takes any `order`. Default: the first that the model has.
+        whole: the text is a whole document, so an end of text is given behind it; False: a fragment.
+        best_of: draw so many, return the `n` most probable that differ, the best first.
+        search: "best-first:BUDGET" finds the most probable fillings, or says in `note` that it gave up; "beam:WIDTH" approximates them.
+        max_blank, prior, length_draws, lengths: for blanks of unknown length, see `lengths`; `prior` maps a blank's number of tokens to a
+        weight (None: all alike), `lengths` is "sample" or "rank" (sample i has the i-th likeliest length).
+        batch: sequences at once. watch: is told of each token as it comes.
+        """
+        [results] = self.infill_many(
+            [text],
+            n,
+            mode=mode,
+            sampler=sampler,
+            seed=seed,
+            order=order,
+            best_of=best_of,
+            search=search,
+            whole=whole,
+            max_blank=max_blank,
+            prior=prior,
+            length_draws=length_draws,
+            lengths=lengths,
+            batch=batch,
+            watch=watch,
+        )
+        return results
+
+    def infill_many(
+        self,
+        texts: Sequence[str],
+        n: int = 1,
+        *,
+        mode: str | None = None,
+        sampler: Sampler = PLAIN,
+        seed: int = 0,
+        order: Order | None = None,
+        best_of: int = 0,
+        search: str | None = None,
+        whole: bool = True,
+        max_blank: int = 32,
+        prior: Prior | None = None,
+        length_draws: int = 8,
+        lengths: str = "sample",
+        batch: int = 16,
+        watch: Watch | None = None,
+    ) -> list[list[Infilled]]:
+        """`infill` for several texts, in shared batches: what each text gets is what it gets alone."""
+        if mode is None and order not in (None, LeftToRight()):
+            mode = "ac"  # the one mode that has an order
+        options = Options(
+            n=n,
+            mode=self._mode(mode),
+            sampler=sampler,
+            seed=seed,
+            order=order,
+            best_of=best_of,
+            search=search,
+            whole=whole,
+            max_blank=max_blank,
+            prior=prior,
+            length_draws=length_draws,
+            lengths=lengths,
+            batch=batch,
+            watch=watch,
+        )
+        return infill_texts(self.model, self.spelling, texts, options)
+
+    def score(self, text: str, *, mode: str | None = None, whole: bool = True, draws: int | None = None, seed: int = 0) -> Scored:
+        """The log-probability of what stands in [[...]], given the rest. `draws` and `seed` matter only where the answer is a bound."""
+        return self.score_many([text], mode=mode, whole=whole, draws=draws, seed=seed)[0]
+
+    @torch.no_grad()
+    def score_many(
+        self, texts: Sequence[str], *, mode: str | None = None, whole: bool = True, batch: int = 16, draws: int | None = None, seed: int = 0
+    ) -> list[Scored]:
+        mode = self._mode(mode)
+        marked = [self._marked(text, whole) for text in texts]
+        scored: dict[int, Scored] = {}
+        by_length = sorted(range(len(texts)), key=lambda i: len(marked[i][1].tokens))
+        for start in range(0, len(texts), max(1, batch)):
+            some = by_length[start : start + max(1, batch)]
+            asked = stack([marked[i][1] for i in some], self.model.head.device)
+            estimate = self.model.estimate(asked.tokens, asked.context, mode, asked.lengths, draws=draws, seed=seed)
+            errors = [None] * len(some) if estimate.standard_error is None else estimate.standard_error.tolist()
+            for i, log_probs, error in zip(some, estimate.values.double().tolist(), errors, strict=True):
+                scored[i] = self._scored(*marked[i], log_probs, mode, error)
+        return [scored[i] for i in range(len(texts))]
+
+    @torch.no_grad()
+    def score_tokens(self, token_ids: Sequence[int], context: Sequence[bool], mode: str | None = None) -> tuple[float, ...]:
+        """Each token's log-probability given those where `context` is True, and zero there: no tokeniser between question and answer."""
+        device = self.model.head.device
+        tokens, given = torch.tensor([list(token_ids)], device=device), torch.tensor([list(context)], device=device)
+        values: list[float] = self.model.log_prob(tokens, given, self._mode(mode)).double()[0].tolist()
+        return tuple(values)
+
+    @torch.no_grad()
+    def marginals(self, text: str, top: int = 5, *, mode: str | None = None, whole: bool = True) -> list[Marginal]:
+        """The `top` likeliest tokens at each position of blanks of fixed length, given the rest: the model's own, nothing ruled out."""
+        if top < 1:
+            raise ValueError(f"top is {top}; it must be at least 1")
+        template = parse(text)
+        wanted = [parse_lengths(content) for content in template.contents]
+        if free := next((content for content, (low, high) in zip(template.contents, wanted, strict=True) if low != high), None):
+            raise ValueError(f"a blank holds [[{free}]]; candidates need a fixed number of tokens, for instance [[1]]")
+        if any(high is None for _, high in wanted):
+            raise ValueError("a blank holds nothing; candidates need a fixed number of tokens, for instance [[1]]")
+        of = frame(template, self.spelling, whole)
+        of.fitting(wanted, self.model.config.max_length, self.model.config.max_length)
+        laid = of.blank([low for low, _ in wanted])
+        mode = self._mode("ac" if mode is None and "ac" in self.model.config.modes else mode)
+        if self.model.answers[mode] == EXACT and sum(laid.lengths) > 1:
+            raise ValueError(
+                f"mode {mode!r} predicts each token from those before it, so {sum(laid.lengths)} open positions have no candidates of "
+                "their own; leave one blank of one token, or use a model with mode 'ac'"
+            )
+        asked = stack([laid], self.model.head.device)
+        logits = self.model.logits_at(asked.tokens, asked.context, mode, asked.lengths, ~asked.context)
+        best = logits.double().log_softmax(1).topk(min(top, logits.shape[1]), dim=1)
+        positions = [i for i, given in enumerate(laid.context) if not given]
+        return [
+            Marginal(position, *laid.place(position), tuple(self._candidate(i, value) for i, value in zip(ids, values, strict=True)))
+            for position, ids, values in zip(positions, best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def sample(
+        self,
+        n: int = 1,
+        *,
+        prompt: str = "",
+        max_tokens: int | None = None,
+        sampler: Sampler = PLAIN,
+        seed: int = 0,
+        batch: int = 16,
+        watch: Watch | None = None,
+    ) -> list[Sampled]:
+        """Write on from a prompt until the end of text, or for `max_tokens` tokens.
+
+        In mode `ar`. A model without it fills a blank of that many tokens behind the prompt instead, knowing where the sequence ends.
+        """
+        if n < 1 or batch < 1:
+            raise ValueError(f"n is {n} and batch {batch}; both must be at least 1")
+        of = frame(Template((prompt, ""), ("",)), self.spelling, whole=False)
+        room = self.model.config.max_length - of.given
+        count = room if max_tokens is None else max_tokens
+        if count < 1 or count > room:
+            raise ValueError(
+                f"{count} tokens are asked for; this model takes {self.model.config.max_length}, and the prompt has {of.given}"
+            )
+        laid = of.blank([count])
+        samples: list[Sampled] = []
+        for start in range(0, n, batch):
+            numbers = range(start, min(n, start + batch))
+            samples += self._continued(of, laid, [derived_seed(seed, i) for i in numbers], sampler, start, watch)
+        return samples
+
+    def _continued(self, of: Frame, laid: Laid, seeds: list[int], sampler: Sampler, first: int, watch: Watch | None) -> list[Sampled]:
+        mode = "ar" if "ar" in self.model.config.modes else self._mode(None)
+        eot, [start] = self.tokenizer.eot_id, laid.starts
+        note = (
+            "" if mode == "ar" else f"mode {mode} with the length fixed beforehand, at {len(laid.tokens)} tokens: this model has no mode ar"
+        )
+        asked = stack([laid] * len(seeds), self.model.head.device)
+
+        def told(revealed: list[Revealed]) -> None:
+            assert watch is not None
+            watch([Arrival(0, first + r.row, 0, r.position - start, r.token, self.spelling.token(r.token), r.log_prob) for r in revealed])
+
+        filled = fill(
+            self.model,
+            asked.tokens,
+            asked.context,
+            mode,
+            asked.lengths,
+            sampler=text_rules(sampler, self.spelling, allowed=[eot]),
+            seed=seeds,
+            only=lambda row, position: word_start(of, laid, position, self.spelling),
+            stop=eot,
+            watch=None if watch is None else told,
+        )
+        samples = []
+        for row, (seed, length) in enumerate(zip(seeds, filled.lengths.tolist(), strict=True)):
+            ids, log_probs = tuple(filled.tokens[row, start:length].tolist()), tuple(filled.log_probs[row, start:length].tolist())
+            ended = ids[-1] == eot
+            text = of.texts[0] + self.tokenizer.decode(ids[:-1] if ended else ids)
+            samples.append(Sampled(text, ids, log_probs, math.fsum(log_probs), seed, ended, mode, note))
+        return samples
+
+    def _marked(self, text: str, whole: bool) -> tuple[Frame, Laid, list[str]]:
+        template = parse(text)
+        of = frame(template, self.spelling, whole)
+        fills = literal_fills(template, of, self.spelling)
+        laid = of.lay([ids for _, ids in fills])
+        if len(laid.tokens) > self.model.config.max_length:
+            raise ValueError(f"the text has {len(laid.tokens)} tokens; this model takes {self.model.config.max_length}: shorten it")
+        return of, laid, [filling for filling, _ in fills]
+
+    def _scored(self, of: Frame, laid: Laid, texts: list[str], log_probs: list[float], mode: str, error: float | None) -> Scored:
+        text, spans = spans_of(of, laid, laid.tokens, log_probs, self.spelling, texts)
+        log_prob, tokens = math.fsum(log_probs), sum(laid.lengths)
+        return Scored(
+            text=text,
+            spans=spans,
+            log_prob=log_prob,
+            tokens=tokens,
+            bits_per_byte=-log_prob / math.log(2) / sum(len(filling.encode()) for filling in texts),
+            perplexity=math.exp(min(-log_prob / tokens, 700.0)),
+            mode=mode,
+            kind=self.model.answers[mode],
+            standard_error=error,
+            note=f"mode {mode} {limit}" if (limit := self.model.limits.get(mode)) else "",
+        )
+
+    def _candidate(self, token_id: int, log_prob: float) -> Candidate:
+        return Candidate(token_id, self.spelling.token(token_id), math.exp(log_prob), log_prob)
+
+    def _mode(self, mode: str | None) -> str:
+        trained = self.model.config.modes
+        if mode is None:
+            return next((each for each in PREFERRED if each in trained), trained[0])
+        check_mode(self.model.config, mode)
+        return mode
+
+
+def load(where: str | PathLike[str], *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """A model's folder, a run's folder (its `best` or else its `model`), or an id OWNER/NAME of the Hugging Face hub."""
+    model, tokenizer = loading.read(loading.find_folder(where), device, dtype)
+    return LanguageModel(model, tokenizer, str(where))

@@ -1,0 +1,64 @@
+"""From a folder, or an id of the Hugging Face hub, to a model and its tokeniser."""
+
+import re
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracformer.data.tokenizer import Tokenizer
+from tracformer.data.tokenizer_load import load_tokenizer
+from tracformer.families import load_model
+from tracformer.files import optional_package
+from tracformer.model import storage
+from tracformer.model.base import ConditionalModel
+
+PLACES = ("best", "model")  # where a run keeps its models: the best on validation data, and the last
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def find_folder(where: str | PathLike[str]) -> Path:
+    """The folder of a model: the one named, the best or last model of the run it holds, or a download from the hub."""
+    path = Path(where)
+    if not path.exists():
+        # A slip in a folder's name also looks like an id of the hub; where the first part is a folder here, it is a slip.
+        if HUB_ID.fullmatch(str(where)) and not path.parent.is_dir():
+            return _download(str(where))
+        raise FileNotFoundError(
+            f"{where} does not exist; give a model's folder, a run's folder, or an id OWNER/NAME of the Hugging Face hub"
+        )
+    if not path.is_dir():
+        raise FileNotFoundError(f"{where} is a file; give the folder that holds {storage.CONFIG_FILE} and {storage.WEIGHTS_FILE}")
+    for folder in (path, *(path / place for place in PLACES)):
+        if (folder / storage.CONFIG_FILE).is_file():
+            return folder
+    raise FileNotFoundError(f"{path} holds no model: there is no {storage.CONFIG_FILE} in it, nor in a folder {' or '.join(PLACES)} in it")
+
+
+def read(folder: Path, device: str | torch.device, dtype: torch.dtype) -> tuple[ConditionalModel, Tokenizer]:
+    """Whatever the folder's `config.json` says it holds."""
+    options: dict[str, Any] = {"device": device, "dtype": dtype}
+    if storage.load_document(folder).get("model_type") == "tracformer":
+        options["attention"] = "blocked"  # plain PyTorch: nothing is compiled to answer a question
+    model, tokenizer = load_model(folder, **options), load_tokenizer(folder)
+    require_fit(model, tokenizer)
+    return model, tokenizer
+
+
+def require_fit(model: ConditionalModel, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise ValueError(
+            f"the tokeniser has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; they do not belong together: "
+            "use the tokeniser that the model was trained with"
+        )
+
+
+def _download(name: str) -> Path:
+    hub = optional_package("huggingface_hub", f"{name!r} is no folder here; downloading it from the Hugging Face hub", "hub")
+    try:
+        folder: str = hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"])
+    except Exception as error:  # many kinds: no network, no such id, no access
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise FileNotFoundError(f"{name} is no folder here, and the Hugging Face hub gave none: {first}") from error
+    return find_folder(folder)

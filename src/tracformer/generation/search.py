@@ -1,0 +1,226 @@
+"""The most probable fillings, by exact search over the chain rule.
+
+Log-probabilities are never positive, so what a partial filling has so far bounds all of its completions from above. Best-first search
+opens the partial fillings with the highest bounds; once no open bound exceeds a complete filling, that filling is proven best.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tracformer.generation.sessions import Session, open_session, without_targets
+from tracformer.model.base import EXACT, ConditionalModel, targets_of
+from tracformer.model.check import check_batch
+
+METHODS = ("best-first", "beam")
+SIBLINGS = 64  # children remembered of an opened node; should search want more of them, the node is asked again
+
+
+@dataclass(frozen=True)
+class Found:
+    tokens: Tensor  # (T,)
+    log_prob: float  # the model's own, of all targets given the rest
+    log_probs: Tensor  # (T,) each target's share, zero where given. float64
+    proven: bool  # no filling that is not in the list before this one is more probable
+    expanded: int  # nodes that the whole search opened
+
+
+@torch.no_grad()
+def search(
+    model: ConditionalModel,
+    tokens: Tensor,
+    context: Tensor,
+    mode: str = "car",
+    lengths: Tensor | None = None,
+    *,
+    method: str = "best-first",
+    width: int = 16,
+    budget: int = 2000,
+    n: int = 1,
+    banned: Sequence[int] = (),
+    only: Callable[[int, int], Sequence[int] | None] | None = None,
+    cached: bool = True,
+    insist: bool = False,
+) -> list[Found]:
+    """At most `n` different fillings of one sequence's targets, the most probable first.
+
+    `best-first` is exact and opens `width` nodes at once. Past `budget` opened nodes it gives up, and says so by `proven=False`: then the
+    list holds what was complete by then or, if nothing was, the best open nodes completed greedily. `beam` keeps the `width` best
+    partial fillings of each length, and has proven something only if it never dropped one. `banned` tokens are never used,
+    `only(0, position)` restricts a position; what stands at targets in `tokens` is ignored.
+    """
+    if tokens.dim() != 2 or len(tokens) != 1:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; search takes one sequence at a time, (1, T)")
+    tokens = without_targets(tokens, context)
+    lengths = check_batch(model.config, tokens, context, mode, lengths, insist)
+    if model.answers.get(mode) != EXACT:
+        exact = ", ".join(name for name, kind in model.answers.items() if kind == EXACT)
+        raise ValueError(f"mode is {mode!r}; search needs an exact joint probability, which this model has in: {exact or 'no mode'}")
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")
+    for name, value in (("width", width), ("budget", budget), ("n", n)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    positions: list[int] = targets_of(context, lengths)[0].nonzero()[:, 0].tolist()
+    choices = [_choices(p, model.config.vocab_size, banned, only).to(tokens.device) for p in positions]
+    session = open_session(model, tokens, context, mode, lengths, cached=cached, insist=insist)
+    tree = _Tree(session, positions, choices)
+    if not positions:
+        leaves = [(_Node(), True)]
+    else:
+        leaves = _best_first(tree, n, width, budget) if method == "best-first" else _beam(tree, n, width)
+    return [_found(tokens[0], tree, leaf, proven) for leaf, proven in leaves]
+
+
+class _Node(NamedTuple):
+    """The first few targets, filled."""
+
+    prefix: tuple[int, ...] = ()
+    shares: tuple[float, ...] = ()  # log-probability of each
+    bound: float = 0.0  # their sum: no completion exceeds it
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A node and its likeliest children, best first."""
+
+    node: _Node
+    children: list[tuple[int, float]]  # token, log-probability
+    tried: frozenset[int] = frozenset()  # children that came before these
+    more: bool = False  # are there others, all less probable?
+
+    def child(self, rank: int) -> _Node:
+        token, value = self.children[rank]
+        node = self.node
+        return _Node((*node.prefix, token), (*node.shares, value), node.bound + value)
+
+    def bound(self, rank: int) -> float | None:
+        """Of the children from `rank` on; None if there are none."""
+        if rank < len(self.children):
+            return self.node.bound + self.children[rank][1]
+        return self.node.bound + self.children[-1][1] if self.more else None
+
+
+class _Tree:
+    """All fillings, target by target from left to right."""
+
+    def __init__(self, session: Session, positions: list[int], choices: list[Tensor]) -> None:
+        self.session, self.positions, self.choices = session, positions, choices
+        self.expanded = 0
+
+    def complete(self, node: _Node) -> bool:
+        return len(node.prefix) == len(self.positions)
+
+    def open(self, asked: Sequence[_Opened], most: int) -> list[_Opened]:
+        """The next best `most` children of each node, beyond those tried. One forked session answers for all."""
+        device = self.choices[0].device
+        session = self.session.select([0] * len(asked))
+        known = [(row, self.positions[i], token) for row, each in enumerate(asked) for i, token in enumerate(each.node.prefix)]
+        if known:
+            session.reveal(*torch.tensor(known, device=device).unbind(1))
+        nexts = torch.tensor([self.positions[len(each.node.prefix)] for each in asked], device=device)
+        logits = session.logits(torch.arange(len(asked), device=device), nexts)
+        self.expanded += len(asked)
+        return [self.children(row, each, most) for row, each in zip(logits.double().log_softmax(1), asked, strict=True)]
+
+    def children(self, log_probs: Tensor, asked: _Opened, most: int) -> _Opened:
+        """log_probs: (V,), over the whole vocabulary whatever the choices."""
+        ids = self.choices[len(asked.node.prefix)]
+        if asked.tried:
+            ids = ids[~torch.isin(ids, torch.tensor(sorted(asked.tried), device=ids.device))]
+        best = log_probs[ids].topk(min(most, len(ids)))
+        children = list(zip(ids[best.indices].tolist(), best.values.tolist(), strict=True))
+        return replace(asked, children=children, more=len(ids) > most)
+
+
+def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Node, bool]]:
+    """Complete fillings, each with whether it is proven."""
+    tick = count()  # among equals the deeper, then the earlier
+    queue: list[tuple[float, int, int, _Opened, int]] = []  # (-bound, -depth, tick, opened, rank): all children from `rank` on
+    best: list[_Node] = []  # the n best complete fillings so far
+
+    def promising(bound: float) -> bool:
+        return len(best) < n or bound > best[-1].bound
+
+    def push(opened: _Opened, rank: int) -> None:
+        bound = opened.bound(rank)
+        if bound is not None and promising(bound):
+            heapq.heappush(queue, (-bound, -len(opened.node.prefix), next(tick), opened, rank))
+
+    def take() -> _Opened:
+        """The best open node, to be asked; its next sibling takes its place in the queue."""
+        *_, opened, rank = heapq.heappop(queue)
+        if rank == len(opened.children):
+            return _again(opened)
+        push(opened, rank + 1)
+        return _Opened(opened.child(rank), [])
+
+    asked = [_Opened(_Node(), [])]
+    while asked:
+        for opened in tree.open(asked, max(n, SIBLINGS)):
+            if len(opened.node.prefix) + 1 < len(tree.positions):
+                push(opened, 0)
+            else:  # of one node's complete children only the n best can matter
+                leaves = [opened.child(rank) for rank in range(min(n, len(opened.children)))]
+                best = sorted([*best, *leaves], key=lambda leaf: -leaf.bound)[:n]
+        asked = []
+        while queue and promising(-queue[0][0]) and len(asked) < min(width, budget - tree.expanded):
+            asked.append(take())
+    if not best:
+        open_nodes = [take() for _ in range(min(n, len(queue)))]
+        return [(leaf, False) for leaf in _greedily(tree, open_nodes)]
+    highest = -queue[0][0] if queue else -torch.inf
+    return [(leaf, leaf.bound >= highest) for leaf in best]
+
+
+def _again(opened: _Opened) -> _Opened:
+    """The same node, to be asked for the children that come after these."""
+    return replace(opened, tried=opened.tried | {token for token, _ in opened.children}, children=[])
+
+
+def _greedily(tree: _Tree, asked: list[_Opened]) -> list[_Node]:
+    done: list[_Node] = []
+    while asked:
+        nodes = [opened.child(0) for opened in tree.open(asked, 1)]
+        done += [node for node in nodes if tree.complete(node)]
+        asked = [_Opened(node, []) for node in nodes if not tree.complete(node)]
+    return sorted(done, key=lambda node: -node.bound)
+
+
+def _beam(tree: _Tree, n: int, width: int) -> list[tuple[_Node, bool]]:
+    """Level by level; the last level is not opened, so what is dropped there costs no proof."""
+    beams, dropped = [_Node()], False
+    while not tree.complete(beams[0]):
+        last = len(beams[0].prefix) + 1 == len(tree.positions)
+        keep = n if last else width
+        opened = tree.open([_Opened(node, []) for node in beams], keep)
+        children = [each.child(rank) for each in opened for rank in range(len(each.children))]
+        dropped |= not last and (len(children) > keep or any(each.more for each in opened))
+        beams = heapq.nsmallest(keep, children, key=lambda node: -node.bound)
+    return [(node, not dropped) for node in beams]
+
+
+def _choices(position: int, vocab_size: int, banned: Sequence[int], only: Callable[[int, int], Sequence[int] | None] | None) -> Tensor:
+    """Ids that may stand at the position, ascending."""
+    named = only(0, position) if only is not None else None
+    for what, ids in (("banned", banned), ("allowed", named or ())):
+        if wrong := [i for i in ids if not 0 <= i < vocab_size]:
+            raise ValueError(f"{what} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
+    mask = torch.full((vocab_size,), named is None)
+    mask[torch.tensor([] if named is None else list(named), dtype=torch.int64)] = True
+    mask[torch.tensor(list(banned), dtype=torch.int64)] = False
+    if not mask.any():
+        raise ValueError(f"no token is left to choose from at position {position}: the banned and allowed tokens contradict each other")
+    return mask.nonzero()[:, 0]
+
+
+def _found(tokens: Tensor, tree: _Tree, leaf: _Node, proven: bool) -> Found:
+    filled, log_probs = tokens.clone(), torch.zeros(len(tokens), dtype=torch.float64)
+    filled[tree.positions] = torch.tensor(leaf.prefix, dtype=filled.dtype, device=filled.device)
+    log_probs[tree.positions] = torch.tensor(leaf.shares, dtype=torch.float64)
+    return Found(filled, leaf.bound, log_probs, proven, tree.expanded)

@@ -1,0 +1,53 @@
+"""What a tokeniser's tokens look like: which begin with a space, which are not text at all.
+
+Byte-level BPE (ours, GPT-2's) spells a word together with the space before it. So the space in front of a blank belongs to the blank, else
+the model would be asked for a word without its space right behind a space without its word, which it never saw.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tracformer.data.tokenizer import Tokenizer
+from tracformer.data.tokenizer_kinds import byte_symbols
+
+
+class Spelling:
+    """Facts about one tokeniser, computed once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        document = json.loads(tokenizer.document)
+        added = {int(token["id"]): bool(token.get("special")) for token in document.get("added_tokens") or []}
+        self.tokenizer = tokenizer
+        self.special: tuple[int, ...] = tuple(
+            sorted({tokenizer.eot_id, *(i for i, special in added.items() if special)} - {tokenizer.mask_id})
+        )
+        self._texts: dict[int, str] = {}
+        self.word_starts: tuple[int, ...] = ()  # tokens of one space and then something that is not white space
+        if tokenizer.kind != "byte" and _is_byte_level(document.get("decoder")):
+            spelled = _bytes_of(tokenizer.tokens())
+            starts = (i for i, token in enumerate(spelled) if token[:1] == b" " and len(token) > 1 and not token[1:2].isspace())
+            self.word_starts = tuple(i for i in starts if i not in added)
+
+    @property
+    def moves_spaces(self) -> bool:
+        """Does a space before a blank belong to the blank?"""
+        return bool(self.word_starts)
+
+    def token(self, token_id: int) -> str:
+        """One token's own text; half a UTF-8 character is U+FFFD."""
+        if token_id not in self._texts:
+            self._texts[token_id] = self.tokenizer.decode([token_id])
+        return self._texts[token_id]
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    return decoder.get("type") == "ByteLevel" or any(map(_is_byte_level, decoder.get("decoders") or []))
+
+
+def _bytes_of(tokens: Iterable[str]) -> list[bytes]:
+    """Byte-level vocabularies write each byte as one printable character; a token with any other character is not text: no bytes."""
+    byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+    return [bytes(byte_of[c] for c in token) if all(c in byte_of for c in token) else b"" for token in tokens]

@@ -1,0 +1,251 @@
+"""What SEDD, MDLM and D3PM share: the noise schedule, the network, and the two questions they answer.
+
+- `diffusion`: a bound on the joint log-likelihood of the targets (`bounds.py`), and samples by the reverse process (`ancestral.py`).
+- `ac`: p(x_t | x_C) of each target, what the denoiser says when all targets are masked.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tracformer.model.base import BOUND, MARGINAL, ConditionalModel, Estimate, targets_of
+from tracformer.model.config import ModelConfig
+from tracformer.model.likelihood import logits_of, row_chunks
+from tracformer.peers.ancestral import Filled
+from tracformer.peers.bounds import DRAWS, TOKENS_AT_ONCE, conditional_bound
+from tracformer.peers.dit import DiT, DiTShape
+from tracformer.precision import wide
+
+EPSILON = 1e-3  # even at t = 1 this share stays unmasked in training, so that sigma is finite
+EARLIEST = 1e-3  # no training time is smaller
+
+
+def sigma_at(t: Tensor) -> Tensor:
+    """Log-linear noise: sigma(t) = -log(1 - (1-eps) t), so that a token is masked with probability 1 - exp(-sigma) = (1-eps) t."""
+    return -torch.log1p(-(1 - EPSILON) * t)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 12, "n_head": 12, "d_model": 768, "d_condition": 128, "dropout": 0.1},
+    # Sizes for one machine without a GPU; bring your own vocabulary.
+    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 6, "n_head": 4, "d_model": 256, "d_condition": 128},  # 8.1M
+    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 4, "n_head": 3, "d_model": 192, "d_condition": 64},  # 2.1M without tables
+    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 4, "n_head": 3, "d_model": 96, "d_condition": 32},  # 0.6M
+}
+
+
+@dataclass(frozen=True)
+class DiffusionConfig(ModelConfig):
+    possible_modes = ("diffusion", "ac")
+    presets = PRESETS
+
+    n_layer: int = 12
+    n_head: int = 12
+    d_model: int = 768
+    d_condition: int = 128  # size of the encoded noise level
+    dropout: float = 0.0  # on residual branches, never inside attention
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "diffusion" in self.modes:
+            object.__setattr__(self, "modes", self.possible_modes)  # one denoiser, trained on every share of masks, answers both
+        self.require_positive("n_layer", "n_head", "d_model", "d_condition")
+        if self.d_model % self.n_head or self.d_model // self.n_head % 2:
+            raise ValueError(f"d_model is {self.d_model} over n_head {self.n_head}; rotary angles need an even, whole head size")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
+
+    def dit_shape(self) -> DiTShape:
+        return DiTShape(self.vocab_size + 1, self.n_layer, self.n_head, self.d_model, self.d_condition, self.dropout)
+
+
+class DiffusionModel(ConditionalModel):
+    """A network that reads a sequence with masks and says what stands behind them.
+
+    A system adds what its logits mean: the cost of a masked target (`cost`), its training loss, and its reverse process.
+    """
+
+    config: DiffusionConfig
+    answers = {"diffusion": BOUND, "ac": MARGINAL}  # noqa: RUF012
+
+    def __init__(self, config: DiffusionConfig, backbone: nn.Module | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = DiT(config.dit_shape()) if backbone is None else backbone
+
+    @property
+    def steps(self) -> int | None:
+        """Of a process in discrete time."""
+        return None
+
+    # ---- the network
+
+    @property
+    def dit(self) -> DiT:
+        assert isinstance(self.backbone, DiT)
+        return self.backbone
+
+    @property
+    def head(self) -> Tensor:
+        return self.dit.output_layer.linear.weight[: self.config.vocab_size]
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        return self.dit.output_layer.linear.bias[: self.config.vocab_size]
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.dit.blocks)
+
+    def embedding_tables(self) -> list[Tensor]:
+        return [self.dit.vocab_embed.embedding, self.dit.output_layer.linear.weight]
+
+    def noise_level(self, t: Tensor) -> Tensor:
+        """(B,): what the network is told about the noise at time t."""
+        return sigma_at(t)
+
+    def time_of(self, share: Tensor) -> Tensor:
+        """(B,): the time at which so large a share of the tokens is masked."""
+        return (share / (1 - EPSILON)).clamp(max=1.0)
+
+    def states(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor) -> Tensor:
+        """Final states (N, d) of the wanted positions, where the network reads masks at `masked` and is told of time t (B,)."""
+        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        read = tokens.long().masked_fill(masked | ~inside, self.config.mask_id)
+        checkpointed = self.checkpoint_activations and self.training
+        return self.dit(read, self.noise_level(t), lengths, checkpointed)[wanted]
+
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """All targets masked, at the time whose share of masks is that of the sequence, targets / length.
+
+        A wanted position that is given takes a run of its own, in which it is masked too: costly, so ask for targets where these suffice.
+        """
+        masked = targets_of(context, lengths)
+        plain = wanted & masked
+        states = self.states(tokens, masked, lengths, self.time_of(masked.sum(1).double() / lengths), plain)
+        rows = plain.flatten().nonzero()[:, 0]
+        extra = (wanted & ~masked).nonzero()  # (M, 2)
+        if len(extra) == 0:
+            return states, rows
+        parts, size = [states], max(1, TOKENS_AT_ONCE // tokens.shape[1])
+        for some in extra.split(size):
+            b, alone = some[:, 0], torch.zeros(len(some), tokens.shape[1], dtype=torch.bool, device=tokens.device)
+            alone[torch.arange(len(some), device=tokens.device), some[:, 1]] = True
+            also = masked[b] | alone
+            parts.append(self.states(tokens[b], also, lengths[b], self.time_of(also.sum(1).double() / lengths[b]), alone))
+        rows = torch.cat((rows, extra[:, 0] * tokens.shape[1] + extra[:, 1]))
+        rows, order = rows.sort()
+        return torch.cat(parts)[order], rows
+
+    # ---- the bound
+
+    @abstractmethod
+    def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
+        """(N,): what masked targets cost at times t (N,); the bound integrates it over t with weight 1/t."""
+
+    def costs(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor) -> Tensor:
+        """(B, T): `cost` at the masked positions, zero elsewhere."""
+        values = self.cost(self.states(tokens, masked, lengths, t, masked), tokens[masked].long(), t[:, None].expand_as(masked)[masked])
+        return values.new_zeros(masked.shape).masked_scatter(masked, values)
+
+    def estimate(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "diffusion",
+        lengths: Tensor | None = None,
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        insist: bool = False,
+    ) -> Estimate:
+        """In mode `diffusion`, shares of a lower bound, without gradients; see `bounds.conditional_bound` for draws and seed."""
+        if mode != "diffusion":
+            return super().estimate(tokens, context, mode, lengths, insist=insist)
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        return conditional_bound(self.costs, tokens, context, lengths, draws=DRAWS if draws is None else draws, seed=seed, steps=self.steps)
+
+    # ---- training
+
+    def nll(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "diffusion",
+        lengths: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
+        insist: bool = False,
+    ) -> tuple[Tensor, int]:
+        """In mode `diffusion`, the system's training loss, with noise from torch's global generator: a sum, and the number of targets."""
+        if mode != "diffusion":
+            return super().nll(tokens, context, mode, lengths, weights=weights, insist=insist)
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        targets = targets_of(context, lengths)
+        return self.training_loss(tokens, targets, lengths, weights), int(targets.sum())
+
+    @abstractmethod
+    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """The sum over targets (B, T) of their terms, each times its weight."""
+
+    # ---- samples
+
+    def ancestral(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        lengths: Tensor | None = None,
+        steps: int | None = None,
+        seeds: Tensor | None = None,
+        temperature: float = 1.0,
+        *,
+        insist: bool = False,
+    ) -> Filled:
+        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored."""
+        B = len(tokens)
+        if tokens.shape == context.shape and context.dtype == torch.bool:  # otherwise the check below complains
+            tokens = tokens.masked_fill(~context, 0)
+        lengths = self._check(tokens, context, "diffusion", lengths, insist)
+        if seeds is None:
+            seeds = torch.arange(B)
+        if seeds.shape != (B,):
+            raise ValueError(f"seeds has shape {tuple(seeds.shape)}; there must be one for each of the {B} sequences")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps is {steps}; it must be at least 1")
+        if not temperature >= 0.0:
+            raise ValueError(f"temperature is {temperature!r}; it must be zero or more")
+        return self.reverse(tokens, context, lengths, steps, seeds, temperature)
+
+    @abstractmethod
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled: ...
+
+
+def over_logits(function: Callable[..., Tensor], hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
+    """function(logits (n, V), *rows) -> (n,), chunk by chunk: the logits of all rows are never held, nor kept for the backward pass."""
+
+    def of_chunk(hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
+        logits = logits_of(hidden, head, bias)
+        return function(logits.to(wide(logits.dtype)), *rows)
+
+    parts = [
+        checkpoint(of_chunk, hidden[some], head, bias, *(row[some] for row in rows), use_reentrant=False)
+        for some in row_chunks(len(hidden), len(head))
+    ]
+    return torch.cat(parts) if parts else hidden.new_zeros(0)
+
+
+def random_times(batch: int, device: torch.device, stratified: bool) -> Tensor:
+    """(B,) in [EARLIEST, 1], from the global generator; stratified: one in each of B equal parts."""
+    u = torch.rand(batch, device=device, dtype=torch.float64)
+    if stratified:
+        u = (torch.arange(batch, device=device) + u) / batch
+    return EARLIEST + (1 - EARLIEST) * u
+
+
+def random_masks(targets: Tensor, probability: Tensor) -> Tensor:
+    """Each target masked with its sequence's probability (B,), from the global generator."""
+    return targets & (torch.rand(targets.shape, device=targets.device) < probability[:, None])

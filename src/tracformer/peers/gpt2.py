@@ -1,0 +1,115 @@
+"""GPT-2: plain left to right, p(x_t | bos, x_<t). What follows a hole is not seen.
+
+The network is `GPT2Model` of `transformers`, whose head is the embedding. The first token is predicted too: the network reads `bos_id`,
+GPT-2's <|endoftext|>, before the text. The last token is never read, so `max_length` positions are enough.
+A folder that `transformers` wrote, such as the published `gpt2`, is read by `from_pretrained` as well (see `gpt2_checkpoint`).
+"""
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from tracformer.model import storage
+from tracformer.model.base import EXACT
+from tracformer.peers import gpt2_checkpoint
+from tracformer.peers.transformer import TransformerConfig, TransformerPeer, pick, shifted_right, transformers_for
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 12, "n_head": 12, "d_model": 768, "dropout": 0.1},  # 124M
+    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 4, "d_model": 128, "init_std": 0.05},  # 1.4M
+    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 144, "init_std": 0.05},  # 2.0M less embeddings
+    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 9, "n_head": 4, "d_model": 256, "init_std": 0.04},  # 8.2M
+}
+
+
+@dataclass(frozen=True)
+class GPT2Config(TransformerConfig):
+    model_type = "gpt2"
+    possible_modes: ClassVar[tuple[str, ...]] = ("ar",)
+    presets = PRESETS
+
+    bos_id: int = -1  # read before the text; -1: the last token, which is the end of text of GPT-2 and of our own tokenisers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bos_id == -1:
+            object.__setattr__(self, "bos_id", self.vocab_size - 1)
+        if not isinstance(self.bos_id, int) or not 0 <= self.bos_id < self.vocab_size:
+            raise ValueError(f"bos_id is {self.bos_id!r}; it must lie in 0..{self.vocab_size - 1} (vocab_size {self.vocab_size})")
+
+    @property
+    def rows(self) -> int:
+        """Of the embedding. No mask: it would never be read."""
+        return self.vocab_size
+
+    @property
+    def positions(self) -> int:
+        return self.max_length
+
+
+class GPT2(TransformerPeer):
+    config: GPT2Config
+    config_class = GPT2Config
+    answers = {"ar": EXACT}  # noqa: RUF012
+    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.network = gpt2_network(config, config.rows, config.positions)
+
+    @property
+    def head(self) -> Tensor:
+        table: Tensor = self.network.wte.weight
+        return table[: self.config.vocab_size]
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.network.h)
+
+    def embedding_tables(self) -> list[Tensor]:
+        return [self.network.wte.weight, self.network.wpe.weight]
+
+    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+        return pick(self.read(shifted_right(tokens, self.config.bos_id)), asked)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """(B, T, d) features of ids (B, T); each sees itself and what stands before, so padding on the right is out of sight."""
+        features: Tensor = self.network(input_ids=ids, use_cache=False).last_hidden_state
+        return features
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | PathLike[str], *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", **options: Any
+    ) -> Self:
+        document = storage.load_document(folder)
+        if cls.config_class.model_type != "gpt2" or not gpt2_checkpoint.is_published(document):
+            return super().from_pretrained(folder, dtype=dtype, device=device, **options)
+        model = cls(GPT2Config.from_dict(gpt2_checkpoint.published_config(folder)), **options)
+        expected = {name: tuple(tensor.shape) for name, tensor in model.network.state_dict().items()}
+        weights = gpt2_checkpoint.published_weights(folder, expected)
+        model.to(device, dtype).network.load_state_dict(weights)
+        return model.eval()
+
+
+def gpt2_network(config: TransformerConfig, rows: int, positions: int) -> Any:
+    """A `GPT2Model` of this shape, with so many rows in its tables."""
+    transformers = transformers_for(config.model_type)
+    return transformers.GPT2Model(
+        transformers.GPT2Config(
+            vocab_size=rows,
+            n_positions=positions,
+            n_embd=config.d_model,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            resid_pdrop=config.dropout,
+            embd_pdrop=config.dropout,
+            attn_pdrop=config.dropout,
+            initializer_range=config.init_std,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation="sdpa",
+        )
+    )

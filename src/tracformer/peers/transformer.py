@@ -1,0 +1,89 @@
+"""What the peers built on the package `transformers` share: the shape of a plain Transformer, and how given positions are answered."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tracformer.files import optional_package
+from tracformer.model.base import ConditionalModel
+from tracformer.model.config import ModelConfig
+
+TOKENS_AT_ONCE = 2**14  # of the extra rows that ask for given positions
+
+
+@dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
+    n_layer: int = 12
+    n_head: int = 12
+    d_model: int = 768
+    dropout: float = 0.0  # wherever the network of `transformers` has it by default
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("n_layer", "n_head", "d_model")
+        if self.d_model % self.n_head:
+            raise ValueError(f"d_model is {self.d_model}, not divisible by n_head {self.n_head}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
+        if not self.init_std > 0.0:
+            raise ValueError(f"init_std is {self.init_std!r}; it must be positive")
+
+
+class TransformerPeer(ConditionalModel):
+    """A subclass keeps its network of `transformers` in `network` and says `states`."""
+
+    config: TransformerConfig
+    network: Any
+    built_on_meta: ClassVar[bool] = False
+
+    @abstractmethod
+    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+        """Final states (N, d) of the positions where `asked` (B, T) is True, in row-major order. Outside `ar` they are all targets."""
+
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """A given position would see its own token: each is asked in a row of its own, where it is a target too."""
+        self._recompute(self.checkpoint_activations)
+        inside = inside_of(tokens, lengths)
+        tokens = tokens.long().masked_fill(~inside, 0)  # anything may stand in the padding
+        rows = wanted.flatten().nonzero()[:, 0]
+        given = torch.zeros_like(wanted) if mode == "ar" else wanted & context
+        states = self.states(tokens, context, mode, lengths, wanted & ~given)
+        if not given.any():
+            return states, rows
+        parts = [states]
+        for places in given.nonzero().split(max(1, TOKENS_AT_ONCE // tokens.shape[1])):
+            row, position = places.unbind(1)
+            asked = torch.zeros_like(context[row]).scatter(1, position[:, None], True)
+            parts.append(self.states(tokens[row], context[row] & ~asked, mode, lengths[row], asked))
+        found = torch.cat([part.flatten().nonzero()[:, 0] for part in (wanted & ~given, given)])
+        return torch.cat(parts)[found.argsort()], rows
+
+    def _recompute(self, wished: bool) -> None:
+        if wished and not self.network.is_gradient_checkpointing:
+            self.network.gradient_checkpointing_enable({"use_reentrant": False})
+        elif not wished and self.network.is_gradient_checkpointing:
+            self.network.gradient_checkpointing_disable()
+
+
+def transformers_for(system: str) -> Any:
+    """The package, imported when a network is built: reading a configuration does not need it."""
+    return optional_package("transformers", f"the system {system!r}", "peers")
+
+
+def inside_of(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """(B, T): not padding."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+
+
+def pick(features: Tensor, places: Tensor) -> Tensor:
+    """The rows of features (B, T, d) where places (B, T) is True: (N, d), in row-major order."""
+    return features.flatten(0, 1)[places.flatten().nonzero()[:, 0]]
+
+
+def shifted_right(tokens: Tensor, first: int) -> Tensor:
+    """(B, T): `first`, then all but the last token."""
+    return torch.cat((torch.full_like(tokens[:, :1], first), tokens[:, :-1]), dim=1)

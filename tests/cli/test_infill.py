@@ -1,0 +1,266 @@
+"""`tracformer infill`: texts in, filled texts out, the same in every way they can be given."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import Caller, save_model
+from tracformer.cli import infill, show
+from tracformer.data import byte_tokenizer, char_tokenizer
+
+COLOUR = re.compile("\033\\[[0-9;]*m")
+
+
+def test_the_completed_text_and_nothing_else(tracformer: Caller) -> None:
+    out = tracformer("infill", "abc [[3]] def[[2]].")
+    assert re.fullmatch(r"abc [a-h .\n]{3} def[a-h .\n]{2}\.\n", out)
+    assert tracformer("infill", "--seed", "1", "abc [[3]] def[[2]].") != out
+
+
+def test_marks_can_be_scored_again(tracformer: Caller) -> None:
+    """What infill says of its filling is what score says of it."""
+    words = ("abc [[3]] def[[2]].", "--ban", "\n")
+    [filled] = tracformer.json("infill", *words)
+    marked = tracformer("infill", *words, "--marks")
+    [scored] = tracformer.json("score", marked.removesuffix("\n"))
+    assert scored["text"] == filled["text"]
+    assert scored["log_prob"] == pytest.approx(filled["log_prob"], abs=1e-4)
+    assert scored["kind"] == "exact"
+
+
+def test_arguments_file_and_standard_input_agree(tracformer: Caller, tmp_path: Path) -> None:
+    """Each text gets alone what it gets among others, in whatever batch."""
+    texts = ["abc [[3]]", "[[2]] def", "a[[1]]b[[4]]c", "[[5]]"]
+    alone = [tracformer.json("infill", text)[0]["text"] for text in texts]
+    file = tmp_path / "texts.txt"
+    file.write_bytes("\r\n".join(texts).encode())
+    for words in (texts, ["--file", str(file)], ["--file", str(file), "--batch", "3"]):
+        objects = tracformer.json("infill", *words)
+        assert [each["text"] for each in objects] == alone
+        assert [each["line"] for each in objects] == [1, 2, 3, 4]
+    assert [each["text"] for each in tracformer.json("infill", stdin="\n".join(texts).encode())] == alone
+    assert [each["text"] for each in tracformer.json("infill", "--file", "-", stdin=file.read_bytes())] == alone
+
+
+def test_empty_lines_keep_their_places(tracformer: Caller) -> None:
+    text = b"\nab[[2]]\n\n[[2]]cd\n"
+    lines = tracformer("infill", "--ban", "\n", stdin=text).split("\n")
+    assert [line[:2] if number == 1 else line[2:] for number, line in enumerate(lines)] == ["", "ab", "", "cd", ""]
+    assert tracformer("infill", "--ban", "\n", "-n", "3", stdin=text).count("\n") == 4 * 3
+    assert [each["line"] for each in tracformer.json("infill", stdin=text)] == [2, 4]
+
+
+def test_a_whole_file_is_one_text(tracformer: Caller) -> None:
+    [only] = tracformer.json("infill", "--whole-file", stdin=b"ab\n[[2]]\ncd\n")
+    assert re.fullmatch(r"ab\n[a-h .\n]{2}\ncd", only["text"])
+
+
+def test_several_fillings(tracformer: Caller) -> None:
+    drawn = tracformer.json("infill", "ab[[4]]cd", "-n", "6")
+    assert len({each["seed"] for each in drawn}) == 6
+    best = tracformer.json("infill", "ab[[4]]cd", "--best-of", "6")
+    assert [each["text"] for each in best] == [max(drawn, key=lambda each: each["log_prob"])["text"]]
+    [found] = tracformer.json("infill", "ab[[4]]cd", "--search", "best-first:5000")
+    assert found["log_prob"] >= best[0]["log_prob"] - 1e-5
+    assert "proven" in found["note"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--order", "random"], ["--order", "entropy", "--per-step", "2"], ["--order", "margin", "--threshold", "0.4"], ["--steps", "3"]],
+)
+def test_orders(tracformer: Caller, words: list[str]) -> None:
+    [filled] = tracformer.json("infill", "ab[[6]]cd", "--mode", "ac", *words)
+    assert filled["mode"] == "ac"
+    assert [len(span["token_ids"]) for span in filled["spans"]] == [6]
+
+
+def test_options_reach_the_sampler(tracformer: Caller) -> None:
+    greedy = tracformer("infill", "ab[[6]]cd", "--greedy")
+    assert (
+        greedy
+        == tracformer("infill", "ab[[6]]cd", "--top-k", "1", "--seed", "5")
+        == tracformer("infill", "ab[[6]]cd", "--temperature", "0")
+    )
+    assert greedy == tracformer("infill", "ab[[6]]cd", "--top-p", "1e-9") == tracformer("infill", "ab[[6]]cd", "--min-p", "1")
+    fill = tracformer.json("infill", "ab[[6]]cd", "--greedy")[0]["spans"][0]["text"]
+    assert fill[0] not in tracformer.json("infill", "ab[[6]]cd", "--greedy", "--ban", fill[0])[0]["spans"][0]["text"]
+    absent = next(letter for letter in "abcdefgh" if letter not in fill)
+    assert absent in tracformer.json("infill", "ab[[6]]cd", "--greedy", "--require", absent)[0]["spans"][0]["text"]
+    twice = tracformer.json("infill", ".[[30]]", "--no-repeat-ngram", "2", "--fragment")[0]["text"]
+    assert len({twice[i : i + 2] for i in range(len(twice) - 1)}) == len(twice) - 1
+
+
+def test_unknown_lengths(tracformer: Caller) -> None:
+    [filled] = tracformer.json("infill", "ab[[2-4]]cd", "--lengths", "rank")
+    choice = filled["length_choice"]
+    assert choice["lengths"] == [[2], [3], [4]]
+    best = max(range(3), key=choice["log_weights"].__getitem__)
+    assert choice["chosen"] == choice["lengths"][best] == [len(filled["spans"][0]["token_ids"])]
+    [short] = tracformer.json("infill", "ab[[]]cd", "--max-blank", "2")
+    assert len(short["spans"][0]["token_ids"]) <= 2
+
+
+def test_on_a_terminal(tracformer: Caller, terminal: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("infill", "abc [[3]] def", "--ban", "\n")
+    [filled] = tracformer.json(*words)
+    text, numbers = tracformer(*words).splitlines()
+    assert text.startswith("abc \033[")
+    assert COLOUR.sub("", text) == filled["text"]
+    assert f"log p {filled['log_prob']:.3f}, " in numbers
+    assert "3 tokens, car, seed 0" in numbers
+    for plain in (tracformer(*words, "--no-color"), _with(monkeypatch, "NO_COLOR", "1", tracformer, *words)):
+        assert plain == COLOUR.sub("", text) + "\n" + COLOUR.sub("", numbers) + "\n"
+    assert "\033" not in _with(monkeypatch, "TERM", "dumb", tracformer, *words)
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, name: str, value: str, call: Caller, *words: str) -> str:
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        return call(*words)
+
+
+@pytest.mark.parametrize("words", [[], ["--mode", "ac"], ["--order", "random"], ["--marks"], ["--max-blank", "4"]])
+def test_streams_end_as_the_text_that_comes_at_once(tracformer: Caller, words: list[str]) -> None:
+    text = "abc [[3]] d[[]]ef[[2]]"
+    assert tracformer("infill", text, "--stream", *words) == tracformer("infill", text, *words)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_stream_in_any_order_is_drawn_in_place(tracformer: Caller) -> None:
+    words = ("infill", "abc [[3]] def", "--order", "random", "--ban", "\n")
+    *drawings, last = tracformer(*words, "--stream").split("\r\033[J")[1:]
+    assert [COLOUR.sub("", drawn)[4:7].count("_") for drawn in drawings] == [2, 1, 0]
+    assert last == tracformer(*words)
+
+
+def test_bytes_stream_by_whole_characters(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    call = Caller(capsys, monkeypatch, save_model(tmp_path, byte_tokenizer()))
+    text = "aé[[8]]ß"
+    assert call("infill", text, "--stream") == call("infill", text)
+
+
+CONTRADICTIONS = [
+    (["--mode", "car", "--order", "random"], "--order is for --mode ac"),
+    (["--mode", "car", "--per-step", "2"], "--per-step is for --mode ac"),
+    (["--greedy", "--temperature", "0.5"], "--temperature has no effect"),
+    (["--greedy", "--top-p", "0.5"], "--top-p has no effect"),
+    (["--search", "beam:4", "--best-of", "3"], "leave one of them out"),
+    (["--search", "beam:4", "--top-k", "3"], "--top-k has no effect"),
+    (["--search", "beam:4", "--greedy"], "--greedy has no effect"),
+    (["--search", "widest"], "search is 'widest'"),
+    (["--stream", "--json"], "--json"),
+    (["--stream", "-n", "2"], "-n 2"),
+    (["--stream", "--best-of", "2"], "--best-of"),
+    (["--stream", "b[[1]]"], "there are 2"),
+    (["--json", "--marks"], "--marks is for plain text"),
+    (["--file", "x"], "leave one or the other out"),
+    (["--order", "sideways"], "order is 'sideways'"),
+    (["--order", "random", "--threshold", "0.5"], "a threshold goes with an order by confidence"),
+    (["--order", "random", "--steps", "5"], "steps go with the order 'ancestral'"),
+    (["-n", "0"], "-n is 0"),
+    (["-n", "few"], "invalid int value: 'few'"),
+    (["--batch", "-1"], "--batch is -1"),
+    (["--top-p", "2"], "top_p is 2.0"),
+    (["--temperature", "nan"], "temperature is nan"),
+    (["--lengths", "long"], "invalid choice: 'long'"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+    (["--mode", "mlm"], "mode is 'mlm'"),
+    (["--ban", "abc"], "--ban 'abc'"),
+    (["--require", "z"], "--require 'z'"),
+    (["--require", "a", "--ban", "a"], "both required and banned"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), CONTRADICTIONS, ids=[" ".join(words) for words, _ in CONTRADICTIONS])
+def test_contradictions_are_told_in_one_sentence(tracformer: Caller, words: list[str], message: str) -> None:
+    assert message in tracformer.refused("infill", "a[[1]]", "-m", str(tracformer.model), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"ab[[2", "not closed"),
+        (b"ab", "no blank"),
+        (b"ab[[two]]", "'two'"),
+        (b"ab[[3-2]]", "smaller number first"),
+        (b"a[[1]]\nb[[1]]\n\ncd\n", "standard input, line 4: the text has no blank"),
+        (b"a[[1]]\nbz[[1]]\n", "standard input, line 2: character 'z'"),
+        (b"a[[1]]\n\xff[[1]]\n", "standard input is not UTF-8 text: byte 0xff at offset 7 (line 2)"),
+        (b"a[[64]]", "the blanks ask for 64 tokens where 62 fit"),
+        (b"a" * 80 + b"[[1]]", "81 tokens"),
+        (b"", "standard input holds no text"),
+        (b"\n\n", "standard input holds no text"),
+    ],
+)
+def test_bad_texts(tracformer: Caller, text: bytes, message: str) -> None:
+    assert message in tracformer.refused("infill", "-m", str(tracformer.model), stdin=text)
+
+
+def test_bad_files(tracformer: Caller, tmp_path: Path) -> None:
+    words = ("infill", "-m", str(tracformer.model), "--file")
+    assert "there is no file nothere.txt" in tracformer.refused(*words, "nothere.txt")
+    assert "is a folder" in tracformer.refused(*words, str(tmp_path))
+    (tmp_path / "x.txt").write_bytes(b"abc [[1]]\nab\xc3(")
+    assert "x.txt is not UTF-8 text: byte 0xc3 at offset 12 (line 2)" in tracformer.refused(*words, str(tmp_path / "x.txt"))
+
+
+@pytest.mark.parametrize("verb", ["infill", "score", "sample", "info"])
+def test_bad_models(tracformer: Caller, tmp_path: Path, verb: str) -> None:
+    words = ["[[a]]"] if verb == "score" else ["[[1]]"] if verb == "infill" else []
+
+    def told(folder: Path) -> str:
+        return tracformer.refused(verb, *words, "--model", str(folder))
+
+    assert "no model named: --model FOLDER" in tracformer.refused(verb, *words)
+    assert "nowhere" in told(tmp_path / "nowhere")
+    assert "holds no model" in told(tmp_path)
+    folder = save_model(tmp_path / "m", char_tokenizer("ab"))
+    (folder / "tokenizer.json").write_text("{")
+    assert "tokeniser" in told(folder)
+    char_tokenizer("abc").save(folder)
+    assert "4 tokens and the model 3" in told(folder)
+    char_tokenizer("ab").save(folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "damaged" in told(folder)
+    (folder / "model.safetensors").unlink()
+    assert "model.safetensors" in told(folder)
+    (folder / "config.json").write_text("[1]")
+    assert "config.json" in told(folder)
+
+
+def test_control_characters_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call = Caller(capsys, monkeypatch, save_model(tmp_path, char_tokenizer("\x1b\x9b")))
+    words = ("infill", "[[4]]", "--no-color")
+    assert set(call(*words)) <= {"\x1b", "\x9b", "\n"}
+    monkeypatch.setattr(show, "is_terminal", lambda stream: True)
+    assert not set(call(*words)) & {"\x1b", "\x9b"}
+
+
+def test_json_is_one_object_a_line(tracformer: Caller) -> None:
+    out = tracformer("infill", "a\u2028b".replace("\u2028", "\n") + "[[3]]", "-n", "2", "--json")
+    assert len(out.removesuffix("\n").split("\n")) == 2
+    assert all(json.loads(line)["text"].startswith("a\nb") for line in out.splitlines())
+
+
+def test_interruption_is_quiet(tracformer: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(infill, "_fill_all", interrupt)
+    assert tracformer.call("infill", "-m", str(tracformer.model), "a[[1]]") == (130, "", "")
+
+
+def test_a_lack_of_memory_is_told(tracformer: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes")
+
+    monkeypatch.setattr(infill, "_fill_all", fail)
+    code, _, err = tracformer.call("infill", "-m", str(tracformer.model), "a[[1]]")
+    assert code == 1
+    assert "out of memory" in err

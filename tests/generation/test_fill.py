@@ -1,0 +1,344 @@
+"""The filling loop: a sample is a function of its own seed, and its law is the model's."""
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import random_batch, small_model
+from tracformer import Tracformer
+from tracformer.generation import fill as module
+from tracformer.generation.fill import Filled, Revealed, fill
+from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
+from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.sessions import open_session
+from tracformer.model.base import targets_of
+
+ORDERS: list[Order] = [
+    LeftToRight(),
+    LeftToRight(3),
+    RandomOrder(),
+    RandomOrder(2),
+    ByConfidence("probability"),
+    ByConfidence("entropy", 2),
+    ByConfidence("margin", threshold=0.4),
+    GivenOrder((6, 2, 9)),
+    Ancestral(3),
+]
+WAYS: list[tuple[str, Order]] = [("car", LeftToRight()), ("ar", LeftToRight()), *(("ac", order) for order in ORDERS)]
+ways = pytest.mark.parametrize(("mode", "order"), WAYS, ids=str)
+
+
+def shared_batch(model: Tracformer) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, context, lengths = random_batch(model, 5, 14, seed=3)
+    context[:, [1, 2, 6]] = False
+    return tokens, context, lengths.clamp(min=8)
+
+
+# ---- one seed, one sample
+
+
+@ways
+def test_same_seed_same_sample_alone_and_in_any_batch(mode: str, order: Order) -> None:
+    model = small_model(seed=1)
+    tokens, context, lengths = shared_batch(model)
+    seeds = [11, 5, 11, 2**40, 0]
+    together = fill(model, tokens, context, mode, lengths, order=order, seed=seeds)
+    targets = targets_of(context, lengths)
+    assert torch.equal(together.tokens[context], tokens[context])
+    assert torch.equal(together.steps >= 0, targets)
+    for rows in ([3], [4, 1, 2, 2]):
+        few = fill(model, tokens[rows], context[rows], mode, lengths[rows], order=order, seed=[seeds[row] for row in rows])
+        assert same(few, together, rows)
+    length = int(lengths[3])
+    cut = fill(model, tokens[3:4, :length], context[3:4, :length], mode, order=order, seed=seeds[3])  # not padded at all
+    assert torch.equal(cut.tokens[0], together.tokens[3, :length])
+    other = fill(model, tokens, context, mode, lengths, order=order, seed=[seed + 1 for seed in seeds])
+    assert not torch.equal(other.tokens[targets], together.tokens[targets])
+
+
+def same(few: Filled, all_rows: Filled, rows: list[int]) -> bool:
+    torch.testing.assert_close(few.log_probs, all_rows.log_probs[rows], rtol=0, atol=1e-10)
+    return torch.equal(few.tokens, all_rows.tokens[rows]) and torch.equal(few.lengths, all_rows.lengths[rows])
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_cached_or_not(mode: str) -> None:
+    model = small_model(seed=2)
+    tokens, context, lengths = shared_batch(model)
+    for sampler in (PLAIN, Sampler(temperature=0.7, top_p=0.9), Sampler(repetition_penalty=1.5, no_repeat_ngram=3)):
+        cached, whole = (fill(model, tokens, context, mode, lengths, seed=8, sampler=sampler, cached=each) for each in (True, False))
+        assert same(cached, whole, list(range(5)))
+        assert torch.equal(cached.steps, whole.steps)
+
+
+def test_one_number_is_each_sequences_own_seed() -> None:
+    model = small_model()
+    tokens, context, lengths = shared_batch(model)
+    assert same(
+        fill(model, tokens, context, lengths=lengths, seed=9), fill(model, tokens, context, lengths=lengths, seed=[9] * 5), list(range(5))
+    )
+
+
+def test_orders_and_samplers_of_ones_own_in_one_batch() -> None:
+    model = small_model(seed=4)
+    tokens, context, lengths = shared_batch(model)
+    orders: list[Order] = [RandomOrder(), ByConfidence("margin"), LeftToRight(2), ByConfidence("entropy", 2), Ancestral(2)]
+    samplers = [PLAIN, Sampler(temperature=0.0), Sampler(top_k=2), Sampler(repetition_penalty=2.0), Sampler(banned=(0, 1, 2))]
+    together = fill(model, tokens, context, "ac", lengths, order=orders, sampler=samplers, seed=range(5))
+    for row in range(5):
+        one = slice(row, row + 1)
+        alone = fill(model, tokens[one], context[one], "ac", lengths[one], order=orders[row], sampler=samplers[row], seed=row)
+        assert same(alone, together, [row])
+
+
+@ways
+def test_what_stands_at_targets_and_in_the_padding_is_ignored(mode: str, order: Order) -> None:
+    model = small_model(seed=1)
+    tokens, context, lengths = shared_batch(model)
+    inside = torch.arange(14) < lengths[:, None]
+    nonsense = tokens.masked_fill(~(context & inside), -5)
+    plain, strange = (fill(model, each, context & inside, mode, lengths, order=order, seed=4) for each in (tokens, nonsense))
+    assert torch.equal(plain.tokens, strange.tokens)
+
+
+# ---- log-probabilities
+
+
+@ways
+def test_log_probs_are_the_models_own_given_what_was_revealed_before(mode: str, order: Order) -> None:
+    """Also under a sampler that changes the distribution. Under `ac` each step's tokens are answered from all earlier steps."""
+    model = small_model(seed=5)
+    tokens, context, lengths = shared_batch(model)
+    filled = fill(model, tokens, context, mode, lengths, order=order, seed=3, sampler=Sampler(temperature=2.0, top_k=4))
+    with torch.no_grad():
+        if mode == "ac":
+            expected = torch.zeros_like(filled.log_probs)
+            for step in range(int(filled.steps.max()) + 1):
+                now = filled.steps == step
+                expected[now] = model.log_prob(filled.tokens, filled.steps < step, "ac", lengths)[now]
+        else:
+            expected = model.log_prob(filled.tokens, context, mode, lengths)
+    torch.testing.assert_close(filled.log_probs, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(filled.log_prob, expected.sum(1), rtol=0, atol=1e-10)
+
+
+# ---- the law of the samples, against enumeration
+
+V, T, TARGETS, N = 3, 5, (0, 2, 3), 1000
+Filling = tuple[int, ...]
+
+
+def question(seed: int) -> tuple[Tracformer, Tensor, Tensor]:
+    model = small_model(vocab_size=V, n_layer=3, max_length=8, seed=seed)
+    context = torch.ones(1, T, dtype=torch.bool)
+    context[0, list(TARGETS)] = False
+    return model, torch.tensor([[0, 1, 0, 0, 2]]), context
+
+
+def law_of_steps(
+    model: Tracformer, tokens: Tensor, context: Tensor, turn: Callable[[list[int], Tensor], Sequence[int]]
+) -> dict[Filling, float]:
+    """Probability of each filling if at each step the positions of `turn(open, probabilities)` are drawn from their own marginals."""
+    law: dict[Filling, float] = Counter()
+
+    def walk(tokens: Tensor, context: Tensor, probability: float) -> None:
+        still = (~context[0]).nonzero()[:, 0].tolist()
+        if not still:
+            law[tuple(tokens[0, list(TARGETS)].tolist())] += probability
+            return
+        p = model(tokens, context, "ac")[0].softmax(-1)
+        now = list(turn(still, p[still]))
+        for drawn in itertools.product(range(V), repeat=len(now)):
+            after, known = tokens.clone(), context.clone()
+            after[0, now], known[0, now] = torch.tensor(drawn), True
+            walk(after, known, probability * float(p[now, list(drawn)].prod()))
+
+    with torch.no_grad():
+        walk(tokens, context, 1.0)
+    return law
+
+
+def law_of_schedules(model: Tracformer, tokens: Tensor, context: Tensor, schedules: list[list[tuple[int, ...]]]) -> dict[Filling, float]:
+    """Equally likely schedules, each a list of steps."""
+    law: dict[Filling, float] = Counter()
+    for schedule in schedules:
+
+        def turn(still: list[int], p: Tensor, schedule: list[tuple[int, ...]] = schedule) -> Sequence[int]:
+            return next(step for step in schedule if set(step) <= set(still))
+
+        for filling, probability in law_of_steps(model, tokens, context, turn).items():
+            law[filling] += probability / len(schedules)
+    return law
+
+
+def joint(model: Tracformer, tokens: Tensor, context: Tensor, mode: str) -> dict[Filling, float]:
+    fillings = list(itertools.product(range(V), repeat=len(TARGETS)))
+    many = tokens.repeat(len(fillings), 1)
+    many[:, list(TARGETS)] = torch.tensor(fillings)
+    with torch.no_grad():
+        values = model.log_prob(many, context.expand_as(many), mode).sum(1).exp().tolist()
+    return dict(zip(fillings, values, strict=True))
+
+
+def check_law(
+    monkeypatch: pytest.MonkeyPatch, law: dict[Filling, float], model: Tracformer, tokens: Tensor, context: Tensor, mode: str, order: Order
+) -> None:
+    """Chi-square of N samples, seeds 0..N-1, four standard deviations; cells that expect fewer than five are taken together."""
+    assert sum(law.values()) == pytest.approx(1.0)
+    monkeypatch.setattr(module, "open_session", functools.partial(open_session, batch=N))
+    filled = fill(model, tokens.expand(N, T), context.expand(N, T), mode, order=order, seed=range(N))
+    counts = Counter(tuple(row) for row in filled.tokens[:, list(TARGETS)].tolist())
+    rare = {filling for filling, p in law.items() if N * p < 5}
+    cells = [(counts[filling], N * p) for filling, p in law.items() if filling not in rare]
+    cells.append((sum(counts[filling] for filling in rare), sum(N * law[filling] for filling in rare)))
+    cells = [(seen, expected) for seen, expected in cells if expected > 0]
+    chi, freedom = sum((seen - expected) ** 2 / expected for seen, expected in cells), len(cells) - 1
+    assert freedom >= 5  # else the model is too sure to tell laws apart
+    assert chi < freedom + 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_samples_follow_the_exact_joint(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, context = question(1)
+    check_law(monkeypatch, joint(model, tokens, context, mode), model, tokens, context, mode, LeftToRight())
+
+
+def test_samples_in_random_order_follow_the_mean_over_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, context = question(2)
+    schedules = [[(position,) for position in order] for order in itertools.permutations(TARGETS)]
+    check_law(monkeypatch, law_of_schedules(model, tokens, context, schedules), model, tokens, context, "ac", RandomOrder())
+
+
+def test_samples_by_confidence_follow_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, context = question(3)
+
+    def surest(still: list[int], p: Tensor) -> list[int]:
+        return [still[int(p.amax(1).argmax())]]
+
+    check_law(monkeypatch, law_of_steps(model, tokens, context, surest), model, tokens, context, "ac", ByConfidence("probability"))
+
+
+def test_ancestral_samples_follow_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps: each target falls into the first or the second, by a fair coin of its own."""
+    model, tokens, context = question(4)
+    schedules = []
+    for coins in itertools.product((0, 1), repeat=len(TARGETS)):
+        steps = [tuple(t for t, coin in zip(TARGETS, coins, strict=True) if coin == side) for side in (0, 1)]
+        schedules.append([step for step in steps if step])
+    check_law(monkeypatch, law_of_schedules(model, tokens, context, schedules), model, tokens, context, "ac", Ancestral(2))
+
+
+# ---- constraints, stopping, watching
+
+
+def test_greedy_is_the_likeliest_token_at_each_step() -> None:
+    model = small_model(seed=6)
+    tokens, context, lengths = shared_batch(model)
+    filled = fill(model, tokens, context, "car", lengths, sampler=Sampler(temperature=0.0), seed=1)
+    with torch.no_grad():
+        likeliest = model(filled.tokens, context, "car", lengths).argmax(-1)
+    targets = targets_of(context, lengths)
+    assert torch.equal(filled.tokens[targets], likeliest[targets])
+    assert torch.equal(filled.tokens, fill(model, tokens, context, "car", lengths, sampler=Sampler(temperature=0.0), seed=2).tokens)
+
+
+@ways
+def test_required_tokens_are_there_however_many_come_at_once(mode: str, order: Order) -> None:
+    model = small_model(seed=7)
+    tokens, context = torch.zeros(6, 10, dtype=torch.int64), torch.ones(6, 10, dtype=torch.bool)
+    context[:, [2, 5, 6, 9]] = False
+    for required in ((6,), (3, 5, 6), (2, 3, 5, 6)):
+        filled = fill(model, tokens, context, mode, order=order, sampler=Sampler(required=required), seed=range(6))
+        for row in filled.tokens[~context].view(6, 4).tolist():
+            assert set(required) <= set(row)
+
+
+def test_only_restricts_a_position_of_a_row() -> None:
+    model = small_model()
+    tokens, context, lengths = shared_batch(model)
+    allowed = {(0, 1): (3,), (1, 2): (0, 6), (4, 6): (5,)}
+    free = fill(model, tokens, context, "car", lengths, seed=2)
+    bound = fill(model, tokens, context, "car", lengths, seed=2, only=lambda row, position: allowed.get((row, position)))
+    for (row, position), ids in allowed.items():
+        assert int(bound.tokens[row, position]) in ids
+    assert same(select(bound, [2, 3]), free, [2, 3])  # rows that are not restricted
+
+
+def select(filled: Filled, rows: list[int]) -> Filled:
+    return Filled(filled.tokens[rows], filled.log_probs[rows], filled.lengths[rows], filled.steps[rows])
+
+
+def test_no_token_stands_twice() -> None:
+    """With n = 1 every token of a run differs from all before it, the given ones included."""
+    model = small_model()
+    tokens, context = torch.tensor([[4, 0, 0, 0, 0, 0]]), torch.tensor([[True] + [False] * 5])
+    for seed in range(5):
+        assert len(set(fill(model, tokens, context, sampler=Sampler(no_repeat_ngram=1), seed=seed).tokens[0].tolist())) == 6
+
+
+def test_the_stop_token_ends_its_own_sequence_and_no_other() -> None:
+    model = small_model(seed=3)
+    tokens, context = torch.zeros(8, 16, dtype=torch.int64), torch.zeros(8, 16, dtype=torch.bool)
+    free = fill(model, tokens, context, "ar", seed=range(8))
+    stopped = fill(model, tokens, context, "ar", seed=range(8), stop=2)
+    ends = []
+    for row in range(8):
+        stops = (free.tokens[row] == 2).nonzero()[:, 0].tolist()
+        end = stops[0] + 1 if stops else 16
+        ends.append(end)
+        assert int(stopped.lengths[row]) == end
+        assert torch.equal(stopped.tokens[row, :end], free.tokens[row, :end])
+        assert (stopped.steps[row, end:] == -1).all()
+        assert not stopped.log_probs[row, end:].any()
+    assert len(set(ends)) > 2
+
+
+@ways
+def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
+    model = small_model()
+    tokens, context, lengths = shared_batch(model)
+    heard: list[list[Revealed]] = []
+    filled = fill(model, tokens, context, mode, lengths, order=order, seed=6, watch=heard.append)
+    targets = targets_of(context, lengths)
+    everything = [each for some in heard for each in some]
+    assert sorted((each.row, each.position) for each in everything) == [tuple(pair) for pair in targets.nonzero().tolist()]
+    for step, some in enumerate(heard):
+        for row, position, token, log_prob in some:
+            assert int(filled.steps[row, position]) == step
+            assert int(filled.tokens[row, position]) == token
+            assert float(filled.log_probs[row, position]) == log_prob
+
+
+def test_nothing_to_fill() -> None:
+    model = small_model()
+    tokens = torch.tensor([[1, 2, 3]])
+    filled = fill(model, tokens, torch.ones(1, 3, dtype=torch.bool))
+    assert torch.equal(filled.tokens, tokens)
+    assert float(filled.log_prob) == 0.0
+
+
+def test_complaints() -> None:
+    model = small_model()
+    tokens, context, lengths = shared_batch(model)
+    for mode, order in (("car", RandomOrder()), ("ar", LeftToRight(2)), ("car", Ancestral(4))):
+        with pytest.raises(ValueError, match=f"mode '{mode}' goes from left to right, one token at a time"):
+            fill(model, tokens, context, mode, lengths, order=order)
+    with pytest.raises(ValueError, match="3 seeds were given for 5 sequences"):
+        fill(model, tokens, context, "car", lengths, seed=[1, 2, 3])
+    with pytest.raises(ValueError, match="1 samplers were given for 5 sequences"):
+        fill(model, tokens, context, "car", lengths, sampler=[PLAIN])
+    with pytest.raises(ValueError, match="2 orders were given for 5 sequences"):
+        fill(model, tokens, context, "ac", lengths, order=[RandomOrder()] * 2)
+    with pytest.raises(ValueError, match="mode is 'up'"):
+        fill(model, tokens, context, "up", lengths)
+    few = torch.ones(1, 4, dtype=torch.bool)
+    few[0, 2] = False
+    with pytest.raises(ValueError, match="2 tokens are required, but sequence 0 has only 1 to fill"):
+        fill(model, tokens[:1, :4], few, sampler=Sampler(required=(1, 2)))
+    with pytest.raises(ValueError, match="context is bool of shape"):
+        fill(model, tokens, context[:, :-1], "car")

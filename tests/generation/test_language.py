@@ -1,0 +1,343 @@
+"""The text level: what comes back is the text with its blanks filled, and its numbers are the model's own."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.generation.chain import Chain
+from tests.helpers import small_model
+from tracformer import LanguageModel, load
+from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
+from tracformer.generation.blanks import write
+from tracformer.generation.loading import find_folder
+from tracformer.generation.orders import ByConfidence, RandomOrder
+from tracformer.generation.randomness import derived_seed
+from tracformer.generation.results import Arrival, Infilled
+from tracformer.generation.samplers import Sampler
+
+WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
+TEXT = "the cat [[3]] the [[2]] mat"
+
+
+def make(tokenizer: Tokenizer, **changes: Any) -> LanguageModel:
+    return LanguageModel(small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5, **changes), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return make(train_bpe(WORDS, 290))
+
+
+def context_of(result: Infilled) -> list[bool]:
+    blank = {i for span in result.spans for i in range(span.first_token, span.first_token + len(span.token_ids))}
+    return [i not in blank for i in range(len(result.token_ids))]
+
+
+def test_a_result_is_the_given_text_with_fillings_in_it(lm: LanguageModel) -> None:
+    for result in lm.infill(TEXT, 6, seed=3):
+        first, second = result.spans
+        assert result.text == "the cat" + first.text + " the" + second.text + " mat"
+        assert [result.text[span.start : span.stop] for span in result.spans] == [first.text, second.text]
+        assert [len(span.token_ids) for span in result.spans] == [3, 2]
+        assert all(result.token_ids[s.first_token : s.first_token + len(s.token_ids)] == s.token_ids for s in result.spans)
+        assert all(span.text[0] == " " and not span.text[1].isspace() for span in result.spans)
+        assert "".join(first.tokens) == first.text or "\ufffd" in first.text
+        assert result.log_prob == pytest.approx(first.log_prob + second.log_prob)
+        assert result.token_ids[-1] == lm.tokenizer.eot_id
+        assert lm.tokenizer.eot_id not in (*first.token_ids, *second.token_ids)
+
+
+def test_no_space_is_forced_at_the_start_or_inside_a_word(lm: LanguageModel) -> None:
+    starts = {r.spans[0].text[:1] for r in lm.infill("[[1]] cat", 20) + lm.infill("ca[[1]]", 20)}
+    assert len(starts - {" "}) > 5
+
+
+def test_end_of_text_comes_only_where_the_sampler_names_it(lm: LanguageModel) -> None:
+    eot = lm.tokenizer.eot_id
+    [result] = lm.infill("the[[1]]", sampler=Sampler(allowed=(eot,)))
+    assert result.spans[0].token_ids == (eot,)
+
+
+@pytest.mark.parametrize("mode", ["car", "ac"])
+def test_texts_get_together_what_they_get_alone(lm: LanguageModel, mode: str) -> None:
+    texts = [TEXT, "a [[1]]", "[[4]] dog sat and [[2]]", "the[[1-2]]"]
+    options: dict[str, Any] = {"mode": mode, "seed": 5, "sampler": Sampler(temperature=0.8, top_p=0.9), "length_draws": 2}
+    together = lm.infill_many(texts, 2, batch=5, **options)
+    for text, results in zip(texts, together, strict=True):
+        alone = lm.infill(text, 2, batch=1, **options)
+        assert [r.token_ids for r in results] == [r.token_ids for r in alone]
+        assert [r.text for r in results] == [r.text for r in alone]
+        assert [r.log_prob for r in results] == pytest.approx([r.log_prob for r in alone], abs=1e-9)
+        assert [r.seed for r in results] == [derived_seed(5, i) for i in range(2)]
+
+
+def test_the_second_sample_is_that_of_its_seed(lm: LanguageModel) -> None:
+    second = lm.infill(TEXT, 2, seed=7)[1]
+    assert lm.infill(TEXT, seed=second.seed)[0].token_ids == second.token_ids
+
+
+def test_the_score_of_a_sample_is_its_reported_log_probability(lm: LanguageModel) -> None:
+    round_trips = 0
+    for result in lm.infill(TEXT, 12, sampler=Sampler(temperature=0.5)):
+        scores = lm.score_tokens(result.token_ids, context_of(result), "car")
+        reported = [value for span in result.spans for value in span.log_probs]
+        assert [score for score, given in zip(scores, context_of(result), strict=True) if not given] == pytest.approx(reported, abs=1e-9)
+        assert all(score == 0 for score, given in zip(scores, context_of(result), strict=True) if given)
+        if all(lm.tokenizer.encode(span.text) == list(span.token_ids) for span in result.spans):
+            round_trips += 1
+            scored = lm.score(write(["the cat", " the", " mat"], [span.text for span in result.spans]))
+            assert scored.log_prob == pytest.approx(result.log_prob, abs=1e-9)
+            assert [(s.start, s.stop, s.text) for s in scored.spans] == [(s.start, s.stop, s.text) for s in result.spans]
+            assert scored.text == result.text
+    assert round_trips > 0
+
+
+def test_scores_in_their_units(lm: LanguageModel) -> None:
+    scored = lm.score("the [[cat]] sat on [[a mat]]")
+    assert [span.text for span in scored.spans] == [" cat", " a mat"]
+    assert scored.text == "the cat sat on a mat"
+    assert scored.tokens == sum(len(span.token_ids) for span in scored.spans)
+    assert scored.log_prob == pytest.approx(sum(span.log_prob for span in scored.spans))
+    assert scored.bits_per_byte == pytest.approx(-scored.log_prob / math.log(2) / len(" cat a mat"))
+    assert scored.perplexity == pytest.approx(math.exp(-scored.log_prob / scored.tokens))
+    assert scored.kind == "exact"
+    assert lm.score("the [[cat]] sat", mode="ac").kind == "marginal"
+    assert scored == lm.score("the[[ cat]] sat on[[ a mat]]")
+    assert lm.score("the [[cat]] sat", whole=False).log_prob != lm.score("the [[cat]] sat").log_prob
+
+
+def test_scores_do_not_depend_on_the_batch(lm: LanguageModel) -> None:
+    texts = ["the [[cat]] sat", "[[a]] dog and a cat on the mat", "a[[dog]]"]
+    for scored, text in zip(lm.score_many(texts, batch=2), texts, strict=True):
+        assert scored.log_prob == pytest.approx(lm.score(text).log_prob, abs=1e-9)
+        assert scored.text == lm.score(text).text
+
+
+def test_bytes_are_counted_in_utf8() -> None:
+    scored = make(byte_tokenizer()).score("a[[é]]")
+    assert scored.tokens == 2
+    assert scored.bits_per_byte == pytest.approx(-scored.log_prob / math.log(2) / 2)
+
+
+def test_half_characters_come_together_and_broken_ones_are_noted() -> None:
+    lm = make(byte_tokenizer())
+    first, second = "é".encode()
+    drawn = lm.infill("a[[2]]b", 20, sampler=Sampler(allowed=(first, second), required=(first, second)))
+    whole = next(result for result in drawn if result.spans[0].token_ids == (first, second))
+    assert (whole.text, whole.note) == ("aéb", "")
+    assert whole.spans[0].tokens == ("\ufffd", "\ufffd")
+    [broken] = lm.infill("a[[1]]b", sampler=Sampler(allowed=(first,)))
+    assert broken.text == "a\ufffdb"
+    assert broken.spans[0].stop == 2
+    assert "not UTF-8" in broken.note
+
+
+def test_the_best_of_many_are_the_most_probable_and_differ(lm: LanguageModel) -> None:
+    drawn = lm.infill("the cat [[1]] mat", 30)
+    best = lm.infill("the cat [[1]] mat", 3, best_of=30)
+    values = sorted({result.text: result.log_prob for result in drawn}.values(), reverse=True)
+    assert [result.log_prob for result in best] == pytest.approx(values[:3])
+    assert len({result.text for result in best}) == 3
+
+
+def test_the_best_of_different_lengths_weigh_the_length_too() -> None:
+    lm = LanguageModel(Chain(), char_tokenizer("abc"))
+
+    def weight(result: Infilled) -> float:
+        assert result.length_choice is not None
+        posterior = dict(zip(result.length_choice.lengths, result.length_choice.log_probabilities, strict=True))
+        return result.log_prob + posterior[result.length_choice.chosen]
+
+    drawn = {result.text: weight(result) for result in lm.infill("a[[1-3]]b", 40)}
+    best = lm.infill("a[[1-3]]b", 4, best_of=40)
+    assert [weight(result) for result in best] == pytest.approx(sorted(drawn.values(), reverse=True)[:4])
+
+
+def test_search_finds_no_less_than_sampling_does(lm: LanguageModel) -> None:
+    [best] = lm.infill("the cat [[2]] mat", search="best-first:5000")
+    assert "proven" in best.note
+    assert best.spans[0].text.startswith(" ")
+    assert best.log_prob >= max(result.log_prob for result in lm.infill("the cat [[2]] mat", 50)) - 1e-9
+    scores = lm.score_tokens(best.token_ids, context_of(best))
+    assert sum(scores) == pytest.approx(best.log_prob, abs=1e-9)
+    beam = lm.infill("the cat [[2]] mat", 3, search="beam:4")
+    assert "approximate" in beam[0].note
+    assert [r.log_prob for r in beam] == sorted((r.log_prob for r in beam), reverse=True)
+    [given_up] = lm.infill("the cat [[4]] mat", search="best-first:1", batch=1)
+    assert "gave up" in given_up.note
+
+
+def test_any_order_fills_everything_and_its_probability_is_that_of_its_order(lm: LanguageModel) -> None:
+    for order in (RandomOrder(), ByConfidence("entropy")):
+        arrivals: list[Arrival] = []
+        [result] = lm.infill("the cat [[3]] mat", order=order, watch=arrivals.extend)
+        assert result.mode == "ac"
+        assert sorted(a.index for a in arrivals) == [0, 1, 2]
+        context, total = context_of(result), 0.0
+        for arrival in arrivals:
+            position = result.spans[0].first_token + arrival.index
+            total += lm.score_tokens(result.token_ids, context, "ac")[position]
+            context[position] = True
+        assert total == pytest.approx(result.log_prob, abs=1e-9)
+
+
+def test_tokens_are_told_as_they_come(lm: LanguageModel) -> None:
+    arrivals: list[Arrival] = []
+    results = lm.infill_many([TEXT, "a [[2]]"], 2, watch=arrivals.extend)
+    told = {(a.text, a.sample, a.blank, a.index): a.token_id for a in arrivals}
+    expected = {
+        (t, s, b, i): token
+        for t, samples in enumerate(results)
+        for s, result in enumerate(samples)
+        for b, span in enumerate(result.spans)
+        for i, token in enumerate(span.token_ids)
+    }
+    assert told == expected
+
+
+def test_a_model_that_cannot_weigh_lengths_says_so() -> None:
+    lm = make(char_tokenizer("abc"), modes=("car", "ac"))
+    [result] = lm.infill("a[[2-6]]b")
+    assert len(result.spans[0].token_ids) == 4
+    assert "middle" in result.note
+    assert result.length_choice is None
+
+
+def test_marginals_are_the_candidates_of_each_position(lm: LanguageModel) -> None:
+    found = lm.marginals("the [[2]] sat [[1]]", top=300)
+    assert [(m.blank, m.index) for m in found] == [(0, 0), (0, 1), (1, 0)]
+    for marginal in found:
+        assert sum(c.probability for c in marginal.candidates) == pytest.approx(1.0)
+        assert [c.log_prob for c in marginal.candidates] == sorted((c.log_prob for c in marginal.candidates), reverse=True)
+    cat = lm.score("the [[cat]] sat", mode="ac").spans[0]
+    [first] = lm.marginals("the [[1]] sat", top=300)
+    assert {c.token_id: c.log_prob for c in first.candidates}[cat.token_ids[0]] == pytest.approx(cat.log_probs[0]) or len(cat.token_ids) > 1
+    assert len(lm.marginals("the [[1]] sat", mode="car")) == 1
+
+
+def test_samples_go_on_from_their_prompt_until_the_end_of_text(lm: LanguageModel) -> None:
+    eot, samples = lm.tokenizer.eot_id, lm.sample(4, prompt="the cat ", max_tokens=9, batch=3)
+    prompt = lm.tokenizer.encode("the cat")
+    for i, sample in enumerate(samples):
+        assert sample.seed == derived_seed(0, i)
+        assert sample.text.startswith("the cat ")
+        assert sample.ended == (sample.token_ids[-1] == eot)
+        assert eot not in sample.token_ids[:-1]
+        assert sample.ended or len(sample.token_ids) == 9
+        scores = lm.score_tokens([*prompt, *sample.token_ids], [True] * len(prompt) + [False] * len(sample.token_ids), "ar")
+        assert scores[len(prompt) :] == pytest.approx(sample.log_probs, abs=1e-9)
+    assert [s.token_ids for s in lm.sample(4, prompt="the cat ", max_tokens=9, batch=1)] == [s.token_ids for s in samples]
+
+
+def test_a_sample_that_ends_does_not_show_its_end() -> None:
+    lm = LanguageModel(Chain(), char_tokenizer("abc"))
+    samples = lm.sample(20)
+    assert any(sample.ended for sample in samples)
+    for sample in samples:
+        assert len(sample.text) == len(sample.token_ids) - sample.ended
+        assert (sample.mode, sample.note) == ("ar", "")
+
+
+def test_without_mode_ar_a_sample_says_that_its_length_was_fixed() -> None:
+    [sample] = make(char_tokenizer("abc"), modes=("car",)).sample(max_tokens=5)
+    assert sample.mode == "car"
+    assert "fixed" in sample.note
+
+
+def test_the_default_mode_is_the_first_that_the_model_has() -> None:
+    letters = char_tokenizer("abc")
+    assert make(letters).infill("a[[1]]")[0].mode == "car"
+    assert make(letters, modes=("ac",)).infill("a[[1]]")[0].mode == "ac"
+    left = make(letters, modes=("ar",)).infill("a[[1]]b")[0]
+    assert left.mode == "ar"
+    assert "does not see what follows" in left.note
+    with pytest.raises(ValueError, match="trained for: ac"):
+        make(letters, modes=("ac",)).infill("a[[1]]", mode="car")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("no blank", {}, "has no blank"),
+        ("a [[3", {}, "not closed"),
+        ("a [[0]]", {}, "least is 1"),
+        ("a [[x]]", {}, "'x'"),
+        ("a [[40]]", {}, "40 tokens where"),
+        ("the cat " * 20 + "[[1]]", {}, "shorten the text"),
+        ("a [[1]]", {"n": 0}, "n is 0"),
+        ("a [[1]]", {"n": 3, "best_of": 2}, "best_of is 2"),
+        ("a [[1]]", {"search": "widely"}, "beam:WIDTH"),
+        ("a [[1]]", {"search": "beam:4", "mode": "ac"}, "exact joint"),
+        ("a [[1]]", {"search": "beam:4", "sampler": Sampler(temperature=0.5)}, "only banned and allowed"),
+        ("a [[1]]", {"order": RandomOrder(), "mode": "car"}, "left to right"),
+        ("a [[]]", {"lengths": "best"}, "sample, rank"),
+        ("a [[]]", {"length_draws": 1}, "at least 2"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused_with_a_reason(lm: LanguageModel, text: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        lm.infill(text, **options)
+
+
+def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
+    for text, said in (("a [[]]", "is empty"), ("a b", "no blank"), ("a [[" + "the cat " * 20 + "]]", "shorten")):
+        with pytest.raises(ValueError, match=said):
+            lm.score(text)
+    for text, said in (("a [[]]", "fixed number"), ("a [[2-3]]", "fixed number")):
+        with pytest.raises(ValueError, match=said):
+            lm.marginals(text)
+    with pytest.raises(ValueError, match="leave one blank of one token"):
+        lm.marginals("a [[2]]", mode="car")
+    with pytest.raises(ValueError, match="tokens are asked for"):
+        lm.sample(max_tokens=99)
+
+
+def test_results_are_json(lm: LanguageModel) -> None:
+    records = [*lm.infill("a [[1-2]] cat"), lm.score("a [[cat]]"), *lm.marginals("a [[1]]"), *lm.sample(max_tokens=3)]
+    for record in records:
+        assert json.loads(json.dumps(record.to_dict(), allow_nan=False)) == record.to_dict()
+    assert records[0].to_dict()["spans"][0]["text"] == records[0].spans[0].text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["", "best", "model"])
+def test_a_model_or_a_run_is_loaded_from_its_folder(lm: LanguageModel, tmp_path: Path, place: str) -> None:
+    lm.model.save_pretrained(tmp_path / place, torch.float64)
+    lm.tokenizer.save(tmp_path / place)
+    again = load(tmp_path, dtype=torch.float64)
+    assert again.name == str(tmp_path)
+    assert not again.model.training
+    assert again.infill(TEXT)[0] == lm.infill(TEXT)[0]
+
+
+def test_folders_without_a_model_are_refused(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no config.json in it, nor in a folder best or model"):
+        load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        find_folder("runs/missing")  # not taken for an id of the hub
+    lm.model.save_pretrained(tmp_path)
+    char_tokenizer("abc").save(tmp_path)
+    with pytest.raises(ValueError, match="do not belong together"):
+        load(tmp_path)
+
+
+def test_an_id_of_the_hub_is_downloaded(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save(tmp_path)
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
+    assert load("somebody/stories").model.config == lm.model.config
+
+    def offline(name: str, **_: object) -> str:
+        raise OSError("no network\nand a long story")
+
+    monkeypatch.setattr(hub, "snapshot_download", offline)
+    with pytest.raises(FileNotFoundError, match=r"the Hugging Face hub gave none: no network$"):
+        load("somebody/stories")

@@ -1,0 +1,224 @@
+"""Each rule of a sampler against its definition, written out token by token."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tracformer.generation import samplers
+from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted, choose, inverse_cdf, truncated
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+
+
+def survivors(scores: Tensor) -> set[int]:
+    return set((scores > -torch.inf).nonzero()[:, 0].tolist())
+
+
+def probabilities(logits: list[float]) -> list[float]:
+    top = max(logits)
+    weights = [math.exp(x - top) for x in logits]
+    return [w / sum(weights) for w in weights]
+
+
+def literal(logits: list[float], sampler: Sampler) -> set[int]:
+    """What top-k, then top-p, then min-p leave of distinct logits, likeliest first."""
+    ranked = sorted(range(len(logits)), key=lambda i: -logits[i])
+    if sampler.top_k:
+        ranked = ranked[: sampler.top_k]
+    if sampler.top_p < 1:
+        p, reached, kept = probabilities([logits[i] for i in ranked]), 0.0, []
+        for i, share in zip(ranked, p, strict=True):
+            kept.append(i)
+            reached += share
+            if reached >= sampler.top_p:
+                break
+        ranked = kept
+    p = probabilities([logits[i] for i in ranked])
+    return {i for i, share in zip(ranked, p, strict=True) if share >= sampler.min_p * max(p)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    size=st.integers(1, 30),
+    seed=st.integers(0, 10_000),
+    top_k=st.integers(0, 35),
+    top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 0.99),
+    first=st.sampled_from([2, 1024]),
+)
+def test_truncation_is_its_definition(size: int, seed: int, top_k: int, top_p: float, min_p: float, first: int) -> None:
+    logits = normal(3, size, seed=seed)
+    sampler = Sampler(top_k=top_k, top_p=top_p, min_p=min_p)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samplers, "NUCLEUS_FIRST", first)
+        kept = truncated(logits, sampler)
+    for row, before in zip(kept, logits, strict=True):
+        assert survivors(row) == literal(before.tolist(), sampler)
+        assert torch.equal(row[row > -torch.inf], before[row > -torch.inf])
+
+
+def test_the_likeliest_token_always_stays() -> None:
+    logits = normal(20, 11)
+    for sampler in (Sampler(top_k=1), Sampler(top_p=1e-9), Sampler(min_p=1.0)):
+        kept = truncated(logits, sampler)
+        assert torch.equal(kept.argmax(1), logits.argmax(1))
+        assert ((kept > -torch.inf).sum(1) == 1).all()
+
+
+def test_truncation_never_brings_back_a_forbidden_token() -> None:
+    logits = normal(50, 6)
+    sampler = Sampler(top_k=5, top_p=0.999999, banned=(0, 1, 2, 3))
+    kept = adjusted(logits, sampler, [Pick(sampler, 0.5)] * 50)
+    assert (kept[:, :4] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_temperature_divides_the_logits(temperature: float) -> None:
+    logits, sampler = normal(4, 9), Sampler(temperature=temperature)
+    scores = adjusted(logits, sampler, [Pick(sampler, 0.5)] * 4)
+    torch.testing.assert_close(scores.softmax(1), (logits / temperature).softmax(1))
+
+
+def test_temperature_zero_is_the_likeliest_token_and_low_ones_come_close() -> None:
+    logits = normal(40, 9)
+    draws = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
+    for temperature in (0.0, 1e-6, 1e-310):
+        sampler = Sampler(temperature=temperature)
+        assert torch.equal(choose(logits, [Pick(sampler, u) for u in draws]), logits.argmax(1))
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    N, V = 60_000, 12
+    p = normal(V, seed=3, scale=1.0).softmax(0)
+    p[[0, 5, 11]] = 0.0
+    p = p / p.sum()
+    u = torch.rand(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    counts = torch.bincount(inverse_cdf(p.expand(N, V), u), minlength=V)
+    assert not counts[[0, 5, 11]].any()
+    possible = p > 0
+    chi = ((counts - N * p)[possible] ** 2 / (N * p[possible])).sum()
+    assert chi < 8 + 4 * (2 * 8) ** 0.5  # 8 degrees of freedom, four standard deviations
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.0, 0.0, 1e-300, 1e-17, 0.1, 1 / 3, 1.0]), min_size=1, max_size=9).filter(any),
+    u=st.sampled_from([0.0, 1e-300, 1e-17, 0.3, 1 / 3, 0.5, 1 - 2**-53]) | st.floats(0, 1, exclude_max=True),
+)
+def test_no_number_picks_an_impossible_token(weights: list[float], u: float) -> None:
+    p = torch.tensor([weights], dtype=torch.float64)
+    (token,) = inverse_cdf(p, torch.tensor([u], dtype=torch.float64)).tolist()
+    assert weights[token] > 0
+
+
+def test_a_number_next_to_one_picks_the_last_possible_token() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+    assert inverse_cdf(p, torch.full((2,), 1 - 2**-53, dtype=torch.float64)).tolist() == [1, 3]
+    assert inverse_cdf(p, torch.zeros(2, dtype=torch.float64)).tolist() == [0, 0]
+
+
+def test_repetition_penalty() -> None:
+    logits = torch.tensor([[2.0, -2.0, 0.0, 2.0, -2.0]])
+    sampler = Sampler(repetition_penalty=4.0)
+    scores = adjusted(logits, sampler, [Pick(sampler, 0.5, seen=[0, 1, 0, 2])])[0]  # twice is not worse than once
+    expected = torch.tensor([0.5, -8.0, 0.0, 2.0, -2.0], dtype=torch.float64)
+    torch.testing.assert_close(scores.softmax(0), expected.softmax(0))
+    assert logits[0, 0] == 2.0  # the caller's logits are untouched
+
+
+@settings(max_examples=80, deadline=None)
+@given(left=st.lists(st.integers(0, 2), max_size=12), n=st.integers(1, 4))
+def test_no_ngram_comes_twice(left: list[int], n: int) -> None:
+    """A token is out exactly if it would complete an n-gram that already stands to the left."""
+    V = 4  # token 3 never occurs, so something is always left
+    ngrams = {tuple(left[i : i + n]) for i in range(len(left) - n + 1)}
+    expected = {token for token in range(V) if (len(left) < n - 1) or tuple([*left, token][-n:]) not in ngrams}
+    sampler = Sampler(no_repeat_ngram=n)
+    assert survivors(adjusted(torch.zeros(1, V), sampler, [Pick(sampler, 0.5, left=left)])[0]) == expected
+
+
+def test_banned_allowed_and_only_meet() -> None:
+    sampler = Sampler(banned=(1,), allowed=(0, 1, 2, 3))
+    picks = [Pick(sampler, 0.5), Pick(sampler, 0.5, only=[1, 2, 5])]
+    first, second = adjusted(torch.zeros(2, 6), sampler, picks)
+    assert survivors(first) == {0, 2, 3}
+    assert survivors(second) == {2}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pick"),
+    [
+        (Sampler(banned=(0, 1, 2)), {}),
+        (Sampler(banned=(1,)), {"only": [1]}),
+        (Sampler(allowed=(0,)), {"only": [2]}),
+        (PLAIN, {"only": []}),
+        (Sampler(no_repeat_ngram=1), {"left": [0, 1, 2]}),
+        (Sampler(no_repeat_ngram=1, allowed=(0, 1)), {"left": [0, 1]}),
+        (Sampler(no_repeat_ngram=1, temperature=0.0), {"left": [0, 1, 2]}),
+    ],
+    ids=str,
+)
+def test_nothing_left_is_an_error(sampler: Sampler, pick: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no token is left to choose from"):
+        choose(torch.zeros(1, 3), [Pick(sampler, 0.5, **pick)])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"min_p": -0.1}, "min_p is -0.1"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"no_repeat_ngram": -2}, "no_repeat_ngram is -2"),
+        ({"required": (3,), "banned": (3,)}, "token 3 is both required and banned"),
+        ({"required": (3,), "allowed": (4,)}, "token 3 is required but not allowed"),
+        ({"banned": (3, 4), "allowed": (4,)}, "every allowed token is banned"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampler(**values)
+
+
+@pytest.mark.parametrize("field", ["banned", "allowed", "required"])
+@pytest.mark.parametrize("token", [-1, 5])
+def test_ids_out_of_range(field: str, token: int) -> None:
+    sampler = Sampler(**{field: (token,)})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"{field} token {token} is out of range; ids are 0..4"):
+        choose(torch.zeros(1, 5), [Pick(sampler, 0.5)])
+    with pytest.raises(ValueError, match=f"token {token} is out of range; ids are 0..4"):
+        choose(torch.zeros(1, 5), [Pick(PLAIN, 0.5, only=[token])])
+
+
+def test_a_row_gets_in_a_batch_what_it_gets_alone() -> None:
+    kinds = [
+        PLAIN,
+        Sampler(temperature=0.0),
+        Sampler(top_p=0.7),
+        Sampler(top_k=3, min_p=0.1),
+        Sampler(repetition_penalty=1.7, no_repeat_ngram=2),
+        Sampler(banned=(0, 1), temperature=1.8),
+    ]
+    N = 60
+    logits = normal(N, 9, seed=5)
+    draws = torch.rand(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64).tolist()
+    picks = [
+        Pick(kinds[i % 6], u, left=[i % 9, 2, i % 9], seen=[i % 9, 2], only=range(2, 7) if i % 4 == 0 else None)
+        for i, u in enumerate(draws)
+    ]
+    together = choose(logits, picks)
+    assert together.tolist() == [int(choose(logits[i : i + 1], [pick])) for i, pick in enumerate(picks)]

@@ -1,0 +1,52 @@
+"""Sessions: what the filling loop and search ask of a model."""
+
+import pytest
+import torch
+
+from tests.helpers import random_batch, small_model
+from tracformer.generation.sessions import WholePasses, open_session, without_targets
+from tracformer.model.cache import Cache
+
+
+@pytest.mark.parametrize("mode", ["car", "ar", "ac"])
+def test_a_selection_keeps_what_was_revealed_and_stands_alone(mode: str) -> None:
+    model = small_model()
+    tokens, context, _ = random_batch(model, 2, 9)
+    context[:, 2:5] = False
+    lengths = torch.tensor([9, 7])
+    session = WholePasses(model, tokens, context | (torch.arange(9) < 2), mode, lengths, batch=1, insist=False)
+    rows, positions = torch.arange(2), torch.tensor([3, 3])
+    session.reveal(rows, torch.tensor([2, 2]), torch.tensor([4, 5]))
+    expected = session.logits(rows, positions)
+    fork = session.select([1, 0, 1])
+    torch.testing.assert_close(fork.logits(torch.arange(3), torch.tensor([3, 3, 3])), expected[[1, 0, 1]], rtol=0, atol=1e-12)
+    fork.reveal(torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([0, 0]))
+    assert torch.equal(session.logits(rows, positions), expected)
+    changed = fork.logits(torch.arange(3), torch.tensor([3, 3, 3]))
+    assert not torch.allclose(changed[0], expected[1])
+    torch.testing.assert_close(changed[2], expected[1], rtol=0, atol=1e-12)
+
+
+def test_whole_passes_answer_alike_whatever_runs_at_once() -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 5, 11, seed=2)
+    wanted = (~context & (torch.arange(11) < lengths[:, None])).nonzero()
+    answers = [WholePasses(model, tokens, context, "ac", lengths, batch, insist=False).logits(*wanted.unbind(1)) for batch in (1, 2, 16)]
+    with torch.no_grad():
+        whole = model(tokens, context, "ac", lengths)[*wanted.unbind(1)]
+    for answer in answers:
+        torch.testing.assert_close(answer, whole, rtol=0, atol=1e-12)
+
+
+def test_the_cache_where_there_is_one() -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 2, 9)
+    assert isinstance(open_session(model, tokens, context, "car", lengths), Cache)
+    assert isinstance(open_session(model, tokens, context, "car", lengths, cached=False), WholePasses)
+    assert isinstance(open_session(model, tokens, context, "ac", lengths), WholePasses)
+
+
+def test_without_targets() -> None:
+    tokens, context = torch.tensor([[5, -1, 6]]), torch.tensor([[True, False, True]])
+    assert without_targets(tokens, context).tolist() == [[5, 0, 6]]
+    assert without_targets(tokens, context[:, :2]) is tokens  # the batch's check complains in words

@@ -1,0 +1,36 @@
+"""Small float64 peers with large random weights: nothing hides behind zeros or small numbers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tracformer.families import find_family
+from tracformer.model import ConditionalModel
+
+SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8}
+MODES = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac"), ("gpt2", "ar"), ("gpt2-fim", "car"), ("gpt2-fim", "ar")]
+FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]
+UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
+
+
+def small_peer(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
+    kind = find_family(family).model_class
+    model = kind(kind.config_class(**{**SMALL, **changes})).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4
+            parameter.copy_(1.0 + noise if bool((parameter == 1).all()) else noise)
+    return model
+
+
+def random_question(batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, a context with about half given and a target in every row, and lengths of which the first is full."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(SMALL["vocab_size"], (batch, length), generator=generator)
+    context = torch.rand(batch, length, generator=generator) < 0.5
+    lengths = torch.randint(2, length + 1, (batch,), generator=generator)
+    lengths[0] = length
+    context[torch.arange(batch), lengths // 2] = False
+    return tokens, context, lengths

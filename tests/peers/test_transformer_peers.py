@@ -1,0 +1,147 @@
+"""What must hold of every peer built on `transformers`."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.peers.small import FAMILIES, MODES, UNTIED, random_question, small_peer
+from tracformer.families import find_family, load_model
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize(("family", "mode"), MODES)
+def test_padding_is_out_of_sight(family: str, mode: str) -> None:
+    model = small_peer(family)
+    tokens, context, lengths = random_question(5, 10)
+    inside = torch.arange(10) < lengths[:, None]
+    for rubbish in (99, -5):
+        padded = model(tokens.masked_fill(~inside, rubbish), context, mode, lengths)
+        for row, length in enumerate(lengths.tolist()):
+            alone = model(tokens[row : row + 1, :length], context[row : row + 1, :length], mode)
+            torch.testing.assert_close(padded[row : row + 1, :length], alone, rtol=0, atol=1e-10)
+            assert not padded[row, length:].any()
+
+
+@pytest.mark.parametrize(("family", "mode"), MODES)
+def test_each_logit_reads_what_its_mode_allows_and_nothing_else(family: str, mode: str) -> None:
+    """Given positions are answered as if they alone were unknown, so the rule is the same for every t."""
+    length = 8
+    model = small_peer(family)
+    tokens = random_question(1, length)[0]
+    context = torch.tensor([[True, False, False, True, True, False, True, False]])
+    before = model(tokens, context, mode)[0]
+    for changed in range(length):
+        other = tokens.clone()
+        other[0, changed] = (other[0, changed] + 3) % 7
+        moved = (model(other, context, mode)[0] != before).any(-1)
+        for t in range(length):
+            given, earlier = bool(context[0, changed]), changed < t
+            seen = {"car": given or earlier, "ac": given, "ar": earlier}[mode] and changed != t
+            assert moved[t] == seen, (changed, t)
+
+
+@pytest.mark.parametrize(("family", "mode"), [pair for pair in MODES if pair[1] != "ac"])
+def test_all_completions_sum_to_one(family: str, mode: str) -> None:
+    model = small_peer(family, vocab_size=3, max_length=6)
+    context = torch.tensor([[False, True, False, False, True, False]])
+    if mode == "ar":
+        context = torch.zeros(1, 5, dtype=torch.bool)
+    free = [t for t, given in enumerate(context[0].tolist()) if not given]
+    fillings = torch.tensor(list(itertools.product(range(3), repeat=len(free))))
+    tokens = torch.ones(len(fillings), context.shape[1], dtype=torch.int64)
+    tokens[:, free] = fillings
+    log_prob = model.log_prob(tokens, context.expand(len(tokens), -1), mode)
+    assert abs(float(log_prob.sum(1).exp().sum().detach()) - 1) < 1e-9
+    assert bool((log_prob[:, context[0]] == 0).all())
+
+
+@pytest.mark.parametrize(("family", "mode"), MODES)
+def test_wanted_rows_are_the_same_asked_alone_or_together(family: str, mode: str) -> None:
+    model = small_peer(family)
+    tokens, context, lengths = random_question(3, 9)
+    everything = model(tokens, context, mode, lengths)
+    for wanted in (~context & (torch.arange(9) < lengths[:, None]), torch.arange(9).expand(3, 9) < 2):
+        torch.testing.assert_close(model.logits_at(tokens, context, mode, lengths, wanted), everything[wanted], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("family", "mode", "tied"), [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED])
+def test_every_parameter_learns(family: str, mode: str, tied: bool) -> None:
+    """None is left without a gradient: data-parallel training would stop at it."""
+    model = small_peer(family, dropout=0.1, **({} if tied else {"tied": False})).train()
+    tokens, context, lengths = random_question(4, 12)
+    model.loss(tokens, context, mode, lengths).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        if not name.endswith(("k_proj.bias", "key.bias")):  # the same for every key: the softmax does not see it
+            assert float(parameter.grad.abs().max()) > 1e-9, name
+
+
+@pytest.mark.parametrize(("family", "mode"), UNTIED)
+def test_every_given_token_can_learn(family: str, mode: str) -> None:
+    """No row of the embedding is frozen as padding. With a head of its own, a row learns only as an input."""
+    model = small_peer(family, tied=False)
+    tokens = torch.arange(7)[None]
+    model.loss(tokens, tokens < 6, mode).backward()
+    grad = model.embedding_tables()[0].grad
+    assert grad is not None
+    assert bool(grad[:6].any(1).all())
+
+
+@pytest.mark.parametrize(("family", "mode"), MODES)
+def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str) -> None:
+    model = small_peer(family).train()
+    tokens, context, lengths = random_question(3, 10)
+    gradients = []
+    for recompute in (False, True, False):
+        model.checkpoint_activations = recompute
+        model.zero_grad()
+        model.loss(tokens, context, mode, lengths).backward()
+        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None})
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("family", "mode", "tied"), [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED])
+def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_path: Path) -> None:
+    model = small_peer(family, **({} if tied else {"tied": False}))
+    model.save_pretrained(tmp_path)
+    again = load_model(tmp_path, dtype=torch.float64)
+    assert type(again) is type(model)
+    assert again.config == model.config
+    tokens, context, lengths = random_question(2, 12)
+    torch.testing.assert_close(again(tokens, context, mode, lengths), model(tokens, context, mode, lengths), rtol=0, atol=0)
+    assert again.num_parameters() == model.num_parameters()  # what was tied is tied again
+    assert set(dict(model.named_parameters())) == set(model.tensors())  # what training exports is what a folder holds
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_know_real_tokens_only(family: str) -> None:
+    model = small_peer(family)
+    assert model.head.shape == (7, 8)
+    assert model.head_bias is None or model.head_bias.shape == (7,)
+
+
+def test_bad_configurations() -> None:
+    for family, changes, message in (
+        ("bart", {"d_model": 9}, "d_model is 9, not divisible by n_head 2"),
+        ("bert", {"dropout": 1.0}, r"dropout is 1\.0"),
+        ("bert-bidir", {"init_std": 0.0}, r"init_std is 0\.0"),
+        ("gpt2", {"bos_id": 7}, r"bos_id is 7; it must lie in 0\.\.6"),
+        ("gpt2-fim", {"max_holes": 0}, "max_holes is 0"),
+        ("gpt2", {"modes": ("car",)}, r"modes is \('car',\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            small_peer(family, **changes)
+
+
+def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for family in FAMILIES:
+        kind = find_family(family).model_class
+        config = kind.config_class.preset("tiny")  # reading a configuration does not need the package
+        with pytest.raises(ImportError, match=rf"the system '{family}' needs the package 'transformers'.*tracformer\[peers\]"):
+            kind(config)
