@@ -50,10 +50,14 @@ def find_family(name: str) -> Family:
 
 
 def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel":
-    """The model of a folder, of whichever system its `config.json` names; see `ConditionalModel.from_pretrained`."""
+    """The model of a folder, of whichever system its `config.json` names, ours or published by others; see `from_pretrained`."""
     from tracformer.model import storage
+    from tracformer.peers import dit_checkpoints
 
-    name = storage.load_document(folder).get("model_type")
+    document = storage.load_document(folder)
+    if (published := dit_checkpoints.reader_of(document)) is not None:
+        return published(folder, **options)
+    name = document.get("model_type")
     if name not in _families:
         raise ValueError(f"{folder} describes a model of type {name!r}; known: {', '.join(_families)}")
     return find_family(str(name)).model_class.from_pretrained(folder, **options)

@@ -122,9 +122,9 @@ def _with(monkeypatch: pytest.MonkeyPatch, name: str, value: str, call: Caller, 
         return call(*words)
 
 
-@pytest.mark.parametrize("words", [[], ["--mode", "ac"], ["--order", "random"], ["--marks"], ["--max-blank", "4"]])
+@pytest.mark.parametrize("words", [[], ["--mode", "ac"], ["--order", "random"], ["--marks"]])
 def test_streams_end_as_the_text_that_comes_at_once(tracformer: Caller, words: list[str]) -> None:
-    text = "abc [[3]] d[[]]ef[[2]]"
+    text = "abc [[3]] d[[1-2]]ef[[2]]"
     assert tracformer("infill", text, "--stream", *words) == tracformer("infill", text, *words)
 
 

@@ -94,8 +94,8 @@ def test_every_sibling_is_reached_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     assert found[0].expanded >= plain[0].expanded
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 5])
-def test_giving_up_returns_different_fillings_and_claims_nothing_false(budget: int) -> None:
+@pytest.mark.parametrize(("budget", "sure"), [(1, 0), (3, 0), (10, 0), (15, 1), (20, 1)])  # 22 prove all three
+def test_giving_up_returns_different_fillings_and_claims_nothing_false(budget: int, sure: int) -> None:
     model = small_model(vocab_size=4, seed=2)
     tokens, context = holes(model, 12, [1, 3, 4, 8, 9])
     truth = brute_force(model, tokens, context, "car")
@@ -108,7 +108,7 @@ def test_giving_up_returns_different_fillings_and_claims_nothing_false(budget: i
         assert each.log_prob == pytest.approx(values[filling], abs=1e-10)
     proven = [filling for each, filling in zip(found, fillings(found, context), strict=True) if each.proven]
     assert proven == [filling for _, filling in truth[: len(proven)]]
-    assert not all(each.proven for each in found)
+    assert len(proven) == sure
 
 
 def test_giving_up_at_once_is_greedy() -> None:

@@ -6,6 +6,9 @@ from torch import Tensor
 
 from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint, toy, truth
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
+from tracformer.generation.fill import fill
+from tracformer.generation.orders import Ancestral, RandomOrder
+from tracformer.generation.samplers import Sampler
 from tracformer.peers.ancestral import pick
 
 GIVEN = torch.tensor([False, True, False, False])
@@ -112,3 +115,20 @@ def test_wrong_requests_are_refused() -> None:
             model.ancestral(row, empty, **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="context is"):
         model.ancestral(row, empty[:, :2])
+
+
+def test_the_filling_loop_runs_the_reverse_process() -> None:
+    """Mode `diffusion` of `fill` is the system's own sampler; for MDLM that is the order `Ancestral` in mode `ac`."""
+    tokens, context, lengths = question(3, 10)
+    for name in ("mdlm", "sedd", "d3pm"):
+        model = small_diffusion(name)
+        filled = fill(model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4))
+        expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]))
+        assert torch.equal(filled.tokens, expected.tokens)
+        assert torch.allclose(filled.log_probs, expected.log_probs)
+        if name == "mdlm":
+            assert torch.equal(filled.tokens, fill(model, tokens, context, "ac", lengths, seed=[1, 2, 3], order=Ancestral(4)).tokens)
+    with pytest.raises(ValueError, match="takes one temperature"):
+        fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(top_k=2))
+    with pytest.raises(ValueError, match="Ancestral"):
+        fill(model, tokens, context, "diffusion", lengths, order=RandomOrder())

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import tracformer
 from tests.peers.test_dit import question, small_diffusion
+from tracformer.data import build_tokenizer
 from tracformer.peers.diffusion import DiffusionModel
 from tracformer.peers.dit_checkpoints import load_mdlm, load_sedd
 
@@ -87,6 +89,22 @@ def test_published_folders(tmp_path: Path) -> None:
     assert again.config.modes == ("diffusion", "ac")
     again.save_pretrained(tmp_path / "ours")  # and from then on it is a folder like any other
     assert same(type(again).from_pretrained(tmp_path / "ours"), mdlm)
+
+
+def test_text_level_loading_of_published_folders(tmp_path: Path) -> None:
+    """Weights without a tokeniser beside them; the vocabulary is seven tokens: six letters and the end of text."""
+    build_tokenizer("char:abcdef").save(tmp_path / "letters")
+    sedd, mdlm = small_diffusion("sedd"), small_diffusion("mdlm")
+    for folder, model in (
+        (write_sedd(tmp_path / "sedd", published(sedd)), sedd),
+        (write_mdlm(tmp_path / "mdlm", published(mdlm, "backbone.")), mdlm),
+    ):
+        lm = tracformer.load(folder, tokenizer=tmp_path / "letters")
+        assert same(lm.model, model)  # type: ignore[arg-type]
+        assert len(lm.infill("ab[[3]]cd")[0].text) == 7
+        assert lm.score("ab[[fed]]c", mode="diffusion").kind == "bound"
+        with pytest.raises(FileNotFoundError, match="holds no tokeniser"):
+            tracformer.load(folder)
 
 
 def test_training_files_prefer_averaged_weights(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from tracformer.attention.blocked import Blocked
-from tracformer.attention.layout import Layout
-from tracformer.native import available
 from tracformer.attention.compiled import strided_attention, window_attention
+from tracformer.attention.layout import Layout
 from tracformer.geometry import arithmetic_run
+from tracformer.native import available
 
 
 class Native:

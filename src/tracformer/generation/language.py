@@ -286,7 +286,15 @@ class LanguageModel:
         return mode
 
 
-def load(where: str | PathLike[str], *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """A model's folder, a run's folder (its `best` or else its `model`), or an id OWNER/NAME of the Hugging Face hub."""
-    model, tokenizer = loading.read(loading.find_folder(where), device, dtype)
-    return LanguageModel(model, tokenizer, str(where))
+def load(
+    where: str | PathLike[str],
+    *,
+    tokenizer: str | PathLike[str] | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> LanguageModel:
+    """A model's folder, a run's folder (its `best` or else its `model`), or an id OWNER/NAME of the Hugging Face hub.
+
+    Published weights of GPT-2, SEDD and MDLM are read as well; `tokenizer` names one where none lies beside the weights.
+    """
+    return LanguageModel(*loading.read(loading.find_folder(where), device, dtype, tokenizer), str(where))

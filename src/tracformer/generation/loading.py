@@ -15,6 +15,7 @@ from tracformer.model import storage
 from tracformer.model.base import ConditionalModel
 
 PLACES = ("best", "model")  # where a run keeps its models: the best on validation data, and the last
+GPT2_TOKENIZER, GPT2_TOKENS = "openai-community/gpt2", 50257
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -36,14 +37,23 @@ def find_folder(where: str | PathLike[str]) -> Path:
     raise FileNotFoundError(f"{path} holds no model: there is no {storage.CONFIG_FILE} in it, nor in a folder {' or '.join(PLACES)} in it")
 
 
-def read(folder: Path, device: str | torch.device, dtype: torch.dtype) -> tuple[ConditionalModel, Tokenizer]:
-    """Whatever the folder's `config.json` says it holds."""
+def read(
+    folder: Path, device: str | torch.device, dtype: torch.dtype, tokenizer: str | PathLike[str] | None = None
+) -> tuple[ConditionalModel, Tokenizer]:
+    """Whatever the folder's `config.json` says it holds, and the tokeniser beside it unless another is named."""
     options: dict[str, Any] = {"device": device, "dtype": dtype}
     if storage.load_document(folder).get("model_type") == "tracformer":
         options["attention"] = "blocked"  # plain PyTorch: nothing is compiled to answer a question
-    model, tokenizer = load_model(folder, **options), load_tokenizer(folder)
-    require_fit(model, tokenizer)
-    return model, tokenizer
+    model = load_model(folder, **options)
+    spelled = load_tokenizer(_tokenizer_of(folder, model) if tokenizer is None else tokenizer)
+    require_fit(model, spelled)
+    return model, spelled
+
+
+def _tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:
+    """The folder; or GPT-2's on the hub, where published weights of its vocabulary come without one."""
+    alone = not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"))
+    return GPT2_TOKENIZER if alone and model.config.vocab_size == GPT2_TOKENS else folder
 
 
 def require_fit(model: ConditionalModel, tokenizer: Tokenizer) -> None:
@@ -57,7 +67,9 @@ def require_fit(model: ConditionalModel, tokenizer: Tokenizer) -> None:
 def _download(name: str) -> Path:
     hub = optional_package("huggingface_hub", f"{name!r} is no folder here; downloading it from the Hugging Face hub", "hub")
     try:
-        folder: str = hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"])
+        folder = Path(hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+        if not any(folder.glob("*.safetensors")):  # a pickle, which is read only as far as it holds tensors
+            folder = Path(hub.snapshot_download(name, allow_patterns=["*.json", "*.txt", "pytorch_model.bin"]))
     except Exception as error:  # many kinds: no network, no such id, no access
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise FileNotFoundError(f"{name} is no folder here, and the Hugging Face hub gave none: {first}") from error

@@ -64,7 +64,67 @@ class DiffusionConfig(ModelConfig):
         return DiTShape(self.vocab_size + 1, self.n_layer, self.n_head, self.d_model, self.d_condition, self.dropout)
 
 
-class DiffusionModel(ConditionalModel):
+class Denoiser(ConditionalModel):
+    """What a system trains and samples with, be its noise masks or Gaussian: its own loss, its own reverse process."""
+
+    config: DiffusionConfig
+
+    # ---- training
+
+    def nll(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "diffusion",
+        lengths: Tensor | None = None,
+        *,
+        weights: Tensor | None = None,
+        insist: bool = False,
+    ) -> tuple[Tensor, int]:
+        """In mode `diffusion`, the system's training loss, with noise from torch's global generator: a sum, and the number of targets."""
+        if mode != "diffusion":
+            return super().nll(tokens, context, mode, lengths, weights=weights, insist=insist)
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        targets = targets_of(context, lengths)
+        return self.training_loss(tokens, targets, lengths, weights), int(targets.sum())
+
+    @abstractmethod
+    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """The sum over targets (B, T) of their terms, each times its weight."""
+
+    # ---- samples
+
+    def ancestral(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        lengths: Tensor | None = None,
+        steps: int | None = None,
+        seeds: Tensor | None = None,
+        temperature: float = 1.0,
+        *,
+        insist: bool = False,
+    ) -> Filled:
+        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored."""
+        B = len(tokens)
+        if tokens.shape == context.shape and context.dtype == torch.bool:  # otherwise the check below complains
+            tokens = tokens.masked_fill(~context, 0)
+        lengths = self._check(tokens, context, "diffusion", lengths, insist)
+        if seeds is None:
+            seeds = torch.arange(B)
+        if seeds.shape != (B,):
+            raise ValueError(f"seeds has shape {tuple(seeds.shape)}; there must be one for each of the {B} sequences")
+        if steps is not None and steps < 1:
+            raise ValueError(f"steps is {steps}; it must be at least 1")
+        if not temperature >= 0.0:
+            raise ValueError(f"temperature is {temperature!r}; it must be zero or more")
+        return self.reverse(tokens, context, lengths, steps, seeds, temperature)
+
+    @abstractmethod
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled: ...
+
+
+class DiffusionModel(Denoiser):
     """A network that reads a sequence with masks and says what stands behind them.
 
     A system adds what its logits mean: the cost of a masked target (`cost`), its training loss, and its reverse process.
@@ -168,60 +228,6 @@ class DiffusionModel(ConditionalModel):
             return super().estimate(tokens, context, mode, lengths, insist=insist)
         lengths = self._check(tokens, context, mode, lengths, insist)
         return conditional_bound(self.costs, tokens, context, lengths, draws=DRAWS if draws is None else draws, seed=seed, steps=self.steps)
-
-    # ---- training
-
-    def nll(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "diffusion",
-        lengths: Tensor | None = None,
-        *,
-        weights: Tensor | None = None,
-        insist: bool = False,
-    ) -> tuple[Tensor, int]:
-        """In mode `diffusion`, the system's training loss, with noise from torch's global generator: a sum, and the number of targets."""
-        if mode != "diffusion":
-            return super().nll(tokens, context, mode, lengths, weights=weights, insist=insist)
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        targets = targets_of(context, lengths)
-        return self.training_loss(tokens, targets, lengths, weights), int(targets.sum())
-
-    @abstractmethod
-    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """The sum over targets (B, T) of their terms, each times its weight."""
-
-    # ---- samples
-
-    def ancestral(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        lengths: Tensor | None = None,
-        steps: int | None = None,
-        seeds: Tensor | None = None,
-        temperature: float = 1.0,
-        *,
-        insist: bool = False,
-    ) -> Filled:
-        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored."""
-        B = len(tokens)
-        if tokens.shape == context.shape and context.dtype == torch.bool:  # otherwise the check below complains
-            tokens = tokens.masked_fill(~context, 0)
-        lengths = self._check(tokens, context, "diffusion", lengths, insist)
-        if seeds is None:
-            seeds = torch.arange(B)
-        if seeds.shape != (B,):
-            raise ValueError(f"seeds has shape {tuple(seeds.shape)}; there must be one for each of the {B} sequences")
-        if steps is not None and steps < 1:
-            raise ValueError(f"steps is {steps}; it must be at least 1")
-        if not temperature >= 0.0:
-            raise ValueError(f"temperature is {temperature!r}; it must be zero or more")
-        return self.reverse(tokens, context, lengths, steps, seeds, temperature)
-
-    @abstractmethod
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled: ...
 
 
 def over_logits(function: Callable[..., Tensor], hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:

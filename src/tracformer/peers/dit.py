@@ -28,8 +28,30 @@ class DiTShape:
     dropout: float
 
 
-class DiT(nn.Module):
-    """tokens (B, T), the mask among them; sigma (B,) -> states (B, T, d), which `output_layer.linear` turns into logits."""
+class Trunk(nn.Module):
+    """The blocks under a noise level, whatever they read."""
+
+    shape: "DiTShape"
+    sigma_map: "NoiseLevel"
+    blocks: nn.ModuleList
+    output_layer: "Output"
+
+    def transform(self, x: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False) -> Tensor:
+        """Inputs (B, T, d) at noise levels (B,) -> states (B, T, d), which `output_layer.linear` turns into logits."""
+        positions = torch.arange(x.shape[1], device=x.device)
+        dtype = self.output_layer.linear.weight.dtype
+        angles = rotary_angles(positions, self.shape.d_model // self.shape.n_head, ROTARY_BASE, dtype)  # (T, 1, D/2)
+        inside = positions < lengths[:, None]
+        seen = None if bool(inside.all()) else inside[:, None, None]  # (B, 1, 1, T): padding is nobody's key
+        condition = silu(self.sigma_map(sigma.to(dtype)))  # (B, d_condition)
+        for block in self.blocks:
+            inputs = (x, condition, angles, seen)
+            x = checkpoint(block, *inputs, use_reentrant=False) if checkpointed else block(*inputs)
+        return self.output_layer(x, condition)
+
+
+class DiT(Trunk):
+    """tokens (B, T), the mask among them; sigma (B,) -> states (B, T, d)."""
 
     def __init__(self, shape: DiTShape) -> None:
         super().__init__()
@@ -40,18 +62,7 @@ class DiT(nn.Module):
         self.output_layer = Output(shape)
 
     def forward(self, tokens: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False) -> Tensor:
-        T = tokens.shape[1]
-        positions = torch.arange(T, device=tokens.device)
-        dtype = self.vocab_embed.embedding.dtype
-        angles = rotary_angles(positions, self.shape.d_model // self.shape.n_head, ROTARY_BASE, dtype)  # (T, 1, D/2)
-        inside = positions < lengths[:, None]
-        seen = None if bool(inside.all()) else inside[:, None, None]  # (B, 1, 1, T): padding is nobody's key
-        condition = silu(self.sigma_map(sigma.to(dtype)))  # (B, d_condition)
-        x = self.vocab_embed(tokens)
-        for block in self.blocks:
-            inputs = (x, condition, angles, seen)
-            x = checkpoint(block, *inputs, use_reentrant=False) if checkpointed else block(*inputs)
-        return self.output_layer(x, condition)
+        return self.transform(self.vocab_embed(tokens), sigma, lengths, checkpointed)
 
 
 class Embedding(nn.Module):

@@ -64,6 +64,12 @@ def load_mdlm(
     return _fill(MDLM, config, Path(path), "state_dict", PREFIX, averaged, dtype, device, say)
 
 
+def reader_of(document: Mapping[str, Any]) -> Callable[..., DiffusionModel] | None:
+    """Which of the two reads the published folder with this `config.json`; None if it is neither's."""
+    readers: dict[str, Callable[..., DiffusionModel]] = {"SEDD's": load_sedd, "MDLM's": load_mdlm}
+    return readers.get(_kind(document))
+
+
 # ---- configurations
 
 
