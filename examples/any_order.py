@@ -1,7 +1,7 @@
 """Any order: the same blanks filled from left to right, at random, by confidence, and several tokens at once.
 
-    python examples/any_order.py                # about a minute
-    python examples/any_order.py --steps 1000
+    python examples/any_order.py                # a few minutes on a CPU
+    python examples/any_order.py --steps 50 --stories 10
 
 In mode `ac` every token that is filled becomes context for the rest, so the order is free. One token a step, a filling's log-probability is
 exact given its order; several tokens a step are drawn independently of each other, which costs agreement and saves passes.
@@ -61,11 +61,10 @@ def make_blanks(rng: random.Random, lm: tracformer.LanguageModel) -> str:
     starts = sorted(rng.sample(range(1, len(words) - 4, 6), 3))
     pieces, contents, at = [], [], 0
     for first in starts:
-        pieces.append(" ".join(words[at:first]) + " ")
+        pieces.append(("" if at == 0 else " ") + " ".join(words[at:first]) + " ")
         contents.append(str(len(lm.tokenizer.encode(" " + " ".join(words[first : first + 3])))))
         at = first + 3
-        words[at] = " " + words[at]
-    return write([*pieces, " ".join(words[at:])], contents)
+    return write([*pieces, " " + " ".join(words[at:])], contents)
 
 
 def compare(lm: tracformer.LanguageModel, stories: int) -> dict[str, tuple[float, float]]:
@@ -86,7 +85,7 @@ def compare(lm: tracformer.LanguageModel, stories: int) -> dict[str, tuple[float
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="of 32 stories each (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)")
     parser.add_argument("--stories", type=int, default=40, help="to fill in each order (default: %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

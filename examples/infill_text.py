@@ -1,7 +1,7 @@
 """From text to fills: train on generated stories, fill blanks, score words, list candidates, let the model choose lengths.
 
-    python examples/infill_text.py                       # about a minute
-    python examples/infill_text.py --steps 1000 --run runs/stories
+    python examples/infill_text.py                       # a few minutes on a CPU
+    python examples/infill_text.py --steps 50 --run runs/stories
 
 The same from the command line:
 
@@ -76,7 +76,7 @@ def show(lm: tracformer.LanguageModel) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="of 32 stories each (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)")
     parser.add_argument("--run", help="the folder to train in, kept (default: a temporary one)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,6 +1,6 @@
 """Your own data: from a FASTA file to filled gaps.
 
-    python examples/own_data.py                 # about a minute
+    python examples/own_data.py                 # a few minutes on a CPU
     python examples/own_data.py --fasta my.fasta --steps 2000
 
 Without a file of yours it writes one: minisatellites, a random unit of nine bases repeated five times, with a misread base here and there.
@@ -72,7 +72,7 @@ def check(lm: tracformer.LanguageModel, records: int) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fasta", help="your own file (default: one is written)")
-    parser.add_argument("--steps", type=int, default=300, help="of 32 records each (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=150, help="of 32 records each (default: %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

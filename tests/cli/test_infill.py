@@ -30,6 +30,18 @@ def test_marks_can_be_scored_again(tracformer: Caller) -> None:
     assert scored["kind"] == "exact"
 
 
+def test_brackets_of_the_text_survive_the_marks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call = Caller(capsys, monkeypatch, save_model(tmp_path, char_tokenizer("ab[]")))
+    words = ("infill", r"a\[[b]][[3]]", "--ban", "[", "--ban", "]")
+    [scored] = call.json("score", call(*words, "--marks").removesuffix("\n"))
+    [filled] = call.json(*words)
+    assert scored["text"] == filled["text"]
+    assert scored["text"].startswith("a[[b]]")
+    assert scored["spans"][0]["token_ids"] == filled["spans"][0]["token_ids"]
+
+
 def test_arguments_file_and_standard_input_agree(tracformer: Caller, tmp_path: Path) -> None:
     """Each text gets alone what it gets among others, in whatever batch."""
     texts = ["abc [[3]]", "[[2]] def", "a[[1]]b[[4]]c", "[[5]]"]
@@ -197,6 +209,10 @@ def test_contradictions_are_told_in_one_sentence(tracformer: Caller, words: list
 )
 def test_bad_texts(tracformer: Caller, text: bytes, message: str) -> None:
     assert message in tracformer.refused("infill", "-m", str(tracformer.model), stdin=text)
+
+
+def test_a_text_may_begin_with_a_dash(tracformer: Caller) -> None:
+    assert "character '-' at offset 0" in tracformer.refused("infill", "-m", str(tracformer.model), "--", "-[[1]]")
 
 
 def test_bad_files(tracformer: Caller, tmp_path: Path) -> None:

@@ -139,26 +139,40 @@ def _fill_all(lm: "LanguageModel", lines: Sequence[texts.Line], options: dict[st
         for start in range(0, len(lines), arguments.batch):
             some = lines[start : start + arguments.batch]
             results = iter(texts.answer([line for line in some if line.text], lambda asked: lm.infill_many(asked, **options)))
+            bar.clear()
             for number, line in enumerate(some, start + 1):
-                fillings = next(results) if line.text else []
-                bar.clear()
-                if arguments.json:
-                    for result in fillings:
-                        show.put_json({"line": number, **result.to_dict()})
-                elif not line.text:
+                if not line.text and not arguments.json:
                     show.put("\n" * (arguments.n - 1))
-                for result in [] if arguments.json else fillings:
-                    _put(result, arguments.marks, colour)
-                bar.update()
+                for result in next(results) if line.text else []:
+                    if arguments.json:
+                        show.put_json({"line": number, **result.to_dict()})
+                    else:
+                        _put(result, arguments.marks, colour)
+            bar.update(len(some))
+            bar.refresh()
 
 
 def _put(result: "Infilled", marks: bool, colour: bool) -> None:
-    show.put(show.shaded(result.text, result.spans) if colour and not marks else show.for_stdout(_plain(result, marks)))
+    show.put(_shown(result, marks, colour))
     _put_numbers(result, colour)
 
 
+def _shown(result: "Infilled", marks: bool, colour: bool) -> str:
+    return show.shaded(result.text, result.spans) if colour and not marks else show.for_stdout(_plain(result, marks))
+
+
 def _plain(result: "Infilled", marks: bool) -> str:
-    return show.marked(result.text, result.spans) if marks else result.text
+    """With marks, a text that `tracformer score` reads again: brackets of the text's own are escaped."""
+    if not marks:
+        return result.text
+    from tracformer.generation.blanks import write
+
+    edges = [0, *(edge for span in result.spans for edge in (span.start, span.stop)), len(result.text)]
+    pieces = [result.text[start:stop] for start, stop in zip(edges[0::2], edges[1::2], strict=True)]
+    try:
+        return write(pieces, [span.text for span in result.spans])
+    except ValueError:  # a filling that ends with a bracket
+        return show.marked(result.text, result.spans)
 
 
 def _put_numbers(result: "Infilled", colour: bool) -> None:
@@ -192,7 +206,7 @@ def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: 
         wanted = [parse_lengths(content) for content in template.contents]
         canvas = Canvas(given, [low if low == high else None for low, high in wanted], lm.tokenizer.decode, colour)
         [result] = lm.infill(text, **options, watch=canvas)
-        canvas.finish(result)
+        canvas.finish(_shown(result, arguments.marks, colour))
     else:
         [result] = lm.infill(text, **options)
         show.put(_plain(result, arguments.marks))

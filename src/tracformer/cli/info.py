@@ -89,12 +89,12 @@ def _dtypes(folder: Path) -> str:
     """As stored; a model is computed in float32 unless told otherwise."""
     from safetensors import safe_open
 
-    from tracformer.model.storage import WEIGHTS_FILE
-
-    with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-        names = {str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names |= {str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
     long = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-    return ", ".join(sorted(long.get(name, name) for name in names))
+    return ", ".join(sorted(long.get(name, name) for name in names)) or "another format than safetensors"
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

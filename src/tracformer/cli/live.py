@@ -5,8 +5,8 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from tracformer.cli.show import shade, shaded, visible
-from tracformer.generation.results import Arrival, Infilled
+from tracformer.cli.show import shade, visible
+from tracformer.generation.results import Arrival
 
 Decode = Callable[[Sequence[int]], str]
 HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes are still to come
@@ -81,9 +81,9 @@ class Canvas:
         if rows_of(plain, size.columns) < size.lines:  # what has scrolled out of sight cannot be drawn again
             self._draw(plain, drawn)
 
-    def finish(self, result: Infilled) -> None:
-        plain = visible(result.text)
-        self._draw(plain, shaded(result.text, result.spans) if self.colour else plain)
+    def finish(self, drawn: str) -> None:
+        """The completed text, as it shall stay."""
+        self._draw("", drawn)
         sys.stdout.write("\n")
         sys.stdout.flush()
 

@@ -16,6 +16,9 @@ VERBS = {
     "prepare": "turn text, JSONL, FASTA or a hub data set into token shards",
     "train": "train a model, or go on with an interrupted run",
     "plot": "draw the curves of a run",
+    "eval": "perplexity, infilling quality, exact benchmark and more, of one model or several",
+    "report": "one page from results: pictures, tables, intervals, fills",
+    "reproduce": "a table or figure of the paper, from data to report",
 }
 MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
 FAILED, MISTAKEN, INTERRUPTED, NO_READER = 1, 2, 130, 141  # exit codes; the last two as a shell names SIGINT and SIGPIPE
@@ -46,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = importlib.import_module(f"tracformer.cli.{chosen.verb}")
         parser = Parser(prog=speaker, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         module.add_arguments(parser)
-        code: int = module.run(parser.parse_args(words[split + 1 :]))
+        rest = words[split + 1 :]
+        parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args  # the latter would forget the "--"
+        code: int = module.run(parse(rest))
         sys.stdout.flush()  # a reader that has gone is found out here, not when the interpreter ends
         return code
     except MISTAKES as mistake:

@@ -209,7 +209,7 @@ def _escape(text: str, before: str = "") -> str:
     escaped = MARK.sub(lambda match: match["slashes"] * 2 + "\\" + match["bracket"], text)
     if not before:
         return escaped
-    edge = re.search(rf"(\\*)({re.escape(before)}?)$", escaped)  # backslashes that would be read as escaping the blank's brackets
+    edge = re.search(rf"(\\*)({re.escape(before)}?)\Z", escaped)  # backslashes that would be read as escaping the blank's brackets
     assert edge is not None
     return escaped[: edge.start()] + edge[1] * 2 + edge[2]
 

@@ -24,8 +24,8 @@ class Spelling:
         )
         self._texts: dict[int, str] = {}
         self.word_starts: tuple[int, ...] = ()  # tokens of one space and then something that is not white space
-        if tokenizer.kind != "byte" and _is_byte_level(document.get("decoder")):
-            spelled = _bytes_of(tokenizer.tokens())
+        if tokenizer.kind != "byte" and is_byte_level(document.get("decoder")):
+            spelled = bytes_of(tokenizer.tokens())
             starts = (i for i, token in enumerate(spelled) if token[:1] == b" " and len(token) > 1 and not token[1:2].isspace())
             self.word_starts = tuple(i for i in starts if i not in added)
 
@@ -41,13 +41,13 @@ class Spelling:
         return self._texts[token_id]
 
 
-def _is_byte_level(decoder: Any) -> bool:
+def is_byte_level(decoder: Any) -> bool:
     if not isinstance(decoder, dict):
         return False
-    return decoder.get("type") == "ByteLevel" or any(map(_is_byte_level, decoder.get("decoders") or []))
+    return decoder.get("type") == "ByteLevel" or any(map(is_byte_level, decoder.get("decoders") or []))
 
 
-def _bytes_of(tokens: Iterable[str]) -> list[bytes]:
+def bytes_of(tokens: Iterable[str]) -> list[bytes]:
     """Byte-level vocabularies write each byte as one printable character; a token with any other character is not text: no bytes."""
     byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     return [bytes(byte_of[c] for c in token) if all(c in byte_of for c in token) else b"" for token in tokens]

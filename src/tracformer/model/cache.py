@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tracformer import native
 from tracformer.attention import Layout
 from tracformer.geometry import paired_encoder_layer
 from tracformer.model.likelihood import logits_of
+from tracformer.model.linear import FEW
 from tracformer.model.rotary import Angles, rotary_angles
 
 if TYPE_CHECKING:
@@ -164,6 +166,9 @@ class Cache:
         model, angles = self.model, self._at(place)
         slot, decoder_slot = row * self.length + place, row * self.decoder[0].slots + place
         x = model.embedding(self.tokens[row, place])
+        self.encoded[rows] = torch.maximum(start, positions)
+        if self._compiled(x):
+            return self._compiled_advance(x, row, place, decoder_slot, angles)
         for number, layer in enumerate(model.encoder, start=1):
             kept = self.encoder[number - 1]
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
@@ -172,11 +177,13 @@ class Cache:
             present = behind >= 0
             x = layer.finish(x, kept.attend(q, row[:, None] * self.length + behind.clamp(min=0), present))  # type: ignore[operator]
             self._keep(number, decoder_slot, x, place)
-        self.encoded[rows] = torch.maximum(start, positions)
 
     def _decode(self, rows: Tensor, positions: Tensor) -> Tensor:
         model, angles = self.model, self._at(positions)
         x = model.embedding.weight.new_zeros(len(rows), model.config.d_model)
+        if self._compiled(x):
+            x = self._compiled_decode(x, rows, positions, angles)
+            return logits_of(model.norm(x), model.head)
         for layer, kept in zip(model.decoder, self.decoder, strict=True):
             index, present = self._decoder_keys(rows, positions, int(layer.stride), kept.slots)  # type: ignore[arg-type]
             x = layer.finish(x, kept.attend(layer.query(x, angles), index, present))  # type: ignore[operator]
@@ -193,6 +200,28 @@ class Cache:
         index = torch.where(i < before[:, None], prefix, suffix)
         present = i < count[:, None]
         return rows[:, None] * slots + index.masked_fill(~present, 0), present
+
+    # ---- the same in compiled code, a layer a call
+
+    def _compiled(self, x: Tensor) -> bool:
+        return len(x) <= FEW and x.device.type == "cpu" and x.dtype == torch.float32 and native.ready()
+
+    def _compiled_advance(self, x: Tensor, rows: Tensor, places: Tensor, decoder_slots: Tensor, angles: Angles) -> None:
+        heads, ops = self.model.config.n_head, torch.ops.tracformer
+        for number, (layer, kept, offsets) in enumerate(zip(self.model.encoder, self.encoder, self.offsets, strict=True), start=1):
+            weights = layer.step_weights()  # type: ignore[operator]
+            x = ops.encoder_step(x, weights, kept.keys, kept.values, rows, places, offsets, self.length, *angles, heads)
+            decoder_layer = paired_encoder_layer(number, len(self.decoder)) - 1
+            reader, slots = self.model.decoder[decoder_layer], self.decoder[decoder_layer]
+            ops.keys_step(x, reader.key_weights(), slots.keys, slots.values, decoder_slots, *angles, heads)  # type: ignore[operator]
+
+    def _compiled_decode(self, x: Tensor, rows: Tensor, places: Tensor, angles: Angles) -> Tensor:
+        heads, ops = self.model.config.n_head, torch.ops.tracformer
+        lengths = torch.zeros_like(rows) if self.mode == "ar" else self.lengths[rows]
+        for layer, kept in zip(self.model.decoder, self.decoder, strict=True):
+            weights, stride = layer.step_weights(), layer.stride  # type: ignore[operator]
+            x = ops.decoder_step(x, weights, kept.keys, kept.values, rows, places, lengths, stride, self.length, *angles, heads)
+        return x
 
     def _reachable(self, number: int, place: Tensor) -> Tensor:
         """The layer's offsets, less those that reach before the first position from everywhere."""

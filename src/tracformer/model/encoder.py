@@ -33,6 +33,11 @@ class EncoderLayer(nn.Module):
         q, k, v = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.n_head, -1)).unbind(-3)
         return rotate(q, angles), rotate(k, angles), v
 
+    def step_weights(self) -> list[Tensor]:
+        """What a compiled step reads, in its order."""
+        modules = (self.norm_attention, self.qkv, self.out, self.norm_feedforward, self.feedforward.up, self.feedforward.out)
+        return [tensor for module in modules for tensor in (module.weight, module.bias)]
+
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The rest of the layer, from what attention mixed (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))

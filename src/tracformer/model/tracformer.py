@@ -77,7 +77,8 @@ class Tracformer(ConditionalModel):
         rows = wanted.flatten().nonzero()[:, 0]
         layout = Layout(lengths, tokens.shape[1], readings=1 if mode == "ar" else 2, rows=rows)
         angles = rotary_angles(layout.positions, self.config.head_size, self.config.rotary_base, self.embedding.weight.dtype)
-        features = self._encode(self._readings(tokens, context, mode, layout), angles, layout)
+        readings = self._readings(tokens, context, mode, layout)
+        features = self._encode(readings, angles, layout) if self.training else self._encode_once(readings, angles, layout)
         return self._decode(features, angles, layout), rows
 
     def _readings(self, tokens: Tensor, context: Tensor, mode: str, layout: Layout) -> Tensor:
@@ -97,6 +98,22 @@ class Tracformer(ConditionalModel):
             x = self._run(layer, x, angles, layout, self.attention)
             features.append(x)
         return features
+
+    def _encode_once(self, readings: Tensor, angles: Angles, layout: Layout) -> list[Tensor]:
+        """`_encode`, where a row that reads forwards what the row before it reads takes over its features.
+
+        Several contexts of one sequence, side by side in a batch, so share the prefix encoding of mode `car` and all of mode `ar`.
+        """
+        B, forwards = layout.batch, readings[: layout.batch]
+        new = torch.ones(len(readings), dtype=torch.bool, device=readings.device)
+        new[1:B] = (forwards[1:] != forwards[:-1]).any(1)
+        if new.all():
+            return self._encode(readings, angles, layout)
+        # Rows of both readings look back alone, so one reading of more rows says the same.
+        rows = Layout(layout.lengths.repeat(layout.readings)[new], layout.length, readings=1, rows=layout.rows)
+        features = self._encode(readings[new], Angles(angles.cos[new], angles.sin[new]), rows)
+        source = new.cumsum(0) - 1
+        return [feature[source] for feature in features]
 
     def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
         if self.checkpoint_activations and self.training:

@@ -11,12 +11,13 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 SOURCE = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-Wno-psabi")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
 
 log = logging.getLogger("tracformer")
@@ -100,9 +101,12 @@ def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     linked = (f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu")
     built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as folder:
+    with tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as folder, ThreadPoolExecutor() as at_once:
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        options = (*FLAGS, abi, "-isystem", str(torch_folder / "include"), "-c")
+        list(at_once.map(lambda pair: run(compiler, *options, str(pair[0]), "-o", str(pair[1])), zip(sources, objects, strict=True)))
         result = Path(folder) / built.name
-        run(compiler, *FLAGS, abi, "-isystem", str(torch_folder / "include"), *map(str, sources), "-o", str(result), *linked)
+        run(compiler, *FLAGS, "-shared", *map(str, objects), "-o", str(result), *linked)
         result.replace(built)
 
 

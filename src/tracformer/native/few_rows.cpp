@@ -7,11 +7,13 @@
 #include <optional>
 
 #include "few_rows.h"
+#include "linear.h"
 
 namespace tracformer {
-namespace {
 
 using at::Tensor;
+
+namespace {
 
 void check(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && x.size(1) == weight.size(1), "x is ", x.sizes(), ", the weight ", weight.sizes());
@@ -22,6 +24,8 @@ void check(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& b
     TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0) && bias->scalar_type() == at::kFloat && bias->is_contiguous(),
                 "the bias is ", bias->sizes());
 }
+
+}  // namespace
 
 Tensor few_rows(const Tensor& x_, const Tensor& weight, const std::optional<Tensor>& bias) {
   check(x_, weight, bias);
@@ -46,8 +50,6 @@ Tensor few_rows(const Tensor& x_, const Tensor& weight, const std::optional<Tens
   }
   return out;
 }
-
-}  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tracformer, m) { m.def("few_rows(Tensor x, Tensor weight, Tensor? bias) -> Tensor"); }
 
