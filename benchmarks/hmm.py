@@ -65,6 +65,7 @@ SYSTEMS = {
     "mdlm-on-tracformer": System("mdlm", {**TRACFORMER, "backbone": "tracformer"}, "denoise", ("diffusion", "ac")),
     "sedd": System("sedd", DIT, "denoise", ("diffusion", "ac")),
     "d3pm": System("d3pm", DIT, "denoise", ("diffusion", "ac")),
+    "plaid": System("plaid", DIT, "denoise", ("diffusion",)),
 }
 
 

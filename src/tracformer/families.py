@@ -72,3 +72,4 @@ register(Family("gpt2-fim", "tracformer.peers.gpt2_fim", "GPT2Fim", "fim", "left
 register(Family("sedd", "tracformer.peers.sedd", "SEDD", "denoise", "masked diffusion by score entropy, on a DiT"))
 register(Family("mdlm", "tracformer.peers.mdlm", "MDLM", "denoise", "masked diffusion by cross-entropy, on a DiT or a Tracformer"))
 register(Family("d3pm", "tracformer.peers.d3pm", "D3PM", "denoise", "masked diffusion in discrete time, on a DiT"))
+register(Family("plaid", "tracformer.peers.plaid", "Plaid", "denoise", "Gaussian diffusion on token embeddings, on a DiT"))

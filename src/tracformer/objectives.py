@@ -10,7 +10,7 @@ batch size, workers or ranks. Every term is -log p of a target; parts differ in 
 - `fim`: fill in the middle, as left-to-right models are taught it: half the rows reordered around a hole, some around several.
 - `diffusion`: masked diffusion on the AC network. With k targets of n drawn uniformly, weight n/k, the expected sum is the continuous-time
   NELBO of the sequence; k follows a low-discrepancy sequence along the stream, which lowers the variance of every batch.
-- `denoise`: every token is a target, and the model draws its own noise (SEDD, MDLM, D3PM); what `contexts` give is never noised.
+- `denoise`: every token is a target, and the model draws its own noise (SEDD, MDLM, D3PM, PLAID); what `contexts` give is never noised.
 """
 
 from collections.abc import Sequence

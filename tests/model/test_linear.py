@@ -40,6 +40,11 @@ def test_gradients_and_other_dtypes_are_torch() -> None:
         assert layer.double()(torch.randn(2, 3, 5, dtype=torch.float64)).shape == (2, 3, 4)
 
 
+def test_no_rows_at_all() -> None:
+    with torch.no_grad():
+        assert Linear(5, 4)(torch.randn(0, 5)).shape == (0, 4)
+
+
 def test_leading_dimensions_are_kept() -> None:
     layer = Linear(5, 4)
     x = torch.randn(2, 3, 5)

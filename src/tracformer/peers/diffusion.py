@@ -7,7 +7,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DiffusionConfig(ModelConfig):
-    possible_modes = ("diffusion", "ac")
+    possible_modes: ClassVar[tuple[str, ...]] = ("diffusion", "ac")
     presets = PRESETS
 
     n_layer: int = 12

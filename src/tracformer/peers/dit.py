@@ -31,7 +31,7 @@ class DiTShape:
 class Trunk(nn.Module):
     """The blocks under a noise level, whatever they read."""
 
-    shape: "DiTShape"
+    shape: DiTShape
     sigma_map: "NoiseLevel"
     blocks: nn.ModuleList
     output_layer: "Output"

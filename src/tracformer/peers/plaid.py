@@ -1,0 +1,272 @@
+"""PLAID (Gulrajani & Hashimoto, 2023): Gaussian diffusion on learnt token embeddings, with its variational bound.
+
+A token is a vector of norm 1 in few dimensions. The denoiser reads noisy vectors and answers with a categorical distribution over tokens,
+
+    log p(v | z_t) = (W h + b)_v + (alpha_t / sigma_t^2) <z_t, e(v)> + const,
+
+h the network's state; the second term is the exact log-density of z_t under each token, which the network need not learn. The expected
+embedding under p is the guess x^ of the bound (`gaussian.py`). The bound's reconstruction term is -log p(x | z_0) from the same denoiser.
+
+Published: unit norms, 16 dimensions, categorical answers with that density, a learnt schedule from gamma_0 = -3 to gamma_1 = 6 whose shape
+minimises the variance of the loss, self-conditioning in a quarter of the training rows. Our readings:
+
+- The network is the DiT of the masked systems, told gamma, so that only the diffusion differs from theirs. A density term from the first
+  step on, no warm-up. Self-conditioned rows train embeddings and schedule as others do.
+- Given tokens are read as clean embeddings with a mark, never noised and never counted. So that the network learns to use them, a share of
+  the training rows that come without any gets some: as many as a uniform draw says, at random places.
+- A fixed share of the training rows is spent on reconstruction, instead of one that follows running variances.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from tracformer.generation.randomness import SAMPLE, TIME, derived_seed, uniforms
+from tracformer.model.base import BOUND, Estimate, targets_of
+from tracformer.model.likelihood import logits_of
+from tracformer.peers.ancestral import Filled, pick
+from tracformer.peers.bounds import DRAWS, TOKENS_AT_ONCE, standard_error
+from tracformer.peers.diffusion import Denoiser, over_logits
+from tracformer.peers.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
+from tracformer.peers.plaid_network import Network, PlaidConfig
+
+RECONSTRUCTION = 1 / 8  # share of the training rows, and of the draws of an estimate, that go to the reconstruction term
+SELF_CONDITIONED = 4  # one training row of so many
+
+
+class Plaid(Denoiser):
+    config: PlaidConfig
+    config_class = PlaidConfig
+    answers = {"diffusion": BOUND}  # noqa: RUF012
+
+    def __init__(self, config: PlaidConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Parameter(normalize(torch.randn(config.vocab_size, config.d_embedding), dim=1))
+        self.schedule = Schedule(config.gamma_0, config.gamma_1)
+        self.network = Network(config)
+
+    # ---- the denoiser
+
+    @property
+    def table(self) -> Tensor:
+        """e(v), all of norm 1: (vocab_size, e)"""
+        return normalize(self.embedding, dim=1)
+
+    @property
+    def head(self) -> Tensor:
+        """(vocab_size, d + e): for the network's state and for z_t alpha_t / sigma_t^2."""
+        return torch.cat((self.network.output_layer.linear.weight, self.table), dim=1)
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        return self.network.output_layer.linear.bias
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.network.blocks)
+
+    def embedding_tables(self) -> list[Tensor]:
+        return [self.embedding, self.network.output_layer.linear.weight]
+
+    def states(self, read: Tensor, guess: Tensor, gamma: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """(N, d + e), what `head` takes, of the targets. read: (B, T, e), z_t at targets, clean where given; gamma: (B,)"""
+        given = ~targets & (torch.arange(targets.shape[1], device=targets.device) < lengths[:, None])
+        checkpointed = self.checkpoint_activations and self.training
+        hidden = self.network(read, given, guess, gamma, lengths, checkpointed)[targets]
+        alpha, sigma = alpha_sigma(gamma)
+        density = read * (alpha / sigma.square()).to(read.dtype)[:, None, None]
+        return torch.cat((hidden.to(read.dtype), density[targets]), dim=1)
+
+    def guesses(self, states: Tensor, targets: Tensor) -> Tensor:
+        """(B, T, e): expected embeddings of the targets, zero elsewhere."""
+        table = self.table
+        with torch.autocast(states.device.type, enabled=False):  # large products with z, whose differences matter
+            values = over_logits(lambda logits: logits.softmax(-1) @ table.to(logits.dtype), states, self.head, self.head_bias)
+        return table.new_zeros(*targets.shape, table.shape[1]).masked_scatter(targets[..., None], values.to(table.dtype))
+
+    def clean(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, e): embeddings, zero in the padding."""
+        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return self.table[tokens.long().masked_fill(~inside, 0)] * inside[..., None]
+
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """What the denoiser says at t = 1, where z is noise alone: about the marginal of each target given the rest.
+
+        For a first look, and to fill token by token; the bound and `ancestral` speak for the model itself. The noise is a function of the
+        position. A wanted position that is given takes a run of its own, in which it is a target too.
+        """
+        T, targets = tokens.shape[1], targets_of(context, lengths)
+        noise = gaussians([0], T, self.config.d_embedding, 0).to(self.embedding)  # (1, T, e)
+
+        def run(tokens: Tensor, targets: Tensor, lengths: Tensor, wanted: Tensor) -> Tensor:
+            read = torch.where(targets[..., None], noise, self.clean(tokens, lengths))
+            gamma = self.schedule.ends()[1].expand(len(tokens))
+            return self.states(read, torch.zeros_like(read), gamma, targets, lengths)[wanted[targets]]
+
+        plain = wanted & targets
+        parts, rows = [run(tokens, targets, lengths, plain)], [plain.flatten().nonzero()[:, 0]]
+        for b, t in (wanted & ~targets).nonzero().tolist():
+            alone = torch.zeros(1, T, dtype=torch.bool, device=tokens.device)
+            alone[0, t] = True
+            parts.append(run(tokens[b : b + 1], targets[b : b + 1] | alone, lengths[b : b + 1], alone))
+            rows.append(torch.tensor([b * T + t], device=tokens.device))
+        flat, order = torch.cat(rows).sort()
+        return torch.cat(parts)[order], flat
+
+    # ---- the bound
+
+    def terms(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        lengths: Tensor,
+        level: tuple[Tensor, Tensor],
+        first: Tensor,
+        noise: Tensor,
+        guessing: Tensor,
+    ) -> Tensor:
+        """(B, T): each target's cost: -log p(x | z_0) where first (B,), else -SNR'(t) |e(x) - x^|^2 / 2, -SNR' = gamma' exp(-gamma).
+
+        level: gamma and gamma', (B,) each; noise: (B, T, e); guessing: (B,), the rows that read a guess of their own.
+        """
+        gamma, slope = level
+        table, clean = self.table, self.clean(tokens, lengths)
+        alpha, sigma = (x.to(clean.dtype)[:, None, None] for x in alpha_sigma(gamma))
+        read = torch.where(targets[..., None], alpha * clean + sigma * noise.to(clean.dtype), clean)  # z_t at targets
+        guess = torch.zeros_like(read)
+        if bool(guessing.any()):
+            with torch.no_grad():
+                inputs = (read[guessing], guess[guessing], gamma[guessing], targets[guessing], lengths[guessing])
+                guess[guessing] = self.guesses(self.states(*inputs), targets[guessing])
+        states = self.states(read, guess, gamma, targets, lengths)
+        weight = 0.5 * slope * torch.exp(-gamma)
+
+        def of(logits: Tensor, x: Tensor, weight: Tensor, first: Tensor) -> Tensor:
+            log_p = logits.log_softmax(-1)
+            vectors = table.to(log_p.dtype)
+            error = (log_p.exp() @ vectors - vectors[x]).square().sum(-1)
+            return torch.where(first, -log_p.gather(1, x[:, None])[:, 0], weight.to(error.dtype) * error)
+
+        rows = (tokens[targets].long(), *(x[:, None].expand_as(targets)[targets] for x in (weight, first)))
+        with torch.autocast(states.device.type, enabled=False):
+            values = over_logits(of, states, self.head, self.head_bias, *rows)
+        return values.new_zeros(targets.shape).masked_scatter(targets, values)
+
+    def prior(self) -> Tensor:
+        """What each target costs at t = 1."""
+        return prior_kl(self.schedule.ends()[1], self.config.d_embedding)
+
+    @torch.no_grad()
+    def estimate(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "diffusion",
+        lengths: Tensor | None = None,
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        insist: bool = False,
+    ) -> Estimate:
+        """Each target's share of a lower bound on log p(targets | given), without gradients.
+
+        Times are stratified over `draws`; an eighth as many (at least two) estimate the reconstruction. The noise of draw j is a function
+        of (seed, j, position, dimension) alone, so a sequence gives the same result in any batch. One draw has no standard error: nan.
+        """
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        draws = DRAWS if draws is None else draws
+        if draws < 1:
+            raise ValueError(f"draws is {draws}; it must be at least 1")
+        targets = targets_of(context, lengths)
+        seeds = [derived_seed(seed, number) for number in range(draws)]
+        t = (torch.arange(draws) + uniforms(seeds, [0] * draws, TIME)) / draws  # one in each of `draws` equal parts of [0, 1)
+        start = torch.zeros(max(min(2, draws), int(draws * RECONSTRUCTION)), dtype=torch.float64)
+        diffusion, reconstruction = (self._mean(tokens, targets, lengths, times, seeds, first) for first, times in enumerate((t, start)))
+        values = -(diffusion.values + reconstruction.values) - torch.where(targets, self.prior(), 0.0)
+        assert diffusion.standard_error is not None
+        assert reconstruction.standard_error is not None
+        error = torch.hypot(diffusion.standard_error, reconstruction.standard_error)
+        return Estimate(values.to(self.embedding.dtype), error.to(self.embedding.dtype))
+
+    def _mean(self, tokens: Tensor, targets: Tensor, lengths: Tensor, t: Tensor, seeds: list[int], first: int) -> Estimate:
+        """The mean of `terms` (B, T) over draws at times t, and the standard error (B,) of its sums. first: 1 for reconstruction, else 0"""
+        (B, T), device = tokens.shape, tokens.device
+        size = max(1, TOKENS_AT_ONCE // (B * T))
+        total, sums = torch.zeros(B, T, dtype=torch.float64, device=device), []
+        for start in range(0, len(t), size):
+            some = t[start : start + size].to(device)
+            n = len(some)
+            noise = gaussians(seeds[start : start + n], T, self.config.d_embedding, first).to(device).repeat_interleave(B, 0)
+            gamma, slope = (x.repeat_interleave(B) for x in self.schedule(some))
+            at_first, guessing = (torch.full((n * B,), flag, device=device) for flag in (bool(first), self.config.self_conditioning))
+            rows = (tokens.repeat(n, 1), targets.repeat(n, 1), lengths.repeat(n))
+            for term in self.terms(*rows, (gamma, slope), at_first, noise, guessing).double().unflatten(0, (n, B)):
+                total += term  # one by one, and as running sums: neither the chunks nor padding may change a bit
+                sums.append(term.cumsum(1)[:, -1])
+        return Estimate(total / len(t), standard_error(torch.stack(sums)))
+
+    # ---- training
+
+    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """The bound at one point of noise a row: an eighth of the rows at t = 0, for the reconstruction, the others at a time t.
+
+        One low-discrepancy number u a row decides both. A row that gets given tokens has fewer targets; a constant factor makes up for
+        that on average, so that the sum is still one over the caller's targets, and every remaining target of the batch weighs about alike.
+        """
+        B, device = len(tokens), tokens.device
+        u = (torch.arange(B, device=device) / B + torch.rand(1, dtype=torch.float64, device=device)) % 1.0
+        first = u < RECONSTRUCTION
+        t = ((u - RECONSTRUCTION) / (1 - RECONSTRUCTION)).clamp(min=0.0)
+        offset = torch.randint(SELF_CONDITIONED, (1,), device=device)
+        guessing = ((torch.arange(B, device=device) + offset) % SELF_CONDITIONED == 0) & self.config.self_conditioning
+        inside = torch.arange(tokens.shape[1], device=device) < lengths[:, None]
+        targets, scale = self._give(targets, (targets == inside).all(1))
+        factor = torch.ones(B, dtype=torch.float64, device=device)
+        noise = torch.randn(*tokens.shape, self.config.d_embedding, device=device)
+        terms = self.terms(tokens, targets, lengths, self.schedule(t, factor), first, noise, guessing)
+        factor.copy_(torch.where(first, 1.0, 2.0 * terms.detach().sum(1) / targets.sum(1).clamp(min=1)))
+        drawn = terms * torch.where(first, 1 / RECONSTRUCTION, 1 / (1 - RECONSTRUCTION)).to(terms.dtype)[:, None]
+        whole = (drawn + torch.where(targets, self.prior().to(terms.dtype), 0.0)) * scale.to(terms.dtype)[:, None]
+        return (whole if weights is None else whole * weights).sum()
+
+    def _give(self, targets: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
+        """Give tokens to some of the rows where bare (B,): what stays a target (B, T), and each row's n / E[targets left] (B,).
+
+        Of n targets a uniform number of 1..n is left, (n + 1) / 2 on average.
+        """
+        n, share = targets.sum(1), self.config.given_share
+        chosen = bare & (torch.rand(len(targets), device=targets.device) < share)
+        left = 1 + (torch.rand(len(targets), device=targets.device) * n).long().clamp(max=(n - 1).clamp(min=0))
+        turn = torch.where(targets, torch.rand(targets.shape, device=targets.device), torch.inf).argsort(1).argsort(1)
+        scale = 1 / (1 - share * (n - 1) / (2 * n.clamp(min=1)))
+        return targets & (~chosen[:, None] | (turn < left[:, None])), torch.where(bare, scale, 1.0)
+
+    # ---- samples
+
+    @torch.no_grad()
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled:
+        """`steps` equal steps from z_1 ~ N(0, I) to z_0, by default as many as the longest sequence takes tokens; then tokens are drawn
+        from p(x | z_0), where alone the temperature matters. A network with self-conditioning reads the guess of the step before.
+        """
+        steps = self.config.max_length if steps is None else steps
+        (B, T), device, e = tokens.shape, tokens.device, self.config.d_embedding
+        targets, filled = targets_of(context, lengths), Filled(tokens.clone(), torch.zeros(B, T, dtype=torch.float64, device=device))
+        if not bool(targets.any()):
+            return filled
+        times = torch.tensor([1.0 - step / steps for step in range(steps)] + [0.0], dtype=torch.float64, device=device)
+        gamma, _ = self.schedule(times)
+        clean = self.clean(tokens, lengths)
+        guess = torch.zeros_like(clean)
+        z = gaussians(seeds, T, e, 0).to(device)
+        for step in range(steps + 1):
+            read = torch.where(targets[..., None], z.to(clean.dtype), clean)
+            states = self.states(read, guess, gamma[step].expand(B), targets, lengths)
+            if step < steps:
+                guess = self.guesses(states, targets)
+                z = step_back(z, guess.double(), gamma[step], gamma[step + 1], gaussians(seeds, T, e, step + 1).to(device))
+        with torch.autocast(device.type, enabled=False):
+            logits = logits_of(states, self.head, self.head_bias)
+        u = uniforms(seeds.cpu().repeat_interleave(T), torch.arange(T).repeat(B), SAMPLE).view(B, T).to(device)
+        picked, log_probs = pick(logits, u[targets], temperature)
+        filled.tokens[targets], filled.log_probs[targets] = picked.to(tokens.dtype), log_probs
+        return filled
