@@ -172,6 +172,9 @@ def bench_memory(lengths: list[int]) -> None:
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
                 cells.append(pool.submit(peak_megabytes, kind, T).result())
         print(f"{T:>6} " + " ".join(f"{cell:>15.0f}" for cell in cells), flush=True)
+        one = T * HEADS * SIZE * 4 / 2**20  # a result or a gradient; the decoder has two keys and values a position, prefix and suffix
+        scratch = (cell - one * (6 if "decoder" in kind else 4) for kind, cell in zip(kinds, cells, strict=True))
+        print(f"{'less:':>6} " + " ".join(f"{cell:>15.0f}" for cell in scratch) + "   (less its result and gradients)", flush=True)
 
 
 def bench_training_step(name: str, config: TracformerConfig, batch: int) -> None:

@@ -6,6 +6,7 @@
     tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
     tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
     tracformer prepare hf:owner/name --out data/name
+    tracformer prepare exact:hmm-16,sequences=20000 --out data/hmm-16      # a source of the exact benchmark
 
 The folder holds memory-mapped shards, an index, the tokeniser and a manifest with the SHA-256 of each file.
 """
@@ -14,9 +15,11 @@ import argparse
 import json
 from typing import Any
 
+DRAWN = "exact:"  # sources of the exact benchmark
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="+", help="files, folders or globs; or one name of a data set; or hf:OWNER/NAME")
+    parser.add_argument("source", nargs="+", help="files, folders or globs; or one name of a data set; or hf:OWNER/NAME; or exact:SOURCE")
     parser.add_argument("--out", required=True, help="the folder to write; it must not exist")
     parser.add_argument(
         "--tokenizer", default="auto", help="auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id (default: auto)"
@@ -43,8 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
     fraction, held = parse_validation(arguments.validation)
-    sources = open_sources(where, validation=held, **options)
-    data = prepare(arguments.out, sources, arguments.tokenizer, validation=fraction, overwrite=arguments.overwrite, quiet=arguments.json)
+    if isinstance(where, str) and where.startswith(DRAWN):
+        if options or held or arguments.tokenizer != "auto":
+            raise ValueError(f"{where!r} is drawn, not read: it has its own alphabet and validation, and takes no option of files")
+        from tracformer.evaluation.exact.data import parse_exact
+
+        drawn = parse_exact(where)
+        data = prepare(arguments.out, drawn.splits(), drawn.tokenizer, overwrite=arguments.overwrite, quiet=arguments.json)
+    else:
+        sources = open_sources(where, validation=held, **options)
+        data = prepare(
+            arguments.out, sources, arguments.tokenizer, validation=fraction, overwrite=arguments.overwrite, quiet=arguments.json
+        )
     counts = {
         name: {"documents": split.documents, "tokens": split.tokens, "bytes": split.bytes} for name, split in data.manifest.splits.items()
     }

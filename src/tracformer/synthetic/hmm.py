@@ -63,15 +63,22 @@ class HiddenMarkov:
 
     def marginals(self, tokens: Tokens, context: Known) -> Floats:
         """(B, T, V) p(x_t | x_C) at every position, a given one read as if it alone were unknown: what AC should say."""
-        likelihood = self._likelihood(tokens, context)  # (B, T, S)
-        B, T, S = likelihood.shape
-        before, after = np.empty((B, T, S)), np.ones((B, T, S))
+        return self.conditionals(tokens, context, context)
+
+    def conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
+        """(B, T, V) p(x_t | the tokens before t that `left` names, those behind t that `right` names).
+
+        Forward messages carry the one, backward messages the other: p(x_t) ~ sum over z of before_t(z) after_t(z) p(x_t | z).
+        """
+        known_left, known_right = self._likelihood(tokens, left), self._likelihood(tokens, right)  # (B, T, S)
+        before, after = np.empty(known_left.shape), np.ones(known_left.shape)
+        T = tokens.shape[1]
         before[:, 0] = self.initial
         for t in range(1, T):
-            message = (before[:, t - 1] * likelihood[:, t - 1]) @ self.transition
+            message = (before[:, t - 1] * known_left[:, t - 1]) @ self.transition
             before[:, t] = message / message.sum(1, keepdims=True)
             s = T - 1 - t
-            message = (after[:, s + 1] * likelihood[:, s + 1]) @ self.transition.T
+            message = (after[:, s + 1] * known_right[:, s + 1]) @ self.transition.T
             after[:, s] = message / message.sum(1, keepdims=True)
         belief = before * after
         return (belief / belief.sum(2, keepdims=True)) @ self.emission

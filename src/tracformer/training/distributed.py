@@ -45,7 +45,7 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str = "auto") -> Iterator[Ranks]:
-    """The process group that torchrun describes in the environment, or a lone rank."""
+    """The process group that torchrun describes in the environment, or a lone rank. One inside another has the outer one's group."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     kind = pick_device(device)
     if world == 1:
@@ -53,12 +53,15 @@ def join_ranks(device: str = "auto") -> Iterator[Ranks]:
         return
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    outer = dist.is_initialized()
+    if not outer:
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
         where = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
         yield Ranks(dist.get_rank(), world, where)
     finally:
-        dist.destroy_process_group()
+        if not outer:
+            dist.destroy_process_group()
 
 
 def pick_device(device: str) -> str:

@@ -1,0 +1,149 @@
+"""Evaluate one model or several on the same sequences and contexts.
+
+    tracformer eval runs/stories --task ratios:mean=10 --task ranges --data stories/ --length 128
+    tracformer eval ours=runs/a theirs=runs/b ratios:mean=10 --data held-out.txt --sequences 200 --mode car
+    tracformer eval runs/a@car runs/a@ac prefixes --data wikitext103
+    torchrun --nproc-per-node 2 -m tracformer.cli.main eval runs/a ranges --data stories/
+
+A model is [NAME=]FOLDER[@MODE]: its folder, a run's, or an id of the hub. A task is NAME or NAME:KEY=VALUE,...; --tasks lists them with
+their options. Each pair of a model and a task becomes a JSON file in --out; the same command goes on after an interruption, and does
+nothing twice. Figures are marked exact, marginal or bound: these are different things.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracformer.cli import show
+
+if TYPE_CHECKING:
+    from tracformer.evaluation.tasks import Task
+
+DTYPES = ("float32", "float64", "bfloat16")
+OPTIONS = (
+    "data",
+    "split",
+    "length",
+    "sequences",
+    "seed",
+    "draws",
+    "detokenize",
+    "documents",
+    "count_eos",
+)  # that every task which has them takes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="MODEL | TASK", help="models as [NAME=]FOLDER[@MODE], and tasks")
+    parser.add_argument("--task", action="append", default=[], metavar="TASK", help="NAME or NAME:KEY=VALUE,...; may be repeated")
+    parser.add_argument("--tasks", action="store_true", help="list the tasks with their options and leave")
+    parser.add_argument("--data", metavar="WHERE", help="a prepared folder, text files, a data set of the paper by name, or hf:OWNER/NAME")
+    parser.add_argument("--split", help="of prepared or named data (default: validation)")
+    parser.add_argument("--documents", help="what ends a document in text files: separator, line, blank-line, ...")
+    parser.add_argument("--detokenize", help="undo the tokenisation of wikitext, ptb, lambada or 1bw")
+    parser.add_argument("--length", type=int, metavar="TOKENS", help="of a sequence")
+    parser.add_argument("--sequences", type=int, metavar="N", help="how many; 0: all")
+    parser.add_argument("--count-eos", action="store_true", default=None, help="count end of text as a token to predict")
+    parser.add_argument("--mode", default="", help="car, ac, ar or diffusion; of several, separated by commas, the first that a model has")
+    parser.add_argument("--draws", type=int, metavar="N", help="of noise for each sequence, where the answer is a bound")
+    parser.add_argument("--seed", type=int, help="of contexts and noise (default: 0)")
+    parser.add_argument("--batch", type=int, default=32, metavar="N", help="sequences at once; changes no figure (default: 32)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--out", default="results", metavar="FOLDER", help="where results go, and are found again (default: results)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a result")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from tracformer.evaluation.tasks import parse_task, task_class, task_names
+
+    if arguments.tasks:
+        for name in task_names():
+            options = ", ".join(f"{part.name}={_shown(part.default)}" for part in dataclasses.fields(task_class(name)))
+            print(f"{name:<14} {options}")
+        return 0
+    models, named = sort_words(arguments.words, task_names())
+    if not models:
+        raise ValueError("no model named; write tracformer eval FOLDER --task TASK, FOLDER being a model's or a run's")
+    defaults = {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
+    tasks = [parse_task(text, defaults) for text in [*named, *arguments.task]]
+    if not tasks:
+        raise ValueError(f"no task named; --task takes one of: {', '.join(task_names())}")
+    return _evaluate(models, tasks, arguments)
+
+
+def sort_words(words: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Models and tasks: a word that begins with a task's name is one, unless a folder is called so."""
+    tasks = [word for word in words if word.partition(":")[0] in known and not Path(word).exists()]
+    return [word for word in words if word not in tasks], tasks
+
+
+def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argparse.Namespace) -> int:
+    import torch
+
+    from tracformer.cli.tables import tables
+    from tracformer.evaluation.runner import evaluate, load_subjects
+    from tracformer.runtime import keep_freed_memory
+    from tracformer.training.distributed import join_ranks
+
+    keep_freed_memory()
+    with join_ranks(arguments.device) as ranks:
+        modes = [mode.strip() for mode in arguments.mode.split(",") if mode.strip()]
+        subjects = load_subjects(
+            models, modes, device=ranks.device, dtype=getattr(torch, arguments.dtype), batch=arguments.batch, ranks=ranks
+        )
+        results = []
+        meter = Meter(len(subjects) * len(tasks), shown=ranks.first and show.is_terminal(sys.stderr))
+        try:
+            for result in evaluate(subjects, tasks, arguments.out, meter):
+                meter.finish()
+                results.append(result)
+                if arguments.json and ranks.first:
+                    show.put(json.dumps({**result.to_dict(), "details": {}}, ensure_ascii=False))
+        except KeyboardInterrupt:
+            meter.close()
+            if ranks.first:
+                print(
+                    f"tracformer eval: interrupted; what is done is in {arguments.out}, and the same command goes on from there",
+                    file=sys.stderr,
+                )
+            raise
+        if not arguments.json and ranks.first:
+            show.put(tables(results))
+    return 0
+
+
+class Meter:
+    """Progress and time left on a terminal, one line for the task at hand."""
+
+    def __init__(self, tasks: int, shown: bool) -> None:
+        self.tasks, self.shown = tasks, shown
+        self.finished = 0
+        self.bar: Any = None
+
+    def start(self, what: str, total: int) -> None:
+        from tqdm import tqdm
+
+        self.close()
+        place = f"[{self.finished + 1}/{self.tasks}] " if self.tasks > 1 else ""
+        self.bar = tqdm(total=total, desc=f"{place}{what}", file=sys.stderr, disable=not self.shown, leave=False)
+
+    def step(self, done: int = 1) -> None:
+        self.bar.update(done)
+
+    def finish(self) -> None:
+        self.close()
+        self.finished += 1
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _shown(value: Any) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,83 @@
+"""Reproduce a table or figure of the paper: prepare data, train what is missing, evaluate, write the report.
+
+    tracformer reproduce --list
+    tracformer reproduce fig5 scale=mini --dry-run                      the plan, and how many tokens it trains on
+    tracformer reproduce fig5 scale=mini out=runs/reproduce
+    tracformer reproduce fig5 scale=mini data.wikitext2=FOLDER          text files or a prepared folder of your own
+    tracformer reproduce table2 scale=paper models.sedd=FOLDER          weights of your own instead of a download
+    tracformer reproduce my.yaml scale=mine.yaml seeds=0,1,2
+    torchrun --nproc-per-node 8 -m tracformer.cli.main reproduce fig5 scale=paper
+
+The same command goes on after an interruption. Experiments at one scale and out= share what they train.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+OWN_KEYS = ("scale", "out", "device", "batch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="EXPERIMENT | KEY=VALUE", help="an experiment, and scale=, out=, data.NAME=, ...")
+    parser.add_argument("--list", action="store_true", help="list the experiments and scales and leave")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and leave")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from tracformer.evaluation.experiment import experiment_names, read_experiment, scale_names
+
+    if arguments.list:
+        for name in experiment_names():
+            print(f"{name:<10} {read_experiment(name, 'mini').title}")
+        print(f"scales: {', '.join(scale_names())}")
+        return 0
+    names = [word for word in arguments.words if "=" not in word]
+    if len(names) != 1:
+        told = f"{', '.join(names)} are named; one at a time" if names else "no experiment named"
+        raise ValueError(f"{told}: write tracformer reproduce NAME scale=mini, NAME being one of {', '.join(experiment_names())}")
+    words = dict(word.split("=", 1) for word in arguments.words if "=" in word)
+    own = {key: words.pop(key) for key in OWN_KEYS if key in words}
+    experiment = read_experiment(names[0], own.get("scale", "mini"), words)
+
+    from tracformer.cli.eval import Meter
+    from tracformer.cli.show import is_terminal
+    from tracformer.evaluation.reproduce import Reproduction
+    from tracformer.runtime import keep_freed_memory
+    from tracformer.training.loop import TrainingError
+
+    first = _is_first_rank()
+    batch = own.get("batch", "32")
+    if not batch.isdigit() or int(batch) < 1:
+        raise ValueError(f"batch is {batch!r}; it must be a number of sequences")
+    work = Reproduction(
+        experiment=experiment,
+        out=Path(own.get("out", "runs/reproduce")),
+        progress=Meter(1, shown=first and is_terminal(sys.stderr)),
+        say=(lambda text: print(text, flush=True)) if first else (lambda text: None),
+        device=own.get("device", "auto"),
+        batch=int(batch),
+    )
+    if arguments.dry_run:
+        for line in work.plan():
+            print(line)
+        return 0
+    keep_freed_memory()
+    try:
+        return work.run()
+    except TrainingError as stopped:
+        print(f"tracformer reproduce: {stopped}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        if first:
+            print(
+                f"tracformer reproduce: interrupted; what is done is in {work.root}, and the same command goes on from there",
+                file=sys.stderr,
+            )
+        raise
+
+
+def _is_first_rank() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"

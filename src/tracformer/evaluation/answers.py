@@ -1,0 +1,112 @@
+"""Put many contexts of many sequences to a model, and add up what it answers for each.
+
+Sequences are asked in blocks (see `gathering`), all contexts of one side by side: in mode `car` a Tracformer then encodes the text before
+the targets once for all of them, and in mode `ar`, where what is given does not matter, one pass answers every context.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracformer.evaluation.gathering import BLOCK, Floats, by_sequence
+from tracformer.evaluation.sequences import Flags, Integers, Sequences
+from tracformer.evaluation.tasks import Progress, Subject
+from tracformer.generation.randomness import derived_seed
+from tracformer.model.base import BOUND
+
+SHARED_NOISE = 16  # neighbouring sequences whose bound is estimated with the same noise
+TOKENS_A_BLOCK = 2**17  # about as much work as a killed evaluation loses
+
+
+@dataclass(frozen=True)
+class Answers:
+    nll: Floats  # (contexts, sequences), summed over targets
+    targets: Floats
+    errors: Floats  # standard error of each nll; zero where it is no estimate
+    sizes: Floats | None  # bytes of the targets
+    kind: str
+
+    def of(self, context: int) -> dict[str, Any]:
+        """One context's sums, a number for each sequence."""
+        sums: dict[str, Any] = {
+            "nll": self.nll[context].tolist(),
+            "targets": self.targets[context].astype(int).tolist(),
+            "bytes": None if self.sizes is None else self.sizes[context].astype(int).tolist(),
+        }
+        return sums if self.kind != BOUND else {**sums, "standard_error": self.errors[context].tolist()}
+
+    def standard_error(self, context: int) -> float:
+        """Of nll per target: sequences that share noise may err together, so their errors add; groups err apart."""
+        errors = self.errors[context]
+        groups = np.add.reduceat(errors, np.arange(0, len(errors), SHARED_NOISE))
+        return float(np.sqrt(np.square(groups).sum()) / self.targets[context].sum())
+
+
+def ask(
+    subject: Subject, read: Sequences, contexts: Sequence[Flags], *, draws: int | None, seed: int, progress: Progress, what: str
+) -> Answers:
+    """Every sequence under every context (N, T); all ranks return the same."""
+    T, count = read.tokens.shape[1], len(contexts)
+    inside = np.arange(T) < read.lengths[:, None]
+    targets = ~np.stack(contexts, axis=1) & inside[:, None]  # (N, contexts, T)
+    names = [f"{figure} {number}" for figure in ("nll", "error") for number in range(count)]
+
+    def answered(block: range) -> dict[str, Floats]:
+        return dict(zip(names, _block(subject, read, targets, block, draws, seed), strict=True))
+
+    # A multiple of the sequences that share noise, and a function of the question alone.
+    size = min(BLOCK, max(1, TOKENS_A_BLOCK // (count * T * SHARED_NOISE)) * SHARED_NOISE)
+    progress.start(f"{subject.name} {subject.mode}: {what}", -(-len(read) // subject.ranks.world))
+    found = by_sequence(subject, answered, names, len(read), progress, "block", at_once=size, block_size=size)
+    nll, errors = np.array([found[name] for name in names]).reshape(2, count, len(read))
+    sizes = None if read.sizes is None else np.where(targets, read.sizes[:, None], 0).sum(2).T.astype(np.float64)
+    return Answers(nll, targets.sum(2).T.astype(np.float64), errors, sizes, subject.kind)
+
+
+@torch.no_grad()
+def _block(subject: Subject, read: Sequences, targets: Flags, block: range, draws: int | None, seed: int) -> Floats:
+    """(2 * contexts, sequences): nll under each context, then its standard error under each."""
+    found = np.zeros((2, targets.shape[1], len(block)))
+    for numbers, which in _batches(subject, read, targets, block):
+        width = int(read.lengths[numbers].max())
+        wanted = targets[numbers, :, :width].any(1) if which is None else targets[numbers, which, :width]  # (B, width)
+        estimate = subject.model.estimate(
+            torch.from_numpy(read.tokens[numbers, :width]).to(subject.device),
+            torch.from_numpy(~wanted).to(subject.device),
+            subject.mode,
+            torch.from_numpy(read.lengths[numbers]).to(subject.device),
+            draws=draws,
+            seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE),
+        )
+        values = -estimate.values.double().cpu().numpy()  # (B, width)
+        rows = numbers - block.start
+        if which is None:
+            found[0, :, rows] = np.where(targets[numbers, :, :width], values[:, None], 0.0).sum(2)
+            continue
+        found[0, which, rows] = np.where(wanted, values, 0.0).sum(1)
+        if estimate.standard_error is not None:
+            found[1, which, rows] = estimate.standard_error.double().cpu().numpy()
+    return found.reshape(-1, len(block))
+
+
+def _batches(subject: Subject, read: Sequences, targets: Flags, block: range) -> Iterator[tuple[Integers, Integers | None]]:
+    """Batches of questions of about equal length: sequences, and which context each is asked under; None: under all of them at once."""
+    numbers = np.arange(block.start, block.stop)
+    once = subject.mode == "ar"  # p(x_t | x_<t), whatever is given
+    alive = targets[numbers].sum(2) > 0  # (sequences, contexts)
+    pairs = np.argwhere(alive.sum(1)[:, None] if once else alive)  # by sequence, then context
+    group = pairs[:, 0] // SHARED_NOISE if subject.kind == BOUND else np.zeros(len(pairs), np.int64)
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0], read.lengths[numbers[pairs[:, 0]]], group))]
+    group.sort()
+    budget = subject.batch * read.tokens.shape[1]
+    start = 0
+    while start < len(pairs):
+        stop = start + 1
+        while stop < len(pairs) and group[stop] == group[start] and (stop + 1 - start) * read.lengths[numbers[pairs[stop, 0]]] <= budget:
+            stop += 1
+        chosen = pairs[start:stop]
+        yield numbers[chosen[:, 0]], None if once else chosen[:, 1]
+        start = stop

@@ -1,0 +1,229 @@
+"""An experiment of the paper as data: which models, trained how and on what, are put to which tasks, at which scale.
+
+`experiments/NAME.yaml` names models and tasks; `experiments/scales/SCALE.yaml` says what those models are at that size, which data sets
+they read, and what the values `$long`, `$span50`, ... of the tasks are. Models are shared: what one experiment has trained, the next finds.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tracformer.evaluation.tasks import Task, make_task
+from tracformer.training.config import TrainConfig, from_dict, read_preset
+
+SIZES = "sizes"  # the one "task" that needs no weights
+
+
+@dataclass(frozen=True)
+class DataSet:
+    name: str
+    source: str  # a named set, hf:OWNER/NAME, a file, or a folder: prepared, or with files named train, valid and test
+    tokenizer: str
+    documents: str = ""  # of text files; empty: as the named set of this name is read
+    detokenize: str = ""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    name: str
+    mode: str  # the mode it is asked in, unless a task says otherwise
+    data: str = ""  # the data set it is trained on
+    train: Mapping[str, Any] = field(default_factory=dict)  # keys of `tracformer train`, and `preset`
+    seeds: tuple[int, ...] = (0,)
+    published: str = ""  # instead of training: a folder or an id of the hub
+    family: str = ""  # of a published model
+    trained_tokens: float = 0.0  # of a published model, as the paper says
+
+    def config(self, data: str, run: str, seed: int) -> TrainConfig:
+        """What `tracformer train` is told."""
+        values = dict(self.train)
+        preset = values.pop("preset", None)
+        values = {**(read_preset(preset) if preset else {}), **values}
+        return from_dict({**values, "data": {"source": data}, "run": run, "seed": seed})
+
+    @property
+    def tokens(self) -> float:
+        """Tokens seen in training."""
+        if self.published:
+            return self.trained_tokens
+        config = self.config("-", "-", 0)
+        return float(config.steps * config.batch * config.length)
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    task: str
+    models: tuple[str, ...]
+    options: Mapping[str, Any]  # `data` is a data set's name
+    mode: str = ""  # empty: each model's own
+
+    def make(self, options: Mapping[str, Any]) -> Task:
+        return make_task(self.task, {**self.options, **options})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    about: str
+    paper: tuple[str, ...]  # its tables and figures
+    scale: str
+    scale_about: str
+    vocab_size: int
+    data: Mapping[str, DataSet]
+    models: Mapping[str, ModelPlan]  # those that the tasks name
+    tasks: tuple[TaskPlan, ...]
+
+    def trained(self) -> list[ModelPlan]:
+        """Models whose weights some task asks for."""
+        wanted = {name for task in self.tasks if task.task != SIZES for name in task.models}
+        return [model for name, model in self.models.items() if name in wanted]
+
+    def learnt_from(self) -> list[DataSet]:
+        """Data sets that some model is to be trained on."""
+        return [self.data[name] for name in dict.fromkeys(model.data for model in self.trained() if model.train)]
+
+    def only_read(self) -> list[DataSet]:
+        """Data sets on which models are evaluated and none is trained."""
+        asked = dict.fromkeys(str(task.options["data"]) for task in self.tasks if task.options.get("data"))
+        return [self.data[name] for name in asked if self.data[name] not in self.learnt_from()]
+
+
+def experiment_names() -> list[str]:
+    return _names("experiments")
+
+
+def scale_names() -> list[str]:
+    return _names("experiments/scales")
+
+
+def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = None) -> Experiment:
+    """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file.
+
+    `changes`: `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead of training), `seeds`, `tokenizer`.
+    """
+    document, sizes = (
+        _load(name, "experiments", experiment_names(), "experiment"),
+        _load(scale, "experiments/scales", scale_names(), "scale"),
+    )
+    _known(document, ("title", "about", "paper", "tasks"), f"experiment {name}")
+    _known(sizes, ("about", "vocab_size", "values", "data", "models"), f"scale {scale}")
+    data = {key: DataSet(key, **each) for key, each in sizes["data"].items()}
+    models = {key: _model(key, each) for key, each in sizes["models"].items()}
+    tasks = []
+    for each in document["tasks"]:
+        if (task := _task(each, sizes["values"], models, f"experiment {name}")) not in tasks:  # two data sets may be one at a small scale
+            tasks.append(task)
+    named = {model for task in tasks for model in task.models}
+    models = {key: model for key, model in models.items() if key in named}
+    data, models = _changed(data, models, changes or {})
+    for task in tasks:
+        if task.options.get("data") and task.options["data"] not in data:
+            raise ValueError(f"experiment {name}: data is {task.options['data']!r}; scale {scale} has: {', '.join(data)}")
+    return Experiment(
+        name=Path(name).stem,
+        title=document["title"],
+        about=document.get("about", "").strip(),
+        paper=tuple(document.get("paper", ())),
+        scale=Path(scale).stem,
+        scale_about=sizes["about"].strip(),
+        vocab_size=sizes["vocab_size"],
+        data=data,
+        models=models,
+        tasks=tuple(tasks),
+    )
+
+
+def _model(name: str, values: Mapping[str, Any]) -> ModelPlan:
+    try:
+        plan = ModelPlan(name, **{**values, "seeds": tuple(values.get("seeds", (0,)))})
+    except TypeError as error:
+        raise ValueError(f"model {name}: {error}") from error
+    if bool(plan.train) == bool(plan.published):
+        raise ValueError(f"model {name} must have either `train` or `published`")
+    return plan
+
+
+def _task(values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[str, ModelPlan], where: str) -> TaskPlan:
+    _known(values, ("task", "models", "mode", "options"), f"a task of {where}")
+    options = {key: _value(value, scale, where) for key, value in values.get("options", {}).items()}
+    # A scale without one of the models leaves it out; a name that no scale knows is a slip.
+    names = tuple(name for name in values["models"] if name in models)
+    unknown = [name for name in values["models"] if name not in models and name not in OPTIONAL]
+    if unknown or not names:
+        raise ValueError(f"{where}: models are {values['models']}; the scale has: {', '.join(models)}")
+    return TaskPlan(values["task"], names, options, values.get("mode", ""))
+
+
+OPTIONAL = ("plaid",)  # at some scales only
+
+
+def _value(value: Any, scale: Mapping[str, Any], where: str) -> Any:
+    """`$long` is the scale's value of that name."""
+    if isinstance(value, list):
+        return [_value(each, scale, where) for each in value]
+    if not (isinstance(value, str) and value.startswith("$")):
+        return value
+    if value[1:] not in scale:
+        raise ValueError(f"{where} uses {value}; the scale has: {', '.join('$' + key for key in scale)}")
+    return scale[value[1:]]
+
+
+def _changed(
+    data: dict[str, DataSet], models: dict[str, ModelPlan], changes: Mapping[str, str]
+) -> tuple[dict[str, DataSet], dict[str, ModelPlan]]:
+    for key, value in changes.items():
+        head, _, rest = key.partition(".")
+        name, _, part = rest.partition(".")
+        if key == "seeds":
+            seeds = tuple(_integer(each) for each in value.split(","))
+            models = {each: dataclasses.replace(model, seeds=seeds) for each, model in models.items()}
+        elif key == "tokenizer":
+            data = {each: dataclasses.replace(entry, tokenizer=value) for each, entry in data.items()}
+        elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
+            data[name] = dataclasses.replace(data[name], **{part or "source": value})
+        elif head == "models" and name in models and not part:
+            models[name] = dataclasses.replace(models[name], published=value, train={}, family="", trained_tokens=0.0)
+        else:
+            known = ["seeds", "tokenizer", *(f"data.{each}" for each in data), *(f"models.{each}" for each in models)]
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+            raise ValueError(f"there is nothing called {key!r} to change{hint}")
+    return data, models
+
+
+def _integer(text: str) -> int:
+    if not text.strip().isdigit():
+        raise ValueError(f"seeds has {text!r}; write them like seeds=0,1,2")
+    return int(text)
+
+
+def _known(values: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    if unknown := [key for key in values if key not in allowed]:
+        raise ValueError(f"{where} has {unknown[0]!r}; allowed: {', '.join(allowed)}")
+
+
+def _names(folder: str) -> list[str]:
+    place = resources.files("tracformer.evaluation") / folder
+    return sorted(entry.name.removesuffix(".yaml") for entry in place.iterdir() if entry.name.endswith(".yaml"))
+
+
+def _load(name: str, folder: str, known: Iterable[str], what: str) -> dict[str, Any]:
+    if Path(name).suffix in (".yaml", ".yml"):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"there is no file {name} to read the {what} from")
+        text = Path(name).read_text(encoding="utf-8")
+    elif name in known:
+        text = (resources.files("tracformer.evaluation") / folder / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise ValueError(f"{what} is {name!r}; available: {', '.join(known)}, or a YAML file")
+    values = yaml.safe_load(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"{what} {name} does not hold keys and values")
+    return values

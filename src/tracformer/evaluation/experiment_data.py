@@ -1,0 +1,101 @@
+"""The data sets of an experiment, prepared once under its folder: from the hub by name, or from files that the user has.
+
+A set that models are trained on is prepared whole. One that they are only asked about is read as validation text alone; its tokeniser does
+not matter then, for every model reads the text in its own tokens.
+"""
+
+import re
+from pathlib import Path
+
+from tracformer.data import NAMED, PreparedData, Source, open_source, open_sources, prepare
+from tracformer.data.hub import HUB_PREFIX
+from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.evaluation.experiment import DataSet
+
+SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}  # how the files of a split are called
+
+
+def data_folder(root: Path, name: str, trained: bool) -> Path:
+    """The last name is the data set's own: results name their data by it."""
+    return root / ("data" if trained else "data/held-out") / name
+
+
+def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
+    """The prepared folder, made if it is not there; one made from something else is refused."""
+    folder = data_folder(root, data.name, trained)
+    place = Path(data.source)
+    if (place / MANIFEST_FILE).is_file():
+        return _link(folder, place.resolve(), data.name)
+    try:
+        sources = split_sources(data, trained)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error}. {_how_to_get(data, folder)}") from error
+    if not (folder / MANIFEST_FILE).is_file():
+        learnt = data.tokenizer.startswith("bpe:")
+        try:
+            return prepare(folder, sources, "byte" if learnt and not trained else data.tokenizer)
+        except (ValueError, ImportError) as error:
+            if _is_named(data):
+                raise type(error)(f"{error}. {_how_to_get(data, folder)}") from error
+            raise
+    prepared = PreparedData.open(folder)
+    if prepared.manifest.sources != {name: source.describe() for name, source in sources.items()}:
+        raise ValueError(f"{folder} was prepared from other data than {data.source}; use another out=FOLDER, or remove {folder}")
+    return prepared
+
+
+def split_sources(data: DataSet, trained: bool) -> dict[str, Source]:
+    """By split; only `validation` for a set that nothing is trained on."""
+    if _is_named(data):
+        splits = open_sources(data.source)
+    else:
+        options = _reading(data)
+        place = Path(data.source)
+        files = _split_files(place) if place.is_dir() else {}
+        splits = {name: open_source(each, **options) for name, each in files.items()} or {"train": open_source(data.source, **options)}
+    if trained:
+        if "train" not in splits:
+            raise FileNotFoundError(f"data set {data.name!r} is to be trained on, and {data.source} has no file called train")
+        return splits
+    return {"validation": next(splits[name] for name in ("validation", "test", "train") if name in splits)}
+
+
+def _is_named(data: DataSet) -> bool:
+    return data.source in NAMED or data.source.startswith(HUB_PREFIX)
+
+
+def _reading(data: DataSet) -> dict[str, str]:
+    """Files of a named set are read as the set itself is: WikiText by article and detokenised, 1BW line by line."""
+    named = NAMED[data.name][0] if data.name in NAMED else None
+    documents = data.documents or (named.documents if named else "")
+    documents = "line" if documents == "row" else documents  # a row of the hub is a line of a file
+    detokenize = data.detokenize or (named.detokenize if named else "") or ""
+    options = {"documents": documents, "detokenize": "" if detokenize == "none" else detokenize}
+    return {key: value for key, value in options.items() if value}
+
+
+def _split_files(folder: Path) -> dict[str, list[Path]]:
+    """The folder's files by the split that their names tell; nothing where no name tells any."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    found = {split: [path for path in files if re.search(pattern, path.name.lower())] for split, pattern in SPLITS.items()}
+    return {split: paths for split, paths in found.items() if paths}
+
+
+def _link(folder: Path, place: Path, name: str) -> PreparedData:
+    """A folder that was prepared elsewhere, under the data set's own name."""
+    if folder.is_symlink() or folder.exists():
+        if folder.resolve() != place:
+            raise ValueError(f"{folder} already holds other data for {name} than {place}; use another out=FOLDER, or remove {folder}")
+    else:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.symlink_to(place, target_is_directory=True)
+    return PreparedData.open(folder)
+
+
+def _how_to_get(data: DataSet, folder: Path) -> str:
+    fetched = data.source if _is_named(data) else data.name
+    return (
+        f"Data set {data.name!r} was looked for in {folder} and as {data.source!r}. Fetch it where there is a network, "
+        f"`tracformer prepare {fetched} --out FOLDER`, and give data.{data.name}=FOLDER; or name text files: data.{data.name}=FILE, "
+        "or a folder with files called train, valid and test"
+    )

@@ -1,0 +1,218 @@
+"""From result files to sections: results of one task with the same options side by side, training seeds of one model as one line.
+
+A model trained several times is named `NAME #SEED`; its runs share a line, whose cells hold the mean and the spread over seeds.
+"""
+
+import dataclasses
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tracformer.evaluation.paper_figures import FULL_ENCODER, PAPER_TOKENS, PaperFigure, find_paper_figure
+from tracformer.evaluation.report.tables import HIGHER, LOWER, NEITHER, Cell, Line, Table
+from tracformer.evaluation.results import Result, Row
+
+SEED = re.compile(r" #\d+$")
+HIGHER_IS_BETTER = ("mauve", "bertscore", "bleu4", "bleu4_sentence", "accuracy", "tokens_per_second", "sequences_per_second")
+NO_WINNER = ("targets", "sequences", "parameters", "parameters_without_embeddings", "trained_tokens", "log_prob")
+NAMES = {
+    "perplexity": "perplexity",
+    "nll": "nats per target",
+    "bits_per_byte": "bits per byte",
+    "kl": "KL from the truth, nats per target",
+    "mauve": "MAUVE",
+    "bertscore": "BERTScore",
+    "bleu4": "BLEU-4",
+    "bleu4_sentence": "BLEU-4, mean over sentences",
+    "excess": "the bound's excess over the true nll, nats per target",
+    "missed": "share missed of what the context tells",
+    "kl_full": "KL from the truth that sees what follows, nats per target",
+    "ece": "expected calibration error",
+    "spread": "highest less lowest log-likelihood over all orders, nats",
+    "tokens_per_second": "tokens a second",
+    "parameters": "parameters",
+    "parameters_without_embeddings": "parameters without embeddings",
+    "trained_tokens": "trained tokens",
+}
+TITLES = {
+    "ratios": "Perplexity against the share of targets",
+    "ranges": "Perplexity over fixed ranges",
+    "prefixes": "Perplexity given a prefix",
+    "unconditional": "Unconditional perplexity",
+    "infilling": "Infilling quality",
+    "orders": "Order consistency",
+    "calibration": "Calibration",
+    "exact": "The exact benchmark",
+    "speed": "Generation speed and memory",
+    "sizes": "Sizes",
+}
+ACROSS_DATA = ("unconditional",)  # tasks with one figure a data set, which stand side by side
+Setting = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model in one mode: a result for each training seed."""
+
+    label: str
+    results: tuple[Result, ...]
+
+    @property
+    def first(self) -> Result:
+        return self.results[0]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question put to several models."""
+
+    task: str
+    options: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+
+    @property
+    def title(self) -> str:
+        parts = [str(self.options[key]) for key in ("data", "source") if self.options.get(key)]
+        parts += [f"T = {self.options['length']}"] if self.options.get("length") else []
+        spans = {row.setting["spans"] for entry in self.entries for row in entry.first.rows if "spans" in row.setting}
+        parts += [str(spans.pop())] if len(spans) == 1 else []
+        return TITLES.get(self.task, self.task) + (f": {', '.join(parts)}" if parts else "")
+
+    def metrics(self) -> list[str]:
+        return list(dict.fromkeys(row.metric for entry in self.entries for row in entry.first.rows))
+
+
+def sections(results: Iterable[Result]) -> list[Section]:
+    """In the order of their first result; so are the models inside."""
+    asked: dict[str, list[Result]] = {}
+    for result in _joined(results):
+        asked.setdefault(f"{result.task} {json.dumps(result.options, sort_keys=True, default=str)}", []).append(result)
+    return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
+
+
+def tables(section: Section, name: str) -> list[Table]:
+    """A table for each metric of a section; columns are what varies inside it."""
+    made = []
+    for metric in section.metrics():
+        settings = list(
+            dict.fromkeys(_setting(row) for entry in section.entries for r in entry.results for row in r.rows if row.metric == metric)
+        )
+        labels, common = column_labels(settings)
+        common = ", ".join(filter(None, (common, _counted(section, metric))))
+        lines = []
+        for entry in section.entries:
+            rows = [{_setting(row): row for row in result.rows if row.metric == metric} for result in entry.results]
+            for kind in dict.fromkeys(row.kind for found in rows for row in found.values()):
+                cells = [_cell(entry, [found.get(setting) for found in rows], kind) for setting in settings]
+                lines.append(Line(entry.label, kind, tuple(cells)))
+        base = metric.partition("[")[0]  # bertscore[NAME]: by a scorer of that name
+        better = HIGHER if base in HIGHER_IS_BETTER else NEITHER if base in NO_WINNER else LOWER
+        made.append(Table(f"{name}-{file_words(metric)}", metric_name(metric), tuple(labels), tuple(lines), better, common))
+    return made
+
+
+def metric_name(metric: str) -> str:
+    """
+    >>> metric_name("bertscore[minilm-l6]"), metric_name("ece")
+    ('BERTScore by minilm-l6', 'expected calibration error')
+    """
+    base, bracket, scorer = metric.partition("[")
+    return NAMES.get(base, base.replace("_", " ")) + (f" by {scorer.rstrip(']')}" if bracket else "")
+
+
+def file_words(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text).strip("_")
+
+
+def column_labels(settings: Sequence[Setting]) -> tuple[list[str], str]:
+    """What tells the columns apart, and what is common to all of them. `contexts` is left out where `ratio` or `given` says the same."""
+    dicts = [dict(setting) for setting in settings]
+    keys = list(dict.fromkeys(key for each in dicts for key in each))
+    varying = [key for key in keys if len({repr(each.get(key)) for each in dicts}) > 1]
+    for key in varying:
+        rest = [other for other in varying if other != key]
+        told = len({tuple(repr(each.get(other)) for other in rest) for each in dicts}) == len(dicts)
+        if key == "contexts" and rest and told:
+            varying = rest
+            break
+    common = ", ".join(f"{key} {_short(dicts[0][key])}" for key in keys if key not in varying and key in dicts[0] and key != "contexts")
+    if len(dicts) == 1 and not varying:
+        return [common or "all"], ""
+    return [", ".join(_short(each[key]) for key in varying if key in each) or "all" for each in dicts], common
+
+
+def paper_figure(result: Result, row: Row) -> PaperFigure | None:
+    """The paper's answer to the very question that this row answers: same data, length, contexts, tokeniser and way of counting."""
+    model = result.manifest.get("model", {})
+    config = model.get("config", {}) if isinstance(model, Mapping) else {}
+    if config.get("vocab_size") != PAPER_TOKENS or config.get("decoder", "strided") != "strided":
+        return None
+    name = FULL_ENCODER if result.family == "tracformer" and config.get("encoder") == "full" else result.family
+    return find_paper_figure(name, row.metric, {**result.options, **row.setting, "mode": result.mode})
+
+
+def _joined(results: Iterable[Result]) -> list[Result]:
+    """One result instead of several that differ in their data alone, for the tasks of `ACROSS_DATA`; the rows' settings tell the data."""
+    kept: dict[str, list[Result]] = {}
+    for number, result in enumerate(results):
+        options = {key: value for key, value in result.options.items() if key != "data"}
+        same = f"{result.model} {result.mode} {result.task} {json.dumps(options, sort_keys=True, default=str)}"
+        kept.setdefault(same if result.task in ACROSS_DATA else str(number), []).append(result)
+    return [group[0] if len(group) == 1 else _join(group) for group in kept.values()]
+
+
+def _join(group: Sequence[Result]) -> Result:
+    rows = tuple(dataclasses.replace(row, setting={**row.setting, "data": r.options["data"]}) for r in group for row in r.rows)
+    manifest = {"model": group[0].manifest.get("model"), "parts": [r.manifest for r in group]}
+    options = {**group[0].options, "data": ", ".join(str(r.options["data"]) for r in group)}
+    return dataclasses.replace(group[0], rows=rows, options=options, manifest=manifest, details={})
+
+
+def _entries(results: Sequence[Result]) -> list[Entry]:
+    runs: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        runs.setdefault((SEED.sub("", result.model), result.mode), []).append(result)
+    modes: dict[str, int] = {}
+    for model, _ in runs:
+        modes[model] = modes.get(model, 0) + 1
+    return [Entry(f"{model} ({mode})" if modes[model] > 1 else model, tuple(found)) for (model, mode), found in runs.items()]
+
+
+def _counted(section: Section, metric: str) -> str:
+    """How many sequences each figure rests on, where that is one number."""
+    counts = {row.sequences for entry in section.entries for result in entry.results for row in result.rows if row.metric == metric}
+    return f"{counts.pop():,} sequences" if len(counts) == 1 and counts != {0} else ""
+
+
+def _setting(row: Row) -> Setting:
+    return tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in row.setting.items())
+
+
+def _cell(entry: Entry, rows: Sequence[Row | None], kind: str) -> Cell | None:
+    """Means over seeds of the value and of its interval's ends; the spread is the standard deviation of the values."""
+    found = [(result, row) for result, row in zip(entry.results, rows, strict=True) if row is not None and row.kind == kind]
+    if not found:
+        return None
+    values = [row.value for _, row in found]
+    lows = [row.low for _, row in found if row.low is not None]
+    highs = [row.high for _, row in found if row.high is not None]
+    paper = paper_figure(*found[0])
+    return Cell(
+        value=statistics.fmean(values),
+        low=statistics.fmean(lows) if len(lows) == len(found) else None,
+        high=statistics.fmean(highs) if len(highs) == len(found) else None,
+        spread=statistics.stdev(values) if len(values) > 1 else None,
+        seeds=len(values),
+        paper=paper.value if paper else None,
+        place=paper.place if paper else "",
+        note=found[0][1].note,
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return "/".join(map(_short, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,128 @@
+"""From folders of results to `index.html`, with a PNG for each picture and a CSV and a LaTeX file for each table beside it."""
+
+import html
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+
+from tracformer.evaluation.paper_figures import PaperFigure, PaperTable, paper_tables, place_name
+from tracformer.evaluation.report import views
+from tracformer.evaluation.report.collect import SEED, Section, metric_name, sections, tables
+from tracformer.evaluation.report.fills import fills_of
+from tracformer.evaluation.report.page import Chapter, as_json, folded, page, paragraph, picture, pictures
+from tracformer.evaluation.report.tables import Cell, Line, Table, number
+from tracformer.evaluation.results import Result, read_results
+from tracformer.files import write_atomically
+
+FOLDED = ("nll", "bits_per_byte")  # metrics that stand folded where perplexity is shown
+
+
+def write_report(
+    places: Iterable[str | PathLike[str]],
+    out: str | PathLike[str],
+    *,
+    title: str = "Evaluation",
+    about: Sequence[str] = (),
+    paper: Sequence[str] = (),
+) -> Path:
+    """The page's path. `places` are result files, or folders of them; `paper` names tables of the paper to quote in full."""
+    places = list(places)
+    results = read_results(*places)
+    if not results:
+        looked = ", ".join(map(str, places)) or "no folder"
+        raise FileNotFoundError(f"there are no results in {looked}; `tracformer eval MODEL TASK --out FOLDER` writes some")
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = sections(results)
+    colours = views.colours_of(found)
+    chapters = [Chapter("models", "Models", _models(results, folder))]
+    for index, section in enumerate(found, start=1):
+        name = f"{index:02d}-{section.task}"
+        chapters.append(Chapter(name, section.title, _section(section, name, colours, folder)))
+    chapters += [Chapter(f"paper-{name}", f"The paper's {place_name(name)}", _quoted(name)) for name in paper if name in paper_tables()]
+    silent = [place_name(name) for name in paper if name not in paper_tables()]
+    introduction = "".join(paragraph(text) for text in about)
+    if silent:
+        introduction += paragraph(
+            f"The paper prints no values for {', '.join(silent)}: there is no column of its own to compare with.", faint=True
+        )
+    introduction += paragraph(
+        "Exact, marginal and bound are different quantities and never compete: the best cell of a column is marked within each. Small "
+        "figures under a cell are its 95% interval over sequences. The column `paper` stands only where the paper answers the very same "
+        "question: same data, length, contexts, tokeniser and scoring model.",
+        faint=True,
+    )
+    target = folder / "index.html"
+    write_atomically(target, page(title, introduction, chapters))
+    return target
+
+
+def _section(section: Section, name: str, colours: dict[str, int], folder: Path) -> str:
+    parts = [pictures([picture(each.save(folder), each.caption) for each in views.pictures(section, name, colours)])]
+    made = tables(section, name)
+    differences = views.paired_table(section, name)
+    has_main = any(table.name.endswith("-perplexity") for table in made)
+    for table in made:
+        _write_table(table, folder)
+        aside = has_main and table.name.removeprefix(f"{name}-") in FOLDED
+        parts.append(folded(table.title, table.to_html()) if aside else table.to_html())
+    if differences is not None:
+        _write_table(differences, folder)
+        parts.append(differences.to_html())
+    parts += [paragraph(note, faint=True) for note in _notes(section)]
+    parts += [views.order_steps(section), fills_of(section)]
+    manifests = "".join(folded(f"{r.model} ({r.mode})", as_json({"options": r.options, "manifest": r.manifest})) for r in _all(section))
+    parts.append(folded("where these figures come from", manifests))
+    return "".join(parts)
+
+
+def _models(results: Sequence[Result], folder: Path) -> str:
+    """Sizes, from the manifests; nothing is marked best."""
+    lines, seen = [], set()
+    for result in results:
+        model = result.manifest.get("model")
+        name = SEED.sub("", result.model)
+        if model and name not in seen:
+            seen.add(name)
+            sizes = [float(model["parameters"]), float(model["parameters_without_embeddings"])]
+            sizes.append(float(model.get("config", {}).get("vocab_size", 0)))
+            lines.append(Line(f"{name} ({result.family})", "", tuple(Cell(size) for size in sizes)))
+    if not lines:
+        return paragraph("The results' manifests do not describe their models.", faint=True)
+    table = Table("models", "sizes", ("parameters", "without embeddings", "vocabulary"), tuple(lines), "")
+    _write_table(table, folder)
+    return table.to_html()
+
+
+def _quoted(name: str) -> str:
+    """A table of the paper as it stands there, for orientation."""
+    table: PaperTable = paper_tables()[name]
+    keys = list(dict.fromkeys(key for figure in table.figures for key in figure.setting))
+    head = "".join(f"<th scope='col'>{html.escape(key)}</th>" for key in ["model", "metric", *keys, "value"])
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _quoted_row(figure, keys))}</tr>" for figure in table.figures)
+    caption = f"<caption>{html.escape(place_name(name))} <span>{html.escape(table.caption)}</span></caption>"
+    note = paragraph(
+        "Figures of other sizes, tokenisers or data do not compare with these number by number; orders and trends may.", faint=True
+    )
+    whole = f"<div class='scroll' tabindex='0'><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return note + folded(f"{len(table.figures)} figures", whole)
+
+
+def _quoted_row(figure: PaperFigure, keys: Sequence[str]) -> list[str]:
+    return [figure.model, metric_name(figure.metric), *(str(figure.setting.get(key, "")) for key in keys), number(figure.value)]
+
+
+def _notes(section: Section) -> list[str]:
+    return list(dict.fromkeys(f"{r.model}: {row.note}" for r in _all(section) for row in r.rows if row.note))[:MOST_NOTES]
+
+
+MOST_NOTES = 12  # a note for each of many settings would bury the tables; every note is in the CSV
+
+
+def _all(section: Section) -> list[Result]:
+    return [result for entry in section.entries for result in entry.results]
+
+
+def _write_table(table: Table, folder: Path) -> None:
+    write_atomically(folder / f"{table.name}.csv", table.to_csv())
+    write_atomically(folder / f"{table.name}.tex", table.to_latex())

@@ -1,0 +1,257 @@
+"""Run an experiment from nothing to its report: prepare data, train what is missing, evaluate, write the page.
+
+Everything lies under OUT/SCALE, and each stage leaves files by which the next call knows that it is done:
+
+    data/NAME                    prepared data sets; data/held-out/NAME those that nothing is trained on
+    models/NAME-seedN            a run of `tracformer train`, with `recipe.json`: what it was told
+    results/*.json               one file a model and task
+    report/EXPERIMENT/           index.html and its tables and pictures
+
+Experiments at one scale share models and results. The same command goes on after an interruption, also in the middle of a training run.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tracformer.data import PreparedData, Tokenizer, load_tokenizer
+from tracformer.evaluation.experiment import SIZES, Experiment, ModelPlan, TaskPlan
+from tracformer.evaluation.experiment_data import data_folder, prepare_data
+from tracformer.evaluation.pace import Pace, tokens
+from tracformer.evaluation.report import write_report
+from tracformer.evaluation.results import digest
+from tracformer.evaluation.runner import evaluate
+from tracformer.evaluation.sizes import count_sizes
+from tracformer.evaluation.tasks import Progress, Subject
+from tracformer.families import find_family, load_model
+from tracformer.files import write_atomically
+from tracformer.generation import loading
+from tracformer.model.config import ModelConfig
+from tracformer.training.checkpoint import list_checkpoints
+from tracformer.training.config import TrainConfig
+from tracformer.training.distributed import Ranks, join_ranks
+from tracformer.training.start import start
+
+RECIPE = "recipe.json"
+PAPER_PRESETS = ("paper", "paper-small")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model with one training seed; a published one has none."""
+
+    plan: ModelPlan
+    seed: int | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name if self.seed is None else f"{self.plan.name} #{self.seed}"
+
+    @property
+    def folder_name(self) -> str:
+        return f"{self.plan.name}-seed{self.seed}"
+
+
+@dataclass
+class Reproduction:
+    experiment: Experiment
+    out: Path
+    progress: Progress
+    say: Say = print
+    device: str = "auto"
+    batch: int = 32
+    pace: Pace = field(default_factory=Pace)
+
+    @property
+    def root(self) -> Path:
+        return self.out / self.experiment.scale
+
+    def run(self) -> int:
+        """0, or 128 + the signal that stopped it; then the same call goes on."""
+        with join_ranks(self.device) as ranks:  # one group for all stages: a second one could not be formed
+            if ranks.first:
+                self._prepare()
+            ranks.barrier()
+            missing = [run for run in self.runs() if run.seed is not None and not self.is_trained(run)]
+            evaluations = list(self._evaluations())
+            self.pace.expect(sum(run.plan.tokens for run in missing), len(evaluations))
+            for number, run in enumerate(missing, start=1):
+                self.say(f"[train {number}/{len(missing)}] {run.name}: {tokens(run.plan.tokens)}{self.pace.left()}")
+                with self.pace.training(run.plan.tokens):
+                    signal = self._train(run, ranks)
+                if signal is not None:
+                    return 128 + signal
+            files = self._evaluate(evaluations, ranks)
+            if ranks.first:
+                self.say(f"report: {self._report(files)}")
+            ranks.barrier()
+        return 0
+
+    # ---- what there is
+
+    def runs(self) -> list[Run]:
+        """Every run whose weights some task asks for."""
+        return [run for plan in self.experiment.trained() for run in runs_of(plan)]
+
+    def run_folder(self, run: Run) -> Path:
+        return self.root / "models" / run.folder_name
+
+    def is_trained(self, run: Run) -> bool:
+        """Did the run come to its last step, and was it told the same? Another recipe in its folder is an error."""
+        folder = self.run_folder(run)
+        if (folder / RECIPE).is_file():
+            told, now = json.loads((folder / RECIPE).read_text()), self._recipe(run)
+            if told != now:
+                keys = sorted(key for key in told.keys() | now.keys() if told.get(key) != now.get(key))
+                raise ValueError(
+                    f"{folder} was trained otherwise than the experiment says now ({', '.join(keys)} differ); "
+                    f"use another out=FOLDER, or remove {folder}"
+                )
+        checkpoints = list_checkpoints(folder / "checkpoints")
+        done = checkpoints[0][0] if checkpoints else 0
+        return done >= self._config(run).steps and (folder / "model" / "config.json").is_file()
+
+    def plan(self) -> Iterator[str]:
+        """The plan in words, for a dry run: nothing is read from the network and nothing is written."""
+        experiment = self.experiment
+        yield f"{experiment.name} at scale {experiment.scale}, in {self.root}: {experiment.title}"
+        for trained, sets in ((True, experiment.learnt_from()), (False, experiment.only_read())):
+            for data in sets:
+                state = "ready" if data_folder(self.root, data.name, trained).exists() else f"from {data.source!r}"
+                yield f"  data      {data.name}: {state}" + ("" if trained else ", to evaluate on")
+        left = 0.0
+        for run in self.runs():
+            if run.seed is None:
+                yield f"  model     {run.name}: published, {run.plan.published}"
+                continue
+            config = self._config(run)
+            known = data_folder(self.root, run.plan.data, trained=True).exists()
+            done = known and self.is_trained(run)
+            left += 0.0 if done else run.plan.tokens
+            state = "trained" if done else f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
+            yield f"  train     {run.name} ({config.model.get('family', 'tracformer')}, {config.objective}): {state}"
+        for task, run in self._evaluations():
+            options = ", ".join(f"{key}={value}" for key, value in task.options.items())
+            yield f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
+        yield f"  report    {self.root / 'report' / experiment.name / 'index.html'}"
+        yield f"to train: {tokens(left)}; results that are there already are not computed again"
+
+    # ---- stages
+
+    def _prepare(self) -> None:
+        for data in self.experiment.learnt_from():
+            prepare_data(data, self.root, trained=True)
+        for data in self.experiment.only_read():
+            prepare_data(data, self.root, trained=False)
+
+    def _train(self, run: Run, ranks: Ranks) -> int | None:
+        """The signal that stopped the run, or None if it was finished."""
+        folder = self.run_folder(run)
+        if ranks.first and not (folder / RECIPE).is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
+        return start(self._config(run)).signal
+
+    def _evaluate(self, evaluations: list[tuple[TaskPlan, Run]], ranks: Ranks) -> list[Path]:
+        """The files of all results, in the experiment's order; done model after model, so that each is loaded once."""
+        files: dict[int, Path] = {}
+        loaded: dict[str, Any] = {}
+        by_model = sorted(enumerate(evaluations), key=lambda each: each[1][1].name)
+        for number, (place, (task, run)) in enumerate(by_model, start=1):
+            if task.task == SIZES:
+                files[place] = self._count(run, ranks)
+                continue
+            self.say(f"[evaluate {number}/{len(evaluations)}] {run.name}: {task.task}{self.pace.left()}")
+            if run.name not in loaded:
+                loaded = {run.name: loading.read(self._model_folder(run), ranks.device, torch.float32)}
+            with self.pace.evaluation():
+                files[place] = self._ask(task, run, loaded[run.name], ranks)
+        return [files[place] for place in sorted(files)]
+
+    def _ask(self, task: TaskPlan, run: Run, loaded: tuple[Any, Tokenizer], ranks: Ranks) -> Path:
+        model, tokenizer = loaded
+        first = runs_of(self.experiment.models[task.models[0]])[0]
+        subject = Subject(
+            model=model,
+            tokenizer=tokenizer,
+            name=run.name,
+            mode=task.mode or run.plan.mode,
+            batch=self.batch,
+            ranks=ranks,
+            reference=_tokenizer(self._model_folder(first)),
+        )
+        options = {} if "data" not in task.options else {"data": str(self._data(str(task.options["data"])))}
+        (result,) = evaluate([subject], [task.make(options)], self.root / "results", self.progress)
+        return self.root / "results" / result.file_name
+
+    def _count(self, run: Run, ranks: Ranks) -> Path:
+        result = count_sizes(run.plan.name, run.plan.mode, self._shape(run), run.plan.tokens, {"scale": self.experiment.scale})
+        path = self.root / "results" / result.file_name
+        if ranks.first and not path.is_file():
+            result.save(path.parent)
+        return path
+
+    def _report(self, files: list[Path]) -> Path:
+        return write_report(
+            files,
+            self.root / "report" / self.experiment.name,
+            title=f"{self.experiment.title} (scale {self.experiment.scale})",
+            about=[self.experiment.about, self.experiment.scale_about],
+            paper=self.experiment.paper,
+        )
+
+    # ---- small things
+
+    def _evaluations(self) -> Iterator[tuple[TaskPlan, Run]]:
+        for task in self.experiment.tasks:
+            for name in task.models:
+                runs = runs_of(self.experiment.models[name])
+                yield from ((task, run) for run in (runs[:1] if task.task == SIZES else runs))  # seeds do not change a size
+
+    def _config(self, run: Run) -> TrainConfig:
+        source = data_folder(self.root, run.plan.data, trained=True)
+        config = replace(run.plan.config(str(source), str(self.run_folder(run)), run.seed or 0), device=self.device)
+        if not config.steps or not config.length:
+            raise ValueError(f"model {run.plan.name}: an experiment must say `steps` and `length`")
+        return config
+
+    def _recipe(self, run: Run) -> dict[str, Any]:
+        """All that decides the weights, save the code: a finished run is recognised by it."""
+        values = self._config(run).to_dict()
+        folder = data_folder(self.root, run.plan.data, trained=True)
+        kept = {key: values[key] for key in ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema")}
+        return {**kept, "data": digest(PreparedData.open(folder).manifest.files)}
+
+    def _shape(self, run: Run) -> ModelConfig:
+        vocabulary = self.experiment.vocab_size
+        if run.seed is not None:
+            return self._config(run).model_config(vocabulary)
+        if not run.plan.family:  # a folder that the user named
+            return load_model(loading.find_folder(run.plan.published)).config
+        kind = find_family(run.plan.family).config_class
+        return kind.preset(next(name for name in PAPER_PRESETS if name in kind.presets), vocab_size=vocabulary)
+
+    def _model_folder(self, run: Run) -> Path:
+        return loading.find_folder(run.plan.published) if run.seed is None else self.run_folder(run) / "model"
+
+    def _data(self, name: str) -> Path:
+        return data_folder(self.root, name, trained=any(data.name == name for data in self.experiment.learnt_from()))
+
+
+def runs_of(plan: ModelPlan) -> list[Run]:
+    return [Run(plan, None)] if plan.published else [Run(plan, seed) for seed in plan.seeds]
+
+
+@cache
+def _tokenizer(folder: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(folder)
+    except (FileNotFoundError, ValueError):  # published weights without one beside them
+        return loading.read(folder, "cpu", torch.float32)[1]

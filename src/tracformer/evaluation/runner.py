@@ -1,0 +1,118 @@
+"""Several models on several tasks into a folder of results; what is there already is not done again."""
+
+import dataclasses
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from tracformer.data.tokenizer import Tokenizer
+from tracformer.evaluation.results import Result, file_name
+from tracformer.evaluation.tasks import ALONE, Progress, Silent, Subject, Task
+from tracformer.generation import loading
+from tracformer.generation.language import PREFERRED
+from tracformer.model.base import ConditionalModel
+from tracformer.model.check import check_mode
+from tracformer.training.distributed import Ranks
+
+PARTIAL = ".partial"  # in the folder of results: what an unfinished task has so far
+
+
+def evaluate(
+    subjects: Sequence[Subject], tasks: Sequence[Task], out: str | PathLike[str] | None = None, progress: Progress | None = None
+) -> Iterator[Result]:
+    """Each subject's result on each task, as they are finished, and written to `out`. Modes are checked before any work.
+
+    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser, code and dtype is read instead. A task
+    that was interrupted goes on from its last finished block.
+    """
+    for task in tasks:
+        for subject in subjects:
+            task.check(subject)
+    for task in tasks:
+        for subject in subjects:
+            yield _evaluated(subject, task, None if out is None else Path(out), progress or Silent())
+
+
+def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progress) -> Result:
+    if out is None:
+        return task.run(subject, progress)
+    name = file_name(subject.name, subject.mode, task.name, task.options, task.manifest(subject))
+    if (out / name).is_file():
+        return Result.load(out / name)
+    scratch = out / PARTIAL / name.removesuffix(".json")
+    result = task.run(dataclasses.replace(subject, scratch=scratch), progress)
+    if subject.ranks.first:
+        result.save(out)
+        shutil.rmtree(scratch, ignore_errors=True)
+        if (out / PARTIAL).is_dir() and not any((out / PARTIAL).iterdir()):
+            (out / PARTIAL).rmdir()
+    subject.ranks.barrier()
+    return result
+
+
+def load_subjects(
+    models: Iterable[str],
+    modes: Sequence[str] = (),
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    batch: int = 32,
+    ranks: Ranks = ALONE,
+) -> list[Subject]:
+    """Models written as [NAME=]FOLDER[@MODE]: a folder, a run or an id of the hub. The first one's tokeniser cuts the windows for all.
+
+    Without @MODE a model answers in the first of `modes` that it has, or if none is named in the first of car, ac, ar that it has.
+    """
+    subjects: list[Subject] = []
+    loaded: dict[Path, tuple[ConditionalModel, Tokenizer]] = {}
+    for text in models:
+        name, where, mode = parse_model(text)
+        folder = loading.find_folder(where)
+        if folder not in loaded:
+            loaded[folder] = loading.read(folder, device, dtype)
+        model, tokenizer = loaded[folder]
+        subject = Subject(
+            model=model.eval(),
+            tokenizer=tokenizer,
+            name=name,
+            mode=choose_mode(model, [mode] if mode else modes, name),
+            batch=batch,
+            ranks=ranks,
+            reference=subjects[0].tokenizer if subjects else tokenizer,
+        )
+        if any((other.name, other.mode) == (subject.name, subject.mode) for other in subjects):
+            raise ValueError(f"two models are called {name!r} in mode {subject.mode}; name them apart: NAME=FOLDER")
+        subjects.append(subject)
+    return subjects
+
+
+def parse_model(text: str) -> tuple[str, str, str | None]:
+    """Name, place and mode of [NAME=]FOLDER[@MODE]; the name is the folder's unless it is given."""
+    name, equals, place = text.partition("=")
+    if not equals or Path(text).exists():
+        name, place = "", text
+    mode = None
+    if "@" in place and not Path(place).exists():
+        place, _, mode = place.rpartition("@")
+    if not place:
+        raise ValueError(f"{text!r} names no model; write FOLDER, NAME=FOLDER or NAME=FOLDER@MODE")
+    folder = Path(place)
+    if not name and folder.name in loading.PLACES:
+        folder = folder.parent  # a run's own folder says more than `best` or `model`
+    return name or folder.resolve().name or place, place, mode
+
+
+def choose_mode(model: ConditionalModel, modes: Sequence[str], name: str) -> str:
+    trained = model.config.modes
+    if not modes:
+        return next((mode for mode in PREFERRED if mode in trained), trained[0])
+    if (found := next((mode for mode in modes if mode in trained), None)) is not None:
+        return found
+    try:
+        check_mode(model.config, modes[0])
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).partition('; pass insist')[0]}") from None
+    raise AssertionError("a mode that was trained is always found")

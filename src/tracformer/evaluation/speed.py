@@ -1,0 +1,121 @@
+"""Generation speed and memory: how many targets of a hole pattern a model fills in a second.
+
+The figures belong to one machine at one hour: read the ratio of two models that were measured one after the other.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracformer.contexts import Context, draw_contexts, parse
+from tracformer.evaluation.manifest import array_hash
+from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.tasks import Progress, Subject, Task
+from tracformer.generation.fill import fill
+from tracformer.generation.orders import Ancestral
+
+NOTE = "of this machine: compare models measured one after the other"
+MEBIBYTE = 2**20
+
+
+@dataclass(frozen=True)
+class Speed(Task):
+    """Rows: `tokens_per_second`, the median of the rounds; `peak_memory_mib`, the most that the process (on a GPU, its allocator) held
+    while it filled, weights included.
+    """
+
+    name = "speed"
+
+    length: int = 128
+    sequences: int = 4  # filled together
+    holes: str = "[0.25,0.75]"  # the targets, as a context strategy
+    rounds: int = 5  # after one that is not counted
+    cached: bool = True  # False: whole passes, even where the model has a cache
+    steps: int | None = None  # of a diffusion model's reverse process; None: its own number
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        parse(self.holes)
+        if min(self.length, self.sequences, self.rounds) < 1:
+            raise ValueError(f"length is {self.length}, sequences {self.sequences} and rounds {self.rounds}; each must be at least 1")
+
+    def check(self, subject: Subject) -> None:
+        super().check(subject)
+        if self.length > subject.model.config.max_length:
+            raise ValueError(f"length is {self.length}; {subject.name} takes at most {subject.model.config.max_length} tokens")
+
+    def inputs(self, subject: Subject) -> Mapping[str, str]:
+        return {"data": array_hash([self._tokens(subject)]), "contexts": array_hash([self._context()])}
+
+    def run(self, subject: Subject, progress: Progress) -> Result:
+        """One rank measures; the others wait, so as not to disturb it."""
+        self.check(subject)
+        progress.start(f"{subject.name} {subject.mode}: {self.name}", self.rounds + 1)
+        seconds, peak = self._measure(subject, progress) if subject.ranks.first else ([0.0] * self.rounds, 0.0)
+        *seconds, peak = subject.ranks.total([*seconds, peak])
+        targets = int((~self._context()).sum())
+        speeds = [targets / each for each in seconds]
+        counts: dict[str, Any] = {"sequences": self.sequences, "targets": targets}
+        note = f"{NOTE}; {self.rounds} rounds from {min(speeds):.4g} to {max(speeds):.4g}"
+        setting = {"holes": self.holes, "length": self.length, "cached": self.cached}
+        rows = [
+            Row("tokens_per_second", setting, statistics.median(speeds), note=note, **counts),
+            Row("peak_memory_mib", setting, peak / MEBIBYTE, note=NOTE, **counts),
+        ]
+        return self.result(subject, rows, {"seconds": seconds, "threads": torch.get_num_threads()})
+
+    def _tokens(self, subject: Subject) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+        return np.random.default_rng(self.seed).integers(subject.model.config.vocab_size, size=(self.sequences, self.length))
+
+    def _context(self) -> Context:
+        return draw_contexts(parse(self.holes), [self.length] * self.sequences, self.seed, range(self.sequences))
+
+    def _measure(self, subject: Subject, progress: Progress) -> tuple[list[float], float]:
+        """Seconds of each round, and the peak of memory in bytes."""
+        tokens, context = (torch.from_numpy(each).to(subject.device) for each in (self._tokens(subject), self._context()))
+        order = Ancestral(self.steps) if subject.mode == "diffusion" and self.steps is not None else None
+        seconds = []
+        peak = watch_memory(subject.device)
+        for number in range(self.rounds + 1):
+            _wait(subject.device)
+            start = time.perf_counter()
+            fill(subject.model, tokens, context, subject.mode, seed=self.seed + number, order=order, cached=self.cached)
+            _wait(subject.device)
+            seconds.append(time.perf_counter() - start)
+            progress.step()
+        return seconds[1:], peak()
+
+
+def watch_memory(device: torch.device) -> Callable[[], float]:
+    """From now on; calling what is returned says the most bytes held since.
+
+    On the CPU, the process's resident memory. Linux starts the count anew; elsewhere the peak of the whole life of the process must do.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: float(torch.cuda.max_memory_allocated(device))
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        import resource  # not everywhere either
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return lambda: float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    return _resident_peak
+
+
+def _resident_peak() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024.0 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

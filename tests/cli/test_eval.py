@@ -1,0 +1,112 @@
+"""`tracformer eval`: models and tasks in, a table and files out, the same figures from one process and from two."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import Caller, save_model
+from tests.training.helpers import environment
+from tracformer.data import byte_tokenizer, char_tokenizer
+from tracformer.evaluation import read_results
+
+ASKED = ["--length", "16", "--sequences", "70", "--out", "out"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rng = random.Random(0)
+    (tmp_path / "text.txt").write_text("".join(rng.choice("abcdefgh .\n") for _ in range(1300)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def evaluated(tracformer: Caller, *words: str) -> str:
+    code, out, err = tracformer.call("eval", *words, "--data", "text.txt", *ASKED)
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_models_side_by_side(here: Path, tracformer: Caller, model: Path) -> None:
+    out = evaluated(tracformer, f"ours={model}@car", f"{model}@ac", "ratios:mean=3,ratios=0.2/0.8", "--task", "ranges:ranges=[0.5,1]")
+    assert "ratios: perplexity; text.txt, 70 sequences of 16 tokens; 95% intervals over sequences" in out
+    assert "ours car (exact)" in out
+    assert "letters ac (marginal)" in out
+    assert "perplexity less ours car, paired by sequence" in out
+    assert "letters: marginal less exact: not the same kind of number" in out
+    files = sorted(path.name for path in (here / "out").iterdir())
+    assert [name.rpartition("-")[0] for name in files] == ["letters-ac-ranges", "letters-ac-ratios", "ours-car-ranges", "ours-car-ratios"]
+    again = evaluated(
+        tracformer, f"ours={model}@car", f"{model}@ac", "ratios:mean=3,ratios=0.2/0.8", "ranges:ranges=[0.5,1]", "--batch", "5"
+    )
+    assert again == out
+    assert sorted(path.name for path in (here / "out").iterdir()) == files
+
+
+def test_json(here: Path, tracformer: Caller, model: Path) -> None:
+    lines = evaluated(tracformer, str(model), "prefixes:fractions=0/0.5", "unconditional", "--mode", "ar", "--json").splitlines()
+    prefixes, whole = map(json.loads, lines)
+    assert (prefixes["task"], whole["task"], whole["mode"], whole["details"]) == ("prefixes", "unconditional", "ar", {})
+    perplexity = [row["value"] for result in (prefixes, whole) for row in result["rows"] if row["metric"] == "perplexity"]
+    assert perplexity[0] == pytest.approx(perplexity[2])  # nothing given, and no end of text in this file
+
+
+def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer: Caller, model: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "bytes", byte_tokenizer())
+    out = evaluated(tracformer, str(model), "bytes", "ranges:ranges=[0.5,1]", "--mode", "car")
+    assert "ranges: bits_per_byte" in out
+    assert "bits_per_byte less letters car" in out
+    texts = [result.manifest["data"]["windows"] for result in read_results("out")]
+    assert texts == ["text windows of the first model's tokeniser, read in its own tokens", "its own tokens"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["ranges"], "no model named"),
+        (["MODEL"], "no task named; --task takes one of: ratios, ranges"),
+        (["MODEL", "ranges"], "no data named; give --data FOLDER or FILE"),
+        (["MODEL", "ranges", "--data", "nothing.txt"], "nothing.txt"),
+        (["MODEL", "--task", "rangse", "--data", "text.txt"], "did you mean 'ranges'?"),
+        (
+            ["MODEL", "ranges", "--data", "text.txt", "--mode", "diffusion"],
+            "letters: mode is 'diffusion'; allowed for tracformer: car, ac, ar",
+        ),
+        (
+            ["MODEL", "ranges", "--data", "text.txt", "--length", "100", "--sequences", "2"],
+            "take up to 100 in letters, which takes at most 64",
+        ),
+        (["MODEL", "ranges", "--data", "text.txt", "--length", "16"], "holds 81 windows of 16 tokens, and 1000 are asked for"),
+        (["MODEL", "MODEL", "ranges", "--data", "text.txt"], "two models are called 'letters' in mode car; name them apart: NAME=FOLDER"),
+        (["nowhere", "ranges", "--data", "text.txt"], "nowhere does not exist"),
+    ],
+)
+def test_mistakes(here: Path, tracformer: Caller, model: Path, words: list[str], complaint: str) -> None:
+    assert complaint in tracformer.refused("eval", *(str(model) if word == "MODEL" else word for word in words))
+
+
+def test_tasks_are_listed(tracformer: Caller) -> None:
+    code, out, _ = tracformer.call("eval", "--tasks")
+    assert code == 0
+    assert out.startswith("ratios ")
+    assert "ratios=0.1/0.2/0.3" in out
+
+
+def test_two_processes_give_the_figures_of_one(here: Path, tmp_path: Path) -> None:
+    save_model(tmp_path / "m", char_tokenizer("abcdefgh .\n"), max_length=16, n_layer=4)
+    words = ["tracformer.cli.main", "eval", "m", "ratios:mean=3,ratios=0.5", "--data", "text.txt", "--dtype", "float64", *ASKED[:4]]
+    for out, launcher in (("one", []), ("two", ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"])):
+        called = [sys.executable, "-m", *launcher, *words, "--out", out]
+        done = subprocess.run(called, capture_output=True, text=True, env=environment(), timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("ratios: perplexity") == 1  # one rank speaks
+    [one], [two] = read_results("one"), read_results("two")
+    assert (one.manifest["processes"], two.manifest["processes"]) == (1, 2)
+    for name in ("weights", "tokenizer", "data", "contexts"):
+        assert one.manifest["hashes"][name] == two.manifest["hashes"][name]
+    assert one.manifest["command"].startswith("tracformer eval m ratios:mean=3,ratios=0.5 --data text.txt")
+    assert [row.value for row in two.rows] == pytest.approx([row.value for row in one.rows], rel=1e-10)
+    assert [row.low for row in two.rows] == pytest.approx([row.low for row in one.rows], rel=1e-10)

@@ -1,0 +1,192 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.ranks import on_ranks
+from tests.helpers import small_model
+from tracformer.evaluation.exact import PATTERNS, Exact, TruthModel, UniformModel, draw_sequences, find_source, source_names
+from tracformer.evaluation.exact.benchmark import rank
+from tracformer.evaluation.exact.compare import kl, truth_of
+from tracformer.evaluation.exact.patterns import draw_pattern
+from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.runner import evaluate
+from tracformer.evaluation.tasks import Silent, Subject, parse_task
+from tracformer.generation.fill import fill
+from tracformer.model.base import ConditionalModel
+from tracformer.peers.any_order import order_log_prob
+from tracformer.peers.mdlm import MDLM, MDLMConfig
+
+MODES = ("car", "ac", "ar")
+
+
+def run(model: ConditionalModel, mode: str, batch: int = 32, ranks: Any = None, **options: Any) -> Result:
+    subject = Subject(model, None, "model", mode, batch=batch, **({} if ranks is None else {"ranks": ranks}))
+    return Exact(**options).run(subject, Silent())
+
+
+def kls(result: Result, metric: str = "kl") -> dict[str, float]:
+    return {row.setting["pattern"]: row.value for row in result.rows if row.metric == metric}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", source_names())
+def test_the_truth_scores_zero_on_every_pattern(name: str, mode: str) -> None:
+    result = run(TruthModel(find_source(name)), mode, source=name, sequences=3)
+    assert set(kls(result)) == set(PATTERNS)
+    assert max(map(abs, kls(result).values())) < 1e-12
+    assert max(map(abs, kls(result, "missed").values())) < 1e-9
+    assert not any(entry["wrong"] for entry in result.details["ranking"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["hmm-16", "grammar", "copies-mixed"])
+def test_the_uniform_model_scores_log_v_less_the_entropy(name: str, mode: str) -> None:
+    source = find_source(name)
+    found = kls(run(UniformModel(source), mode, source=name, sequences=4))
+    tokens = draw_sequences(source, "test", 4, 0)
+    for pattern in ("one", "alternating", "all"):
+        context = draw_pattern(PATTERNS[pattern], source.length, 0, range(4))
+        logs = truth_of(source, tokens, context, mode)[~context]
+        entropy = -(np.exp(logs) * logs).sum(1).mean()
+        assert found[pattern] == pytest.approx(np.log(source.symbols) - entropy, rel=1e-12, abs=1e-12)
+
+
+def test_the_truth_is_a_model_like_any_other() -> None:
+    """It fills, and all orders of a sequence agree."""
+    source = find_source("hmm-4")
+    model, tokens = TruthModel(source), torch.from_numpy(draw_sequences(source, "test", 2, 0))
+    context = torch.zeros_like(tokens, dtype=torch.bool)
+    context[:, 4:] = True
+    sums = [order_log_prob(model, tokens, order, context).sum(1) for order in (torch.arange(48), torch.arange(48).flip(0))]
+    torch.testing.assert_close(sums[0], sums[1], rtol=1e-10, atol=0)
+    filled = fill(model, tokens, context, "car", seed=1)
+    torch.testing.assert_close(filled.log_prob, model.log_prob(filled.tokens, context, "car").sum(1), rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="source 'hmm-4' makes 48"):
+        model(tokens[:, :10], context[:, :10], "car")
+
+
+class Leaky(TruthModel):
+    """The truth, save that it says nothing about the last quarter when nothing behind it is given."""
+
+    def log_probs(self, tokens: Any, context: Any, mode: str) -> Any:
+        logs = super().log_probs(tokens, context, mode).copy()
+        blind = ~context[:, -1]
+        logs[blind, -12:] = -np.log(self.source.symbols)
+        return logs
+
+
+def test_it_says_which_patterns_a_model_gets_wrong() -> None:
+    result = run(Leaky(find_source("hmm-16")), "car", source="hmm-16", sequences=20)
+    wrong = [entry["pattern"] for entry in result.details["ranking"] if entry["wrong"]]
+    assert {"two-far", "outer-half"} <= set(wrong)
+    assert not {"first-half", "middle-half", "alternating"} & set(wrong)
+    assert [row.setting["pattern"] for row in result.rows if row.note.startswith("wrong on")] == [p for p in PATTERNS if p in wrong]
+    values = [entry["kl"] for entry in result.details["ranking"]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_what_an_end_of_text_takes_is_lost_and_ar_is_also_held_against_what_follows() -> None:
+    source = find_source("hmm-4")
+    model = small_model(vocab_size=source.symbols + 1, max_length=64, n_layer=6)
+    result = run(model, "car", source="hmm-4", sequences=2, patterns=("alternating",))
+    tokens = draw_sequences(source, "test", 2, 0)
+    context = draw_pattern(PATTERNS["alternating"], 48, 0, range(2))
+    whole = torch.from_numpy(np.pad(tokens, ((0, 0), (0, 1)), constant_values=source.symbols))
+    given = torch.from_numpy(np.pad(context, ((0, 0), (0, 1)), constant_values=True))
+    logs = model(whole, given, "car")[~given].log_softmax(1).detach().numpy()
+    true = source.log_next(tokens, context)[~context]
+    assert logs.shape[1] == true.shape[1] + 1
+    expected = (np.exp(true) * (true - logs[:, :-1])).sum(1).mean()
+    assert kls(result)["alternating"] == pytest.approx(expected, rel=1e-10)
+    with torch.no_grad():
+        nll = -float(model.log_prob(whole, given, "car").sum())
+    assert float(np.sum(result.details["alternating"]["nll"])) == pytest.approx(nll, rel=1e-10)
+
+    blind = run(TruthModel(source), "ar", source="hmm-4", sequences=4, patterns=("one", "last-half"))
+    assert abs(blind.find("kl", pattern="one").value) < 1e-12
+    assert blind.find("kl_full", pattern="one").value > 0.01
+    assert abs(blind.find("kl_full", pattern="last-half").value) < 1e-12  # nothing follows
+
+
+def test_kl_leaves_out_what_cannot_happen() -> None:
+    true = np.log(np.array([[1.0, 1e-300]]))
+    assert kl(true, np.array([[np.log(0.5), -np.inf]]))[0] == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_neither_batch_nor_ranks_change_a_number(mode: str) -> None:
+    options: dict[str, Any] = {"source": "hmm-4", "sequences": 70, "patterns": ("one", "spans-50%-long")}
+    model = small_model(vocab_size=8, max_length=64, n_layer=6)
+    once = kls(run(model, mode, batch=70, **options))
+    assert kls(run(model, mode, batch=9, **options)) == pytest.approx(once, rel=1e-10)
+    for each in on_ranks(2, lambda ranks: run(model, mode, batch=16, ranks=ranks, **options)):
+        assert kls(each) == pytest.approx(once, rel=1e-10)
+
+
+def test_a_bound_has_an_excess_and_no_kl() -> None:
+    torch.manual_seed(0)
+    model = MDLM(MDLMConfig(vocab_size=8, max_length=48, n_layer=1, n_head=2, d_model=8, d_condition=4)).double().eval()
+    options: dict[str, Any] = {"source": "hmm-4", "sequences": 20, "patterns": ("one", "two-far"), "draws": 4}
+    result = run(model, "diffusion", **options)
+    assert {(row.metric, row.kind) for row in result.rows} == {("excess", "bound")}
+    sums = result.details["one"]
+    assert result.find("excess", pattern="one").value == pytest.approx((sums["nll"].sum() - sums["truth"].sum()) / 20)
+    assert kls(run(model, "diffusion", batch=3, **options), "excess") == pytest.approx(kls(result, "excess"), rel=1e-10)
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -> None:
+    class Interrupted(UniformModel):
+        left = 3
+
+        def log_probs(self, tokens: Any, context: Any, mode: str) -> Any:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            return super().log_probs(tokens, context, mode)
+
+    task = parse_task("exact:source=hmm-4,sequences=10,patterns=one/all/alternating/two-far/first-half")
+    model = Interrupted(find_source("hmm-4"))
+    subject = Subject(model, None, "uniform", "car")
+    with pytest.raises(KeyboardInterrupt):
+        list(evaluate([subject], [task], tmp_path))
+    assert not list(tmp_path.glob("*.json"))
+    model.left = 2
+    (result,) = evaluate([subject], [task], tmp_path)
+    assert kls(result) == kls(run(UniformModel(find_source("hmm-4")), "car", source="hmm-4", sequences=10, patterns=tuple(kls(result))))
+    (again,) = evaluate([subject], [task], tmp_path)  # asks nothing
+    assert (kls(again), model.left) == (kls(result), 0)
+
+
+def test_ranking_needs_more_than_chance() -> None:
+    rows = [
+        Row("kl", {"pattern": str(i)}, value, low, high)
+        for i, (value, low, high) in enumerate([(1, 0.2, 3), (0.1, 0.1, 0.1), (1.9, 1.8, 2)])
+    ]
+    noted, ranking = rank(rows)
+    assert [row.note for row in noted] == ["", "", "wrong on 2: 1.9 times the mean pattern"]
+    assert [entry["pattern"] for entry in ranking] == ["2", "0", "1"]
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(ValueError, match="did you mean 'grammar'"):
+        parse_task("exact:source=gramar")
+    with pytest.raises(ValueError, match="did you mean 'alternating'"):
+        parse_task("exact:patterns=alternate")
+    with pytest.raises(ValueError, match="version is 7"):
+        parse_task("exact:version=7")
+    with pytest.raises(ValueError, match=r"prepare exact:hmm-16"):
+        run(small_model(vocab_size=30, max_length=64, n_layer=6), "car", source="hmm-16")
+    with pytest.raises(ValueError, match="takes at most 16 tokens"):
+        run(small_model(vocab_size=16, max_length=16), "car", source="hmm-16")
+
+
+def test_contexts_and_data_are_hashed() -> None:
+    subject = Subject(UniformModel(find_source("hmm-4")), None, "u", "ac")
+    task = Exact(source="hmm-4", sequences=5)
+    hashes = task.inputs(subject)
+    assert hashes == task.inputs(subject)
+    assert all(hashes[key] != dataclasses.replace(task, seed=1).inputs(subject)[key] for key in ("data", "contexts"))

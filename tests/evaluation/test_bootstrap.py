@@ -1,0 +1,50 @@
+"""Intervals over sequences: what they mean, on cases whose answer is known."""
+
+import numpy as np
+import pytest
+
+from tracformer.evaluation import bootstrap
+
+
+def test_a_resample_is_a_draw_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of draws: each resample draws N sequences; in parts as in one piece."""
+    [whole] = bootstrap._counts(7, 5)
+    assert whole.shape == (bootstrap.RESAMPLES, 7)
+    assert (whole.sum(1) == 7).all()
+    bootstrap._counts.cache_clear()
+    monkeypatch.setattr(bootstrap, "ROWS_AT_ONCE", 700)
+    parts = bootstrap._counts(7, 5)
+    assert len(parts) == 20
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    bootstrap._counts.cache_clear()
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for seed in range(200):
+        targets = rng.integers(5, 15, size=80)
+        low, high = bootstrap.ratio_interval(targets * 2.0 + rng.normal(size=80) * 5, targets, seed=seed) or (0.0, 0.0)
+        hits += low < 2.0 < high
+    assert 0.88 < hits / 200 < 0.99
+
+
+def test_what_sequences_have_in_common_cancels_in_a_difference() -> None:
+    rng = np.random.default_rng(1)
+    targets = np.full(100, 10)
+    hard = rng.normal(30, 10, size=100)
+    a, b = hard + 1 + rng.normal(size=100) * 0.1, hard
+    low, high = bootstrap.difference_interval((a, targets), (b, targets)) or (0.0, 0.0)
+    assert 0.09 < low < 0.1 < high < 0.11
+    wide = bootstrap.ratio_interval(a, targets) or (0.0, 0.0)
+    assert wide[1] - wide[0] > 20 * (high - low)
+    with pytest.raises(ValueError, match="100 and 99 sequences cannot be paired"):
+        bootstrap.difference_interval((a, targets), (b[1:], targets[1:]))
+
+
+def test_the_same_seed_gives_the_same_interval_and_one_sequence_none() -> None:
+    values = np.arange(10.0)
+    assert bootstrap.mean_interval(values) == bootstrap.mean_interval(values)
+    assert bootstrap.mean_interval(values, seed=1) != bootstrap.mean_interval(values)
+    assert bootstrap.mean_interval([1.0]) is None
+    assert np.isnan(bootstrap.ratio([1.0], [0.0]))

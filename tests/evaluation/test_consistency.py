@@ -1,0 +1,87 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.laws import small_law, tokenizer, write_text
+from tests.evaluation.ranks import on_ranks
+from tests.helpers import small_model
+from tracformer.evaluation.consistency import Orders, along_all_orders, orders
+from tracformer.evaluation.exact import TruthModel
+from tracformer.evaluation.results import Result
+from tracformer.evaluation.tasks import Silent, Subject, parse_task
+from tracformer.model.base import ConditionalModel
+from tracformer.peers.any_order import order_log_prob
+from tracformer.peers.mdlm import MDLM, MDLMConfig
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text"), 70)
+
+
+def random_mdlm() -> MDLM:
+    torch.manual_seed(0)
+    model = MDLM(MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4)).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def run(model: ConditionalModel, data: Path, batch: int = 32, ranks: Any = None, **options: Any) -> Result:
+    subject = Subject(model, tokenizer(), "model", "ac", batch=batch, **({} if ranks is None else {"ranks": ranks}))
+    return Orders(data=str(data), rows="documents", **{"text": "ABBA", **options}).run(subject, Silent())
+
+
+@pytest.mark.parametrize("build", [lambda: small_model(vocab_size=6), random_mdlm])
+def test_every_order_by_the_chain_rule_itself(build: Any) -> None:
+    model = build()
+    tokens = torch.randint(6, (3, 4), generator=torch.Generator().manual_seed(0))
+    found = along_all_orders(Subject(model, None, "model", "ac", batch=7), tokens.numpy())
+    for number, order in enumerate(orders(4)):
+        expected = order_log_prob(model, tokens, torch.from_numpy(order)).sum(1)
+        np.testing.assert_allclose(found[:, number], expected.numpy(), rtol=1e-10)
+
+
+def test_conditionals_of_one_joint_have_no_spread(data: Path) -> None:
+    result = run(TruthModel(small_law()), data, sequences=20, text="")
+    assert result.find("spread").value < 1e-12
+    assert result.find("log_prob", order="forward").value == pytest.approx(result.find("log_prob", order="reverse").value, rel=1e-12)
+
+
+def test_rows_histogram_and_text(data: Path) -> None:
+    model = small_model(vocab_size=6)
+    result = run(model, data, sequences=30, bins=7)
+    found, histogram = result.details["sequences"], result.details["histogram"]
+    assert result.details["orders"] == 120
+    assert result.find("spread").value == pytest.approx(np.mean(found["highest"] - found["lowest"]))
+    assert result.find("spread").value > result.find("order_std").value > 0.0
+    assert (len(histogram["edges"]), sum(histogram["counts"])) == (8, 30)
+    assert all((found["lowest"] <= found[way]).all() and (found[way] <= found["highest"]).all() for way in ("forward", "reverse"))
+    text = torch.tensor([tokenizer().encode("ABBA")])
+    backwards = order_log_prob(model, text, torch.arange(4).flip(0))[0]
+    assert result.details["text"]["reverse"] == pytest.approx(backwards.tolist())
+    assert result.find("log_prob", text="ABBA", order="reverse").value == pytest.approx(float(backwards.sum()))
+
+
+def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
+    model = small_model(vocab_size=6)
+    once = [row.value for row in run(model, data, sequences=70).rows]
+    assert [row.value for row in run(model, data, batch=11, sequences=70).rows] == pytest.approx(once, rel=1e-10)
+    for each in on_ranks(2, lambda ranks: run(model, data, ranks=ranks, sequences=70)):
+        assert [row.value for row in each.rows] == pytest.approx(once, rel=1e-10)
+
+
+def test_a_text_outside_the_alphabet_is_left_out_with_a_word(data: Path) -> None:
+    result = run(small_model(vocab_size=6), data, sequences=2, text="The cat is cute")
+    assert "outside the tokeniser's alphabet" in result.details["text"]["note"]
+    assert not [row for row in result.rows if "text" in row.setting]
+
+
+def test_mistakes_are_told(data: Path) -> None:
+    with pytest.raises(ValueError, match="2 to 7 tokens"):
+        parse_task("orders:length=9")
+    with pytest.raises(ValueError, match="asks in mode ac"):
+        Orders(data=str(data)).check(Subject(small_model(), tokenizer(), "model", "car"))

@@ -1,0 +1,166 @@
+"""Perplexity is what the truth says it is, and neither batch nor order of asking changes it."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.evaluation.known import LETTERS, known_subject, source, tokenizer, write_lines
+from tests.helpers import small_model
+from tests.peers.small import small_peer
+from tracformer.contexts import draw_contexts, parse
+from tracformer.evaluation import Subject, parse_task
+from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity
+from tracformer.evaluation.results import Result
+from tracformer.evaluation.tasks import Silent
+from tracformer.model.base import ConditionalModel
+from tracformer.peers.mdlm import MDLM, MDLMConfig
+
+COUNT, LENGTH = 70, 20  # more than a block of sequences
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> str:
+    write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
+    return str(tmp_path / "lines.txt")
+
+
+def task(text: str, data: str, **options: object) -> Perplexity:
+    asked = {"data": data, "length": LENGTH, "sequences": COUNT, "rows": "documents", "documents": "line", **options}
+    found = parse_task(text, asked)
+    assert isinstance(found, Perplexity)
+    return found
+
+
+def subject(model: ConditionalModel, mode: str, batch: int = 16) -> Subject:
+    return Subject(model, tokenizer(), "model", mode, batch)
+
+
+def small(**changes: object) -> ConditionalModel:
+    return small_model(vocab_size=len(LETTERS) + 1, max_length=32, n_layer=5, **changes)
+
+
+def values(result: Result) -> list[float]:
+    return [row.value for row in result.rows]
+
+
+@pytest.mark.parametrize(
+    "text", ["ratios:mean=3,ratios=0.2/0.9", "ratios:mean=4,sd=2,ratios=0.5", "ranges", "prefixes:fractions=0/0.5", "unconditional"]
+)
+def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -> None:
+    tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
+    asked = task(text, str(tmp_path / "lines.txt"))
+    result = asked.run(known_subject(), Silent())
+    for strategy, _ in asked.strategies():
+        context = draw_contexts(strategy, [LENGTH] * COUNT, 0, range(COUNT))
+        nll = -source().log_conditional(tokens, context).sum() / (~context).sum()
+        row = result.find("perplexity", contexts=strategy.name)
+        assert row.value == pytest.approx(math.exp(nll), rel=1e-10)
+        assert (row.kind, row.sequences, row.targets) == ("exact", COUNT, (~context).sum())
+        assert row.low < row.value < row.high
+        assert result.find("nll", contexts=strategy.name).value == pytest.approx(nll, rel=1e-10)
+        # One letter is one byte.
+        assert result.find("bits_per_byte", contexts=strategy.name).value == pytest.approx(nll / math.log(2), rel=1e-10)
+
+
+def test_marginals_are_marked_and_worse_than_the_joint(lines: str) -> None:
+    asked = task("ranges", lines)
+    joint, marginal = (asked.run(known_subject(mode), Silent()) for mode in ("car", "ac"))
+    assert {row.kind for row in marginal.rows} == {"marginal"}
+    assert all(m > j for m, j in zip(values(marginal), values(joint), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["car", "ac", "ar"])
+def test_no_batch_changes_a_figure(lines: str, mode: str) -> None:
+    asked = task("ratios:mean=3,ratios=0.1/0.9", lines)
+    model = small()
+    alone, together = (values(asked.run(subject(model, mode, batch), Silent())) for batch in (5, 50))
+    assert together == pytest.approx(alone, rel=1e-10)
+    narrow = [values(asked.run(subject(model.float(), mode, batch), Silent())) for batch in (7, 64)]
+    assert narrow[0] == pytest.approx(narrow[1], rel=1e-5)
+    assert narrow[0] == pytest.approx(alone, rel=1e-3)
+
+
+def test_contexts_are_answered_as_the_model_answers_one(lines: str) -> None:
+    """Against one plain call a sequence."""
+    asked = task("ranges:ranges=[0,0.3]&[0.6,0.8]/[0.5,1]", lines, sequences=5)
+    model = small()
+    for mode in ("car", "ac", "ar"):
+        about = subject(model, mode)
+        read, result = asked.read(about), asked.run(about, Silent())
+        for name in ("[0,0.3]&[0.6,0.8]", "[0.5,1]"):
+            context = torch.from_numpy(read.contexts(parse(name), 0))
+            expected = [-model.log_prob(torch.from_numpy(read.tokens[[i]]), context[[i]], mode).sum().item() for i in range(5)]
+            assert result.details[name]["nll"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_left_to_right_is_asked_once_for_all_contexts(lines: str) -> None:
+    about = known_subject("ar", batch=7)
+    task("ratios:mean=3", lines).run(about, Silent())
+    assert sum(about.model.asked) == COUNT  # type: ignore[union-attr, operator]
+    about = known_subject("car", batch=7)
+    task("ratios:mean=3", lines).run(about, Silent())
+    assert sum(about.model.asked) == 9 * COUNT  # type: ignore[union-attr, operator]
+    assert max(about.model.asked) == 7  # type: ignore[union-attr, type-var]
+
+
+def test_what_a_mode_cannot_do_stands_beside_its_figures(lines: str) -> None:
+    result = task("ranges", lines, sequences=3).run(subject(small_peer("gpt2", max_length=32, vocab_size=6), "ar"), Silent())
+    assert {row.note for row in result.rows} == {"mode ar does not see what follows a hole"}
+
+
+def test_a_bound_has_draws_and_a_standard_error(lines: str) -> None:
+    torch.manual_seed(0)
+    model = MDLM(MDLMConfig(vocab_size=6, max_length=32, n_layer=1, n_head=2, d_model=8, d_condition=4)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    few, many = (task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=draws) for draws in (4, 64))
+    alone, together = (few.run(subject(model, "diffusion", batch), Silent()) for batch in (1, 32))
+    assert values(alone) == pytest.approx(values(together), rel=1e-10)
+    row = alone.find("nll")
+    assert (row.kind, row.note.split(",")[0]) == ("bound", "4 draws")
+    errors = [float(task_.run(subject(model, "diffusion"), Silent()).find("nll").note.split()[-1]) for task_ in (few, many)]
+    assert 0 < errors[1] < errors[0]
+    other = task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=4, seed=1).run(subject(model, "diffusion"), Silent())
+    assert 0 < abs(other.find("nll").value - row.value) < 6 * errors[0]
+
+
+def test_sequences_of_another_group_meet_other_noise(lines: str) -> None:
+    """Were all noise shared, its error would not shrink with the number of sequences."""
+    seen: list[int] = []
+    about = known_subject()
+    about.model.answers = {"car": "bound"}  # type: ignore[misc]
+    estimate = about.model.estimate
+
+    def noted(*inputs: object, seed: int = 0, **rest: object) -> object:
+        seen.append(seed)
+        return estimate(*inputs, **rest)  # type: ignore[arg-type]
+
+    about.model.estimate = noted  # type: ignore[method-assign, assignment]
+    task("unconditional", lines).run(about, Silent())
+    assert len(set(seen)) == -(-COUNT // 16)
+
+
+def test_an_end_of_text_is_given_unless_it_is_counted(tmp_path: Path) -> None:
+    write_lines(tmp_path / "lines.txt", 40, 9)
+    options = {"length": 20, "sequences": 10, "rows": "packed"}
+    model = small()
+    uncounted, counted = (
+        task("ranges:ranges=[0,1]", str(tmp_path / "lines.txt"), count_eos=count, **options).run(subject(model, "car"), Silent())
+        for count in (False, True)
+    )
+    assert (uncounted.find("nll").targets, counted.find("nll").targets) == (180, 200)  # windows of two lines and their ends
+    assert sum(counted.details["[0,1]"]["bytes"]) == 180
+
+
+def test_the_papers_ranges() -> None:
+    """Six each, four of them in both tables; targets at T=10 as floor(aT) <= t < floor(bT)."""
+    first, second = (FixedRanges(data="x", ranges=(table,)).strategies() for table in PAPER_RANGES)
+    assert len(first) == len(second) == 6
+    assert len(FixedRanges(data="x", ranges=("table1", "table2")).strategies()) == 8
+    rng = np.random.default_rng(0)
+    assert [int((~strategy.draw(10, rng)).sum()) for strategy, _ in first] == [5, 5, 6, 7, 5, 7]
+    assert [int((~strategy.draw(100, rng)).sum()) for strategy, _ in second] == [50, 60, 70, 50, 30, 80]

@@ -1,0 +1,278 @@
+"""The page: whole, without the network, with every figure where it belongs and none where it does not."""
+
+import csv
+import io
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tracformer.cli.main import main
+from tracformer.evaluation.paper_figures import find_paper_figure, paper_tables
+from tracformer.evaluation.report import write_report
+from tracformer.evaluation.report.collect import sections, tables
+from tracformer.evaluation.results import Result, Row
+
+VOID = ("meta", "br", "hr", "img", "link", "input")
+RATIOS = (0.1, 0.5, 0.9)
+
+
+class WellFormed(HTMLParser):
+    """Fails where tags do not match; counts them, and keeps the visible words and every address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: Counter[str] = Counter()
+        self.addresses: list[str] = []
+        self.words: list[str] = []
+
+    @classmethod
+    def read(cls, page: str) -> Self:
+        parser = cls()
+        parser.feed(page)
+        parser.close()
+        assert parser.open == []
+        return parser
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.ids.update(value for key, value in attrs if key == "id" and value)
+        self.addresses += [value or "" for key, value in attrs if key in ("href", "src", "xlink:href", "action")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.words.append(data)
+
+
+def result(model: str, task: str, rows: list[Row], family: str = "tracformer", mode: str = "car", **more: Any) -> Result:
+    """As an evaluation leaves it; `vocab_size`, `config`, `options` and `details` may be given."""
+    config = {"vocab_size": more.get("vocab_size", 4096), **more.get("config", {})}
+    options = {"data": "wikitext103", "length": 128, "count_eos": False, **more.get("options", {})}
+    described = {"parameters": 1000, "parameters_without_embeddings": 900, "config": config}
+    manifest = {"hashes": {"data": "d", "contexts": "c", "tokenizer": "t", "weights": model}, "model": described}
+    return Result(model, family, mode, task, options, tuple(rows), more.get("details", {}), manifest)
+
+
+def ratios(model: str, kind: str, level: float, **more: Any) -> Result:
+    names = {ratio: f"span:p={ratio},mean=10" for ratio in RATIOS}
+    rows = [
+        Row("perplexity", {"contexts": names[r], "ratio": r, "spans": "Geometric(10)"}, level + r, level, level + 2 * r, kind, 3, 30)
+        for r in RATIOS
+    ]
+    details = {name: {"nll": [level, level + 1, level + 2], "targets": [3, 4, 3], "bytes": [9, 9, 9]} for name in names.values()}
+    return result(model, "ratios", rows, details=details, **more)
+
+
+def ranges(model: str, value: float, **more: Any) -> Result:
+    return result(model, "ranges", [Row("perplexity", {"contexts": "[0.25,0.75]", "ranges": "[0.25,0.75]"}, value, kind="exact")], **more)
+
+
+def write(folder: Path, *results: Result, **options: Any) -> str:
+    for each in results:
+        each.save(folder / "results")
+    return write_report([folder / "results"], folder / "report", **options).read_text()
+
+
+def cells(page: str) -> list[str]:
+    return re.findall(r"<td class='paper'>([^<]*)", page)
+
+
+EVERYTHING = [
+    ratios("ours", "exact", 20.0),
+    ratios("theirs", "exact", 25.0, family="bart"),
+    ratios("noisy", "bound", 10.0, family="mdlm", mode="diffusion"),
+    ratios("single", "marginal", 5.0, mode="ac"),
+    result(
+        "ours",
+        "orders",
+        [Row("spread", {}, 0.5, kind="marginal")],
+        details={
+            "sequences": {"spread": [0.1, 0.9]},
+            "text": {"tokens": ["a", "<b>"], "forward": [-1.0, -2.0], "reverse": [-3.0, -4.0]},
+        },
+    ),
+    result(
+        "ours",
+        "calibration",
+        [Row("ece", {"contexts": "span:p=0.5,mean=10", "ratio": 0.5}, 0.1, kind="exact")],
+        details={"span:p=0.5,mean=10": {"bins": [{"confidence": 0.2, "accuracy": 0.3}, {"confidence": 0.8, "accuracy": 0.7}]}},
+    ),
+    result("ours", "exact", [Row("kl", {"source": "hmm-16", "pattern": p}, v, kind="exact") for p, v in (("holes", 0.0), ("halves", 0.3))]),
+    result("a _%$ name", "speed", [Row("tokens_per_second", {}, 100.0)]),
+]
+
+
+def test_one_page_without_the_network(tmp_path: Path) -> None:
+    page = write(tmp_path, *EVERYTHING)
+    shown = WellFormed.read(page)
+    assert all(address.startswith("#") for address in shown.addresses)
+    assert "http" not in page
+    assert shown.tags["script"] == shown.tags["img"] == shown.tags["link"] == 0
+    assert max(shown.ids.values()) == 1  # also among the pictures
+    assert shown.tags["svg"] == 5  # joint, marginal, histogram, reliability, heat map
+    assert {address[1:] for address in shown.addresses} <= set(shown.ids)
+    for rule in ("prefers-color-scheme: dark", "@media print", "overflow-x: auto", "width=device-width"):
+        assert rule in page
+    assert sorted(re.sub(r"^\d+-", "", path.name) for path in (tmp_path / "report").glob("*.png")) == [
+        "calibration-reliability-0.png",
+        "exact-kl.png",
+        "orders-spread.png",
+        "ratios-ratio-joint.png",
+        "ratios-ratio-marginal.png",
+    ]
+    assert "mdlm" in page  # family of the model `noisy`
+    assert "noisy (bound)" in "".join(shown.words)  # marked, where it shares axes with exact answers
+
+
+def test_the_best_is_marked_within_its_kind_alone(tmp_path: Path) -> None:
+    page = write(tmp_path, *EVERYTHING[:4], ratios("worse", "marginal", 6.0, family="bert", mode="ac"))
+    best = re.findall(r"<tr><th scope='row'>([^<]*)</th><td class='best'", page)
+    assert set(best) == {"ours", "single"}  # not `noisy`, whose bound is the lowest figure of the joint ones, and alone in its kind
+    section = sections([*EVERYTHING[:3]])[0]
+    blocks = [(kind, [line.label for line in lines]) for kind, lines in tables(section, "x")[0].blocks()]
+    assert blocks == [("exact", ["ours", "theirs"]), ("bound", ["noisy"])]
+
+
+def test_differences_are_paired_and_never_across_kinds(tmp_path: Path) -> None:
+    page = write(tmp_path, *EVERYTHING[:4])
+    assert "theirs less ours" in page
+    assert "noisy less" not in page
+    assert "single less" not in page
+
+
+def test_higher_is_better_where_it_is(tmp_path: Path) -> None:
+    rows = [[Row("bertscore[minilm-l6]", {"contexts": "[0.25,0.75]", "over": "whole"}, value, kind="sample")] for value in (0.4, 0.6)]
+    page = write(tmp_path, result("low", "infilling", rows[0]), result("high", "infilling", rows[1]))
+    assert re.findall(r"<th scope='row'>([^<]*)</th><td class='best'", page) == ["high"]
+    assert "BERTScore by minilm-l6" in page
+
+
+def test_the_papers_figure_stands_beside_the_same_question_alone(tmp_path: Path) -> None:
+    same = {"vocab_size": 50257}
+    assert cells(write(tmp_path / "same", ranges("ours", 30.0, **same))) == ["29.38"]
+    others = {
+        "tokeniser": ranges("ours", 30.0),
+        "length": ranges("ours", 30.0, **same, options={"length": 256}),
+        "data": ranges("ours", 30.0, **same, options={"data": "wikitext2"}),
+        "end of text": ranges("ours", 30.0, **same, options={"count_eos": True}),
+        "mode": ranges("ours", 30.0, **same, mode="ac"),
+        "model": ranges("ours", 30.0, **same, family="bart"),
+        "decoder": ranges("ours", 30.0, **same, config={"decoder": "dense"}),
+    }
+    for name, other in others.items():
+        assert cells(write(tmp_path / name, other)) == [], name
+
+
+def test_a_figure_of_another_scorer_never_meets_the_papers(tmp_path: Path) -> None:
+    def infilled(metric: str, over: str) -> Result:
+        return result("ours", "infilling", [Row(metric, {"contexts": "[0.25,0.75]", "over": over}, 0.5, kind="sample")], vocab_size=50257)
+
+    assert cells(write(tmp_path / "a", infilled("bertscore", "whole"))) == ["0.4640"]
+    assert cells(write(tmp_path / "b", infilled("bertscore[minilm-l6]", "whole"))) == []
+    assert cells(write(tmp_path / "c", infilled("bertscore", "filled"))) == []
+
+
+def test_table_11_stands_beside_ac() -> None:
+    asked = {"data": "wikitext103", "length": 1024, "spans": "Geometric(50)", "ratio": 0.9, "mode": "ac"}
+    full = find_paper_figure("tracformer-full", "perplexity", asked)
+    assert full is not None
+    assert (full.value, full.place) == (574.73, "Table 11")
+    assert find_paper_figure("tracformer-full", "perplexity", {**asked, "mode": "car"}) is None
+
+
+def test_the_papers_tables_are_whole() -> None:
+    counts = {name: len(table.figures) for name, table in paper_tables().items()}
+    assert counts == {"table1": 24, "table2": 36, "table3": 11, "table4": 30, "table7": 4, "table8": 48, "table9": 12, "table11": 36}
+    ours = [
+        figure.value
+        for figure in paper_tables()["table2"].figures
+        if figure.model == "tracformer" and figure.setting["data"] == "wikitext103"
+    ]
+    assert ours == [29.38, 29.67, 34.73, 37.73, 24.31, 33.88]
+
+
+def test_training_seeds_share_a_line(tmp_path: Path) -> None:
+    page = write(tmp_path, ranges("ours #0", 10.0), ranges("ours #1", 12.0))
+    assert "ours #0</th>" not in page
+    assert "<td>11<small>±1.414 over 2 seeds</small></td>" in page
+
+
+def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
+    rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
+    made = [result("ours", "unconditional", rows, options={"data": data}) for data in ("ptb", "lambada")]
+    page = write(tmp_path, *made)
+    assert page.count("<h2>Unconditional perplexity") == 1
+    assert "<th scope='col'>lambada</th>" in page
+
+
+def test_fills_are_escaped_and_highlighted(tmp_path: Path) -> None:
+    evil = "a <script>alert(1)</script> & b"
+    fill = {
+        "contexts": "[0.25,0.75]",
+        "sequence": 0,
+        "original": evil,
+        "original_spans": [[2, 10]],
+        "text": "x & <i>",
+        "spans": [[0, 1], [4, 7]],
+        "log_prob": -3.5,
+    }
+    page = write(
+        tmp_path, result("ours", "infilling", [Row("bleu4", {"contexts": "[0.25,0.75]"}, 0.5, kind="sample")], details={"fills": [fill]})
+    )
+    shown = WellFormed.read(page)
+    assert shown.tags["script"] == shown.tags["i"] == 0
+    assert "a <mark>&lt;script&gt;</mark>alert(1)" in page
+    assert "<mark>x</mark> &amp; <mark>&lt;i&gt;</mark>" in page
+
+
+def test_csv_and_latex_say_the_same_as_the_page(tmp_path: Path) -> None:
+    write(tmp_path, *EVERYTHING[:4], EVERYTHING[-1])
+    table = next((tmp_path / "report").glob("*-ratios-perplexity.csv")).read_text()
+    read = list(csv.DictReader(io.StringIO(table)))
+    assert len(read) == 4 * len(RATIOS)
+    assert {row["kind"] for row in read} == {"exact", "bound", "marginal"}
+    assert float(next(row["value"] for row in read if row["model"] == "ours" and row["setting"] == "0.5")) == 20.5
+    latex = next((tmp_path / "report").glob("*-ratios-perplexity.tex")).read_text()
+    assert "\\textbf{20.50}" in latex
+    assert latex.count("\\midrule") == 3
+    assert "a \\_\\%\\$ name" in next((tmp_path / "report").glob("*-speed-*.tex")).read_text()
+
+
+def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+    some = EVERYTHING[:1] + EVERYTHING[-2:]
+    assert write(tmp_path, *some) == write(tmp_path, *some)
+
+
+def test_bad_input_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty, broken = tmp_path / "empty", tmp_path / "broken"
+    empty.mkdir()
+    broken.mkdir()
+    (broken / "x.json").write_text('{"format": "tracformer-result", ')
+    for place, told in (
+        (empty, "there are no results in"),
+        (broken, "x.json is not a result that can be read"),
+        (tmp_path / "none", "does not exist"),
+    ):
+        assert main(["report", str(place), "--out", str(tmp_path / "report")]) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "report").exists()
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranges("ours", 30.0).save(tmp_path / "results")
+    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "report"), "--title", "Mine & yours"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report" / "index.html")
+    assert "<title>Mine &amp; yours</title>" in (tmp_path / "report" / "index.html").read_text()

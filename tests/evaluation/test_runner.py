@@ -1,0 +1,131 @@
+"""Several models into a folder: nothing is done twice, an interrupted task goes on, and ranks share the work without changing a figure."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.known import Known, known_subject, tokenizer, write_lines
+from tests.evaluation.ranks import on_ranks
+from tests.helpers import small_model
+from tracformer.evaluation import Result, Subject, Task, make_task
+from tracformer.evaluation.compare import differences
+from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
+from tracformer.evaluation.tasks import Silent
+
+COUNT, LENGTH = 150, 10  # three blocks
+
+
+class Interrupted(Silent):
+    """Stops the work when some blocks are done."""
+
+    def __init__(self, blocks: int) -> None:
+        self.left = blocks
+
+    def step(self, done: int = 1) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
+    where = {"data": str(tmp_path / "lines.txt"), "length": LENGTH, "sequences": COUNT, "rows": "documents", "documents": "line"}
+    return make_task("ratios", {**where, "mean": 3, "ratios": (0.3, 0.8)})
+
+
+def asked(subject: Subject) -> int:
+    assert isinstance(subject.model, Known)
+    return sum(subject.model.asked)
+
+
+def test_a_finished_pair_is_read_not_asked(task: Task, tmp_path: Path) -> None:
+    first, again = known_subject(), known_subject(batch=3)
+    [done] = evaluate([first], [task], tmp_path / "out")
+    [found] = evaluate([again], [task], tmp_path / "out")
+    assert (asked(first), asked(again)) == (2 * COUNT, 0)
+    assert found.rows == done.rows
+    other = make_task("ratios", {**dataclasses.asdict(task), "seed": 1})
+    [new] = evaluate([again], [other], tmp_path / "out")
+    assert asked(again) == 2 * COUNT
+    assert new.rows != done.rows
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_an_interrupted_task_goes_on_from_its_last_block(task: Task, tmp_path: Path) -> None:
+    subject = known_subject()
+    [whole] = evaluate([known_subject()], [task])
+    with pytest.raises(KeyboardInterrupt):
+        list(evaluate([subject], [task], tmp_path / "out", Interrupted(2)))
+    assert asked(subject) == 2 * 128
+    assert (tmp_path / "out" / PARTIAL).is_dir()
+    [result] = evaluate([subject], [task], tmp_path / "out")
+    assert asked(subject) == 2 * COUNT
+    assert result.rows == whole.rows
+    assert not (tmp_path / "out" / PARTIAL).exists()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_share_the_work_and_agree(task: Task, world: int) -> None:
+    model = small_model(vocab_size=6)
+    alone = task.run(Subject(model, tokenizer(), "m", "car", batch=16), Silent())
+    shared = on_ranks(world, lambda ranks: task.run(Subject(model, tokenizer(), "m", "car", batch=24, ranks=ranks), Silent()))
+    for result in shared:
+        assert [row.value for row in result.rows] == pytest.approx([row.value for row in alone.rows], rel=1e-10)
+    truth = [known_subject() for _ in range(world)]
+    on_ranks(world, lambda ranks: task.run(dataclasses.replace(truth[ranks.rank], ranks=ranks), Silent()))
+    assert sum(map(asked, truth)) == 2 * COUNT
+    assert all(map(asked, truth))
+
+
+def test_modes_are_checked_before_any_work(task: Task) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Other(Task):
+        name = "other"
+        modes = ("ac",)
+
+        def run(self, subject: Subject, progress: object) -> Result:
+            raise AssertionError
+
+    subject = known_subject("car")
+    with pytest.raises(ValueError, match="task 'other' asks in mode ac"):
+        list(evaluate([subject], [task, Other()]))
+    assert asked(subject) == 0
+
+
+def test_models_are_named_by_folder_or_by_hand(tmp_path: Path) -> None:
+    assert parse_model("ours=runs/a@ac") == ("ours", "runs/a", "ac")
+    assert parse_model("runs/a/best") == ("a", "runs/a/best", None)
+    assert parse_model("owner/name") == ("name", "owner/name", None)
+    odd = tmp_path / "a=b@c"
+    odd.mkdir()
+    assert parse_model(str(odd)) == ("a=b@c", str(odd), None)
+    with pytest.raises(ValueError, match="'x=' names no model"):
+        parse_model("x=")
+
+
+def test_the_first_mode_that_a_model_has() -> None:
+    model = small_model(modes=("ac", "ar"))
+    assert choose_mode(model, [], "m") == "ac"
+    assert choose_mode(model, ["car", "ar"], "m") == "ar"
+    with pytest.raises(ValueError, match=r"^m: mode is 'car', but these weights were trained for: ac, ar$"):
+        choose_mode(model, ["car"], "m")
+    with pytest.raises(ValueError, match="m: mode is 'cra'; allowed for tracformer: car, ac, ar"):
+        choose_mode(model, ["cra"], "m")
+
+
+def test_differences_are_paired(task: Task) -> None:
+    truth, other = known_subject(), Subject(small_model(vocab_size=6), tokenizer(), "random", "car")
+    first, second = (task.run(subject, Silent()) for subject in (truth, other))
+    for row in differences(first, second):
+        ours, theirs = (result.find("perplexity", contexts=row.setting["contexts"]) for result in (first, second))
+        assert row.value == pytest.approx(theirs.value - ours.value)
+        assert row.low is not None
+        assert 0 < row.low < row.value < row.high  # nothing beats the truth
+        assert row.note == ""
+    marginal = task.run(dataclasses.replace(truth, mode="ac"), Silent())
+    assert {row.note for row in differences(first, marginal)} == {"marginal less exact: not the same kind of number"}
+    elsewhere = make_task("ratios", {**dataclasses.asdict(task), "seed": 1}).run(truth, Silent())
+    with pytest.raises(ValueError, match="were not asked the same"):
+        differences(first, elsewhere)

@@ -1,0 +1,133 @@
+"""Tasks by name, results as files, and what a manifest tells and keeps to itself."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.evaluation.known import known_subject, write_lines
+from tests.helpers import small_model
+from tracformer.evaluation import Result, Row, Task, make_task, manifest, parse_task, read_results, register_task, tasks
+from tracformer.evaluation.tasks import Silent, Subject
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("ratio", "there is no task 'ratio' \\(did you mean 'ratios'\\?\\); available: ratios, ranges"),
+        ("ratios:maen=10", "has no option 'maen' \\(did you mean 'mean'\\?\\); it has: data, split"),
+        ("ratios:mean", "'mean' is not of the form key=value"),
+        ("ratios:mean=3,mean=4", "'mean' is given twice"),
+        ("ratios:length=1.5", "length is '1.5'; it must be an integer"),
+        ("ratios:mean=long", "mean is 'long'; it must be a number"),
+        ("ratios:mean=0.5", "mean is 0.5; a mean span length must lie in"),
+        ("ratios:ratios=0.1/1.5", "p is 1.5; the share of targets"),
+        ("ratios:count_eos=perhaps", "count_eos is 'perhaps'; it must be true or false"),
+        ("ranges:ranges=table3", "ranges is 'table3'; write table1 or table2"),
+        ("prefixes:fractions=1", "the prefix is 1.0 of the sequence"),
+    ],
+)
+def test_a_slip_is_named(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parse_task(text)
+
+
+def test_one_task_written_three_ways() -> None:
+    text = parse_task("ratios: mean=15, sd=3, ratios=0.1/0.5, length=64, count_eos=true", {"seed": 4, "samples": 5})
+    listed = make_task("ratios", {"mean": 15, "sd": 3, "ratios": [0.1, 0.5], "length": 64, "count_eos": True, "seed": 4})
+    assert text == listed
+    assert text.options["ratios"] == (0.1, 0.5)
+    assert text.options["seed"] == 4  # a default that it has; `samples` it has not
+    assert parse_task("ratios:seed=1", {"seed": 4}).options["seed"] == 1
+    assert parse_task("ranges:ranges=[0.1,0.4]&[0.6,0.9]/table1,length=9").options["ranges"] == ("[0.1,0.4]&[0.6,0.9]", "table1")
+
+
+def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_tasks", dict(tasks._tasks))
+
+    @dataclass(frozen=True)
+    class Size(Task):
+        name = "size"
+        modes = ("ac",)
+        unit: float = 1.0
+
+        def run(self, subject: Subject, progress: object) -> Result:
+            return self.result(subject, [Row("parameters", {}, subject.model.num_parameters() / self.unit)])
+
+    register_task("size", Size)
+    task = parse_task("size:unit=2")
+    model = small_model()
+    result = task.run(Subject(model, None, "m", "ac"), Silent())
+    assert result.find("parameters").value == model.num_parameters() / 2
+    with pytest.raises(ValueError, match="task 'size' asks in mode ac, and m is to answer in mode 'car'"):
+        task.check(Subject(model, None, "m", "car"))
+    with pytest.raises(ValueError, match="trained for: ac"):
+        Subject(small_model(modes=("ac",)), None, "m", "car")
+
+
+def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
+    rows = (Row("kl", {"pattern": "a b"}, math.inf, None, math.nan, "exact", 3, 4, "ñ"), Row("kl", {"pattern": "c"}, 0.1))
+    result = Result("a/b c", "tracformer", "car", "exact", {"n": 1}, rows, {"c": [1.5]}, {"hashes": {"weights": "x"}, "dtype": "float32"})
+    path = result.save(tmp_path)
+    assert path.name.startswith("a_b_c-car-exact-")
+    [back] = read_results(tmp_path)
+    assert back.rows[0].value == math.inf
+    assert math.isnan(back.rows[0].high or 0.0)
+    assert (back.rows[1], back.details, back.options) == (rows[1], result.details, result.options)
+    assert back.find("kl", pattern="c").value == 0.1
+    with pytest.raises(ValueError, match="2 rows of task 'exact'"):
+        back.find("kl")
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_only_results_are_read(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"format": "another"}')
+    (tmp_path / ".partial").mkdir()
+    (tmp_path / ".partial" / "block-0.json").write_text("[[1.0]]")
+    assert read_results(tmp_path) == []
+    (tmp_path / "broken.json").write_text('{"format": ')
+    with pytest.raises(ValueError, match=r"broken.json is not a result that can be read"):
+        read_results(tmp_path)
+    with pytest.raises(FileNotFoundError, match="tracformer eval --out"):
+        read_results(tmp_path / "nowhere")
+
+
+def test_a_manifest_tells_what_can_change_a_figure(tmp_path: Path) -> None:
+    write_lines(tmp_path / "lines.txt", 8, 12)
+    options = {"data": str(tmp_path / "lines.txt"), "length": 12, "sequences": 4, "rows": "documents", "documents": "line"}
+    subject = known_subject()
+
+    def named(**changes: object) -> str:
+        task = make_task("ranges", {**options, **changes})
+        return Result("m", "f", subject.mode, task.name, task.options, (), {}, task.manifest(subject)).file_name
+
+    told = make_task("ranges", options).manifest(subject)
+    assert set(told["hashes"]) == {"weights", "tokenizer", "code", "data", "contexts"}
+    assert {"dtype", "device", "time", "torch", "command", "code", "processes"} <= set(told)
+    assert str(tmp_path) not in json.dumps({"manifest": told, "options": make_task("ranges", options).options})
+    before = named()
+    assert before == named()
+    assert len({before, named(sequences=3), named(ranges=("table1",)), named(length=11)}) == 4
+    write_lines(tmp_path / "others.txt", 8, 12, seed=1)
+    assert named(data=str(tmp_path / "others.txt")) != before
+
+
+def test_weights_and_paths() -> None:
+    model = small_model()
+    before = manifest.weights_hash(model)
+    assert before == manifest.weights_hash(small_model())
+    with torch.no_grad():
+        model.norm.bias[0] += 1e-9
+    assert manifest.weights_hash(model) != before
+    words = [
+        "/home/me/bin/tracformer",
+        "eval",
+        "a=/home/me/runs/a@car",
+        "ratios:data=/home/me/text,mean=3",
+        "--data=~/x/y.txt",
+        "hf:owner/name",
+    ]
+    assert manifest.command_line(words) == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
