@@ -1,6 +1,7 @@
 """The page: whole, without the network, with every figure where it belongs and none where it does not."""
 
 import csv
+import dataclasses
 import io
 import re
 from collections import Counter
@@ -208,6 +209,19 @@ def test_training_seeds_share_a_line(tmp_path: Path) -> None:
     page = write(tmp_path, ranges("ours #0", 10.0), ranges("ours #1", 12.0))
     assert "ours #0</th>" not in page
     assert "<td>11<small>±1.414 over 2 seeds</small></td>" in page
+
+
+def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
+    """Weights or code have changed since: that is no second training seed."""
+    made = [ranges("ours", value) for value in (10.0, 12.0)]
+    dated = [
+        dataclasses.replace(r, manifest={**r.manifest, "hashes": {"weights": str(i)}, "time": f"2025-01-0{9 - i}"})
+        for i, r in enumerate(made)
+    ]
+    page = write(tmp_path, *dated)
+    assert "<td>10</td>" in page
+    assert "seeds" not in page
+    assert "1 older results of the same questions are left out" in page
 
 
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:

@@ -222,6 +222,23 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("title: x", "has no 'tasks'"),
+        ("title: x\ntasks: []\nmodels: []", "has 'models'; allowed: title, tasks, about, paper"),
+        ("title: x\ntasks: [{task: ratios, models: [nobody]}]", r"models are \['nobody'\]; the scale has: tracformer-car, bart"),
+        ("title: x\ntasks: [{task: ratios, models: [bart], options: {mean: $huge}}]", r"uses \$huge; the scale has: \$wikitext"),
+        ("title: x\ntasks: [{task: ratios, models: [bart], options: {data: enwik8}}]", "data is 'enwik8'; scale tiny has: wikitext2"),
+        ("- 1", "does not hold keys and values"),
+    ],
+)
+def test_slips_in_an_experiment_of_ones_own_are_told(document: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(document)
+    with pytest.raises(ValueError, match=told):
+        read_experiment(str(tmp_path / "mine.yaml"), "tiny")
+
+
+@pytest.mark.parametrize(
     ("words", "told"),
     [
         (["fig55"], "experiment is 'fig55'; available: claims, fig1"),

@@ -1,5 +1,6 @@
 """Blanks of unknown length, against a model whose masses are known by enumeration."""
 
+import math
 from itertools import product
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from tests.generation.chain import Chain
 from tracformer.data import char_tokenizer
 from tracformer.generation.blanks import Frame, Laid
+from tracformer.generation.fill import fill
 from tracformer.generation.language import LanguageModel
-from tracformer.generation.lengths import Candidates, Masses, candidates, choose, drawn_log_prob, masses, middle, summarise
+from tracformer.generation.lengths import Candidates, Masses, candidates, choose, masses, middle, summarise
 from tracformer.generation.samplers import Sampler
 
 EOT = 3
@@ -60,13 +62,14 @@ def test_a_constrained_first_token_is_accounted_for() -> None:
 
 
 def test_the_drawn_distribution_sums_to_one_over_the_allowed_fillings() -> None:
-    model, laid = Chain(distortion=0.5), FRAME.blank([3])
-    fillings = list(product((0,), range(3), range(3)))
-    tokens = torch.tensor([FRAME.lay([list(filling)]).tokens for filling in fillings])
-    context = torch.tensor([laid.context] * len(fillings))
-    lengths = torch.full((len(fillings),), tokens.shape[1])
-    log_q = drawn_log_prob(model, tokens, context, lengths, NO_END, first_is_a)
-    assert float(log_q.exp().sum()) == pytest.approx(1.0, abs=1e-12)
+    """Many fillings are drawn; each kind is counted once, with the probability that it was drawn with."""
+    model, laid, n = Chain(distortion=0.5), FRAME.blank([3]), 800
+    tokens, context = torch.tensor([laid.tokens] * n), torch.tensor([laid.context] * n)
+    filled = fill(model, tokens, context, sampler=NO_END, seed=range(n), only=first_is_a)
+    assert filled.drawn is not None
+    odds = {tuple(row): math.exp(value) for row, value in zip(filled.tokens.tolist(), filled.drawn.sum(1).tolist(), strict=True)}
+    assert len(odds) == 9  # one first token, three for each of the others
+    assert sum(odds.values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_without_anything_behind_it_a_longer_blank_never_has_more_mass() -> None:

@@ -91,7 +91,7 @@ def test_temperature_zero_is_the_likeliest_token_and_low_ones_come_close() -> No
     draws = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
     for temperature in (0.0, 1e-6, 1e-310):
         sampler = Sampler(temperature=temperature)
-        assert torch.equal(choose(logits, [Pick(sampler, u) for u in draws]), logits.argmax(1))
+        assert torch.equal(choose(logits, [Pick(sampler, u) for u in draws]).tokens, logits.argmax(1))
 
 
 def test_frequencies_are_the_probabilities() -> None:
@@ -220,5 +220,5 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone() -> None:
         Pick(kinds[i % 6], u, left=[i % 9, 2, i % 9], seen=[i % 9, 2], only=range(2, 7) if i % 4 == 0 else None)
         for i, u in enumerate(draws)
     ]
-    together = choose(logits, picks)
-    assert together.tolist() == [int(choose(logits[i : i + 1], [pick])) for i, pick in enumerate(picks)]
+    together = choose(logits, picks).tokens
+    assert together.tolist() == [int(choose(logits[i : i + 1], [pick]).tokens) for i, pick in enumerate(picks)]

@@ -18,6 +18,7 @@ from tracformer.evaluation.tasks import Task, make_task
 from tracformer.training.config import TrainConfig, from_dict, read_preset
 
 SIZES = "sizes"  # the one "task" that needs no weights
+OPTIONAL = ("plaid",)  # models at some scales only: others leave them out
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,11 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
 
     `changes`: `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead of training), `seeds`, `tokenizer`.
     """
-    document, sizes = (
-        _load(name, "experiments", experiment_names(), "experiment"),
-        _load(scale, "experiments/scales", scale_names(), "scale"),
-    )
-    _known(document, ("title", "about", "paper", "tasks"), f"experiment {name}")
-    _known(sizes, ("about", "vocab_size", "values", "data", "models"), f"scale {scale}")
-    data = {key: DataSet(key, **each) for key, each in sizes["data"].items()}
+    document = _load(name, "experiments", experiment_names(), "experiment")
+    sizes = _load(scale, "experiments/scales", scale_names(), "scale")
+    _check_keys(document, f"experiment {name}", ("title", "tasks"), ("about", "paper"))
+    _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"))
+    data = {key: _data_set(key, each) for key, each in sizes["data"].items()}
     models = {key: _model(key, each) for key, each in sizes["models"].items()}
     tasks = []
     for each in document["tasks"]:
@@ -140,28 +139,27 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
     )
 
 
+def _data_set(name: str, values: Mapping[str, Any]) -> DataSet:
+    _check_keys(values, f"data set {name}", ("source", "tokenizer"), ("documents", "detokenize"))
+    return DataSet(name, **values)
+
+
 def _model(name: str, values: Mapping[str, Any]) -> ModelPlan:
-    try:
-        plan = ModelPlan(name, **{**values, "seeds": tuple(values.get("seeds", (0,)))})
-    except TypeError as error:
-        raise ValueError(f"model {name}: {error}") from error
+    _check_keys(values, f"model {name}", ("mode",), ("data", "train", "seeds", "published", "family", "trained_tokens"))
+    plan = ModelPlan(name, **{**values, "seeds": tuple(values.get("seeds", (0,)))})
     if bool(plan.train) == bool(plan.published):
         raise ValueError(f"model {name} must have either `train` or `published`")
     return plan
 
 
 def _task(values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[str, ModelPlan], where: str) -> TaskPlan:
-    _known(values, ("task", "models", "mode", "options"), f"a task of {where}")
+    _check_keys(values, f"a task of {where}", ("task", "models"), ("mode", "options"))
     options = {key: _value(value, scale, where) for key, value in values.get("options", {}).items()}
-    # A scale without one of the models leaves it out; a name that no scale knows is a slip.
     names = tuple(name for name in values["models"] if name in models)
     unknown = [name for name in values["models"] if name not in models and name not in OPTIONAL]
     if unknown or not names:
         raise ValueError(f"{where}: models are {values['models']}; the scale has: {', '.join(models)}")
     return TaskPlan(values["task"], names, options, values.get("mode", ""))
-
-
-OPTIONAL = ("plaid",)  # at some scales only
 
 
 def _value(value: Any, scale: Mapping[str, Any], where: str) -> Any:
@@ -204,9 +202,11 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _known(values: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
-    if unknown := [key for key in values if key not in allowed]:
-        raise ValueError(f"{where} has {unknown[0]!r}; allowed: {', '.join(allowed)}")
+def _check_keys(values: Mapping[str, Any], where: str, required: Sequence[str], others: Sequence[str] = ()) -> None:
+    if missing := [key for key in required if key not in values]:
+        raise ValueError(f"{where} has no {missing[0]!r}; required: {', '.join(required)}")
+    if unknown := [key for key in values if key not in (*required, *others)]:
+        raise ValueError(f"{where} has {unknown[0]!r}; allowed: {', '.join((*required, *others))}")
 
 
 def _names(folder: str) -> list[str]:

@@ -34,6 +34,7 @@ class Filled:
     log_probs: Tensor  # (B, T) the model's own, before any sampler's change; zero where given. float64
     lengths: Tensor  # (B,) shorter than asked where the stop token came
     steps: Tensor  # (B, T) in which step a token was revealed; -1 where given
+    drawn: Tensor | None = None  # (B, T) with which log-probability each came: the sampler's, constraints included. Not of diffusion
 
     @property
     def log_prob(self) -> Tensor:
@@ -79,7 +80,7 @@ def fill(
     session = open_session(model, tokens, context, mode, lengths, cached=cached, insist=insist)
     state = _State(tokens, targets_of(context, lengths), lengths.clone(), samplers)
     log_probs = torch.zeros(B, T, dtype=torch.float64)
-    steps = torch.full((B, T), -1)
+    drawn, steps = torch.zeros_like(log_probs), torch.full((B, T), -1)
     step = 0
     while active := state.active():
         rows, positions, logits = _turns(session.logits, state, active, orders, seeds)
@@ -88,17 +89,17 @@ def fill(
             state.pick(row, position, float(u), only)
             for row, position, u in zip(rows.tolist(), positions.tolist(), draws.tolist(), strict=True)
         ]
-        chosen = choose(logits, picks)
+        chosen, odds = choose(logits, picks)
         at = rows.to(tokens.device), positions.to(tokens.device)
         values = logits.double().log_softmax(1).gather(1, chosen[:, None])[:, 0]
         session.reveal(*at, chosen)
-        log_probs[rows, positions], steps[rows, positions] = values.cpu(), step
+        log_probs[rows, positions], drawn[rows, positions], steps[rows, positions] = values.cpu(), odds.cpu(), step
         revealed = [Revealed(*each) for each in zip(rows.tolist(), positions.tolist(), chosen.tolist(), values.tolist(), strict=True)]
         state.reveal(revealed, stop)
         if watch is not None:
             watch(revealed)
         step += 1
-    return Filled(state.tokens.to(tokens.device), log_probs, state.lengths, steps)
+    return Filled(state.tokens.to(tokens.device), log_probs, state.lengths, steps, drawn)
 
 
 def _orders(order: Order | Sequence[Order] | None, mode: str, batch: int) -> list[Order]:

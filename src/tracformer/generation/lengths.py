@@ -39,9 +39,8 @@ from tracformer.generation.blanks import Laid, Stacked, stack
 from tracformer.generation.fill import fill
 from tracformer.generation.randomness import LENGTH, derived_seed, uniforms
 from tracformer.generation.results import LengthChoice
-from tracformer.generation.samplers import Pick, Sampler, adjusted, inverse_cdf
-from tracformer.model.base import ConditionalModel, targets_of
-from tracformer.model.likelihood import row_chunks
+from tracformer.generation.samplers import Sampler, inverse_cdf
+from tracformer.model.base import ConditionalModel
 
 Prior = Callable[[int], float] | Mapping[int, float]  # over one blank's number of tokens, of any total; blanks are independent
 Only = Callable[[int, int], Sequence[int] | None]  # (layout, position) -> the tokens that may stand there, or None for all
@@ -148,27 +147,10 @@ def choose(found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]) -
 
 def _log_ratios(model: ConditionalModel, asked: Stacked, seeds: Sequence[int], rules: Sampler, only: Only | None) -> Tensor:
     """(B,) float64: log p(text) - log q'(filling), for one filling of each sequence."""
-    filled = fill(model, asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only).tokens
-    log_q = drawn_log_prob(model, filled, asked.context, asked.lengths, rules, only)
-    nothing = torch.zeros_like(asked.context)
-    log_p = model.log_prob(filled, nothing, "ar", asked.lengths).double().sum(1).cpu()
-    return log_p - log_q
-
-
-@torch.no_grad()
-def drawn_log_prob(model: ConditionalModel, tokens: Tensor, context: Tensor, lengths: Tensor, rules: Sampler, only: Only | None) -> Tensor:
-    """(B,) float64: log q', the probability with which `fill` draws these targets under the rules. One parallel pass."""
-    wanted = targets_of(context, lengths)
-    logits = model.logits_at(tokens, context, "car", lengths, wanted)  # (N, V)
-    rows, positions = (where.tolist() for where in wanted.nonzero(as_tuple=True))
-    drawn = tokens[wanted].long()
-    picks = [Pick(rules, 0.0, only=only(row, p) if only is not None else None) for row, p in zip(rows, positions, strict=True)]
-    parts = [
-        adjusted(logits[some], rules, picks[some]).log_softmax(1).gather(1, drawn[some, None])[:, 0]
-        for some in row_chunks(len(logits), logits.shape[1])
-    ]
-    total = torch.zeros(len(tokens), dtype=torch.float64)
-    return total.index_add(0, torch.tensor(rows), torch.cat(parts).cpu())
+    filled = fill(model, asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only)
+    assert filled.drawn is not None
+    log_p = model.log_prob(filled.tokens, torch.zeros_like(asked.context), "ar", asked.lengths).double().sum(1).cpu()
+    return log_p - filled.drawn.sum(1)
 
 
 def _renumbered(only: Only | None, numbers: Sequence[int]) -> Only | None:

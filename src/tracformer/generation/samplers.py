@@ -7,6 +7,7 @@ else is in the batch. Everything is computed in float64, so that a batch changes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,9 +67,15 @@ class Pick:
     only: Sequence[int] | None = None  # at this position only these: constraints of the caller, and required tokens whose time has come
 
 
-def choose(logits: Tensor, picks: Sequence[Pick]) -> Tensor:
-    """(N,) token ids from logits (N, V). Rows that share a sampler are computed together."""
+class Chosen(NamedTuple):
+    tokens: Tensor  # (N,)
+    log_probs: Tensor  # (N,) float64: with which each was drawn, of the sampler's distribution
+
+
+def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
+    """A token a row of logits (N, V). Rows that share a sampler are computed together."""
     chosen = torch.empty(len(picks), dtype=torch.int64, device=logits.device)
+    drawn = torch.zeros(len(picks), dtype=torch.float64, device=logits.device)  # the likeliest comes for certain
     groups: dict[Sampler, list[int]] = {}
     for row, pick in enumerate(picks):
         groups.setdefault(pick.sampler, []).append(row)
@@ -77,8 +84,10 @@ def choose(logits: Tensor, picks: Sequence[Pick]) -> Tensor:
         if sampler.temperature == 0:
             chosen[rows] = scores.argmax(1)
         else:
-            chosen[rows] = inverse_cdf(scores.softmax(1), torch.tensor([picks[row].uniform for row in rows], dtype=torch.float64))
-    return chosen
+            odds = scores.softmax(1)
+            chosen[rows] = inverse_cdf(odds, torch.tensor([picks[row].uniform for row in rows], dtype=torch.float64))
+            drawn[rows] = odds.gather(1, chosen[rows, None])[:, 0].log()
+    return Chosen(chosen, drawn)
 
 
 def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:

@@ -93,6 +93,16 @@ def sections(results: Iterable[Result]) -> list[Section]:
     return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
 
 
+def newest(results: Iterable[Result]) -> list[Result]:
+    """Of several results of one model, task and options, as evaluations with changed code or weights leave them, the last one made."""
+    kept: dict[str, Result] = {}
+    for result in results:
+        key = f"{result.model} {result.mode} {result.task} {json.dumps(result.options, sort_keys=True, default=str)}"
+        if key not in kept or str(result.manifest.get("time", "")) >= str(kept[key].manifest.get("time", "")):
+            kept[key] = result
+    return list(kept.values())
+
+
 def tables(section: Section, name: str) -> list[Table]:
     """A table for each metric of a section; columns are what varies inside it."""
     made = []

@@ -115,13 +115,13 @@ def _order_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
     ]
 
 
-def counted(values: Sequence[float], top: float) -> list[float]:
+def counted(values: Sequence[float], top: float) -> list[int]:
     """How many values fall in each of `BINS` equal bins of [0, top].
 
     >>> sum(counted([0.0, 1.0, 2.0], 2.0)), counted([2.0], 2.0)[-1]
     (3, 1)
     """
-    counts = [0.0] * BINS
+    counts = [0] * BINS
     for value in values:
         counts[min(int(value / top * BINS), BINS - 1)] += 1
     return counts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracformer.evaluation.paper_figures import PaperFigure, PaperTable, paper_tables, place_name
 from tracformer.evaluation.report import views
-from tracformer.evaluation.report.collect import SEED, Section, metric_name, sections, tables
+from tracformer.evaluation.report.collect import SEED, Section, metric_name, newest, sections, tables
 from tracformer.evaluation.report.fills import fills_of
 from tracformer.evaluation.report.page import Chapter, as_json, folded, page, paragraph, picture, pictures
 from tracformer.evaluation.report.tables import Cell, Line, Table, number
@@ -31,6 +31,7 @@ def write_report(
     if not results:
         looked = ", ".join(map(str, places)) or "no folder"
         raise FileNotFoundError(f"there are no results in {looked}; `tracformer eval MODEL TASK --out FOLDER` writes some")
+    everything, results = len(results), newest(results)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     found = sections(results)
@@ -46,6 +47,8 @@ def write_report(
         introduction += paragraph(
             f"The paper prints no values for {', '.join(silent)}: there is no column of its own to compare with.", faint=True
         )
+    if everything > len(results):
+        introduction += paragraph(f"{everything - len(results)} older results of the same questions are left out.", faint=True)
     introduction += paragraph(
         "Exact, marginal and bound are different quantities and never compete: the best cell of a column is marked within each. Small "
         "figures under a cell are its 95% interval over sequences. The column `paper` stands only where the paper answers the very same "
