@@ -113,3 +113,12 @@ def test_a_tokeniser_that_does_not_match_the_model(here: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert "tokeniser" in refused(capsys, "train", "data=chars", "run=second", "init=first/model", *SMALL, "steps=1")
     assert not (here / "second").exists()
+
+
+def test_train_tells_its_end_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "my.txt").write_text("the cat sat on the mat . " * 60)
+    words = ["data=my.txt", "run=run", "steps=2", "batch=2", "length=16", "model.max_length=16", "model.n_layer=4", "eval_sequences=1"]
+    assert main(["train", "tiny", *words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"run": "run", "step": 2, "finished": True, "signal": None}
+    assert "finished at step 2" in printed.err

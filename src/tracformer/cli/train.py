@@ -11,12 +11,16 @@ The same command resumes a run from its newest whole checkpoint. SIGTERM and Ctr
 """
 
 import argparse
+import contextlib
+import dataclasses
+import json
 import sys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="PRESET | KEY=VALUE", help="a preset's name or file, and changes to it")
     parser.add_argument("--presets", action="store_true", help="list the bundled presets and leave")
+    parser.add_argument("--json", action="store_true", help="print how the run ended as JSON; everything else goes to stderr")
     parser.add_argument("--keys", action="store_true", help="list every key with its value under this preset and leave")
 
 
@@ -45,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     keep_freed_memory()
     try:
-        outcome = start(config, None if presets else lambda name: configs.load_config(changes, name))
+        with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+            outcome = start(config, None if presets else lambda name: configs.load_config(changes, name))
     except TrainingError as stopped:
         print(f"tracformer train: {stopped}", file=sys.stderr)
         return 1
@@ -54,4 +59,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         print(f"tracformer train: {error}. What was saved before is whole; the same command goes on from there.", file=sys.stderr)
         return 1
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(outcome)))
     return 128 + outcome.signal if outcome.signal is not None else 0

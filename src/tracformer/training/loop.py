@@ -34,6 +34,7 @@ class TrainingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
+    run: str  # its folder
     step: int
     finished: bool
     signal: int | None = None
@@ -113,7 +114,7 @@ class Trainer:
             line.say(f"{'finished' if finished else 'stopped'} at step {state.step}; model in {self.run / 'model'}")
         if log is not None:
             log.close()
-        return Outcome(state.step, finished, self._signal)
+        return Outcome(str(self.run), state.step, finished, self._signal)
 
     def _step(self, batch: Batch) -> tuple[float, float, float, bool]:
         """One optimiser step. Returns the loss per target, the gradient norm, tokens seen, and whether some rank was told to stop."""
