@@ -226,10 +226,11 @@ def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
 
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
     rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
-    made = [result("ours", "unconditional", rows, options={"data": data}) for data in ("ptb", "lambada")]
-    page = write(tmp_path, *made)
+    asked = (("ours", "ptb"), ("ours", "lambada"), ("theirs", "lambada"), ("theirs", "ptb"), ("others", "ptb"))
+    page = write(tmp_path, *(result(model, "unconditional", rows, options={"data": data}) for model, data in asked))
     assert page.count("<h2>Unconditional perplexity") == 1
-    assert "<th scope='col'>lambada</th>" in page
+    assert "<th scope='col'>lambada</th><th scope='col'>ptb</th>" in page
+    assert "<th scope='row'>others</th><td class='gap'>-</td><td" in page
 
 
 def test_fills_are_escaped_and_highlighted(tmp_path: Path) -> None:

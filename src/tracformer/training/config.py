@@ -93,7 +93,7 @@ class TrainConfig:
     length: int = 0  # tokens of a row; 0: the model's max_length
     seed: int = 0
     precision: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
-    attention: str = "native"  # Tracformer's: native where it serves (the CPU), else blocked
+    attention: str = "native"  # Tracformer's: native where it serves (the CPU), else triton on a GPU, else blocked
     compile: bool = False
     checkpoint_activations: bool = False
     ema: float = 0.0  # decay of averaged weights; 0: none

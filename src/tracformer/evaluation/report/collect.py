@@ -103,6 +103,24 @@ def newest(results: Iterable[Result]) -> list[Result]:
     return list(kept.values())
 
 
+def in_order(results: Iterable[Result]) -> list[Result]:
+    """Results of whole folders, whose files' names tell no order: by task, then by what is asked, then by model."""
+    tasks = list(TITLES)
+
+    def key(result: Result) -> tuple[Any, ...]:
+        place = tasks.index(result.task) if result.task in tasks else len(tasks)
+        options = result.options
+        return (
+            place,
+            str(options.get("data", "")),
+            str(options.get("source", "")),
+            json.dumps(options, sort_keys=True, default=str),
+            result.model,
+        )
+
+    return sorted(results, key=key)
+
+
 def tables(section: Section, name: str) -> list[Table]:
     """A table for each metric of a section; columns are what varies inside it."""
     made = []
@@ -165,20 +183,21 @@ def paper_figure(result: Result, row: Row) -> PaperFigure | None:
 
 
 def _joined(results: Iterable[Result]) -> list[Result]:
-    """One result instead of several that differ in their data alone, for the tasks of `ACROSS_DATA`; the rows' settings tell the data."""
+    """For the tasks of `ACROSS_DATA` one result instead of several that differ in their data alone; the rows' settings tell the data."""
     kept: dict[str, list[Result]] = {}
     for number, result in enumerate(results):
         options = {key: value for key, value in result.options.items() if key != "data"}
         same = f"{result.model} {result.mode} {result.task} {json.dumps(options, sort_keys=True, default=str)}"
         kept.setdefault(same if result.task in ACROSS_DATA else str(number), []).append(result)
-    return [group[0] if len(group) == 1 else _join(group) for group in kept.values()]
+    return [_join(group) if group[0].task in ACROSS_DATA else group[0] for group in kept.values()]
 
 
 def _join(group: Sequence[Result]) -> Result:
+    first = group[0]
     rows = tuple(dataclasses.replace(row, setting={**row.setting, "data": r.options["data"]}) for r in group for row in r.rows)
-    manifest = {"model": group[0].manifest.get("model"), "parts": [r.manifest for r in group]}
-    options = {**group[0].options, "data": ", ".join(str(r.options["data"]) for r in group)}
-    return dataclasses.replace(group[0], rows=rows, options=options, manifest=manifest, details={})
+    options = {key: value for key, value in first.options.items() if key != "data"}
+    manifest = first.manifest if len(group) == 1 else {"model": first.manifest.get("model"), "parts": [r.manifest for r in group]}
+    return dataclasses.replace(first, rows=rows, options=options, manifest=manifest, details=first.details if len(group) == 1 else {})
 
 
 def _entries(results: Sequence[Result]) -> list[Entry]:

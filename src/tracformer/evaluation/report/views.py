@@ -90,7 +90,7 @@ def _curve_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
             draw = plots.curves(named, axis_name, f"{metric_name(metric)}{' (marginal)' if group == 'marginal' else ''}", wanted)
             yield Picture(
                 f"{name}-{axis}-{group}",
-                f"{section.title}: {metric_name(metric)} against {axis_name}",
+                section.title,
                 draw,
                 caption=f"{section.title}; {bands}",
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracformer.evaluation.paper_figures import PaperFigure, PaperTable, paper_tables, place_name
 from tracformer.evaluation.report import views
-from tracformer.evaluation.report.collect import SEED, Section, metric_name, newest, sections, tables
+from tracformer.evaluation.report.collect import SEED, Section, in_order, metric_name, newest, sections, tables
 from tracformer.evaluation.report.fills import fills_of
 from tracformer.evaluation.report.page import Chapter, as_json, folded, page, paragraph, picture, pictures
 from tracformer.evaluation.report.tables import Cell, Line, Table, number
@@ -32,6 +32,8 @@ def write_report(
         looked = ", ".join(map(str, places)) or "no folder"
         raise FileNotFoundError(f"there are no results in {looked}; `tracformer eval MODEL TASK --out FOLDER` writes some")
     everything, results = len(results), newest(results)
+    if any(Path(place).is_dir() for place in places):
+        results = in_order(results)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     found = sections(results)
