@@ -9,6 +9,7 @@ and those are taken for the paper's: figures of any other encoder bear its name.
 import hashlib
 import importlib.util
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +96,9 @@ class Embedded:
     own: Sequence[int]
 
 
+_one_at_a_time = threading.Lock()  # while it loads, `transformers` patches its own classes: two loads at once leave them patched
+
+
 class Encoder:
     """A transformer as a scorer of texts."""
 
@@ -102,7 +106,7 @@ class Encoder:
         transformers = optional_package("transformers", f"scoring texts by the encoder {found.name!r}", "eval")
         self.found, self.device = found, torch.device(device)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(found.folder, local_files_only=True)
-        with _quiet(transformers.utils.logging):
+        with _one_at_a_time, _quiet(transformers.utils.logging):
             model = transformers.AutoModel.from_pretrained(found.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
         self.model = model.eval().to(self.device)
         self.layers: int = self.model.config.num_hidden_layers
