@@ -1,4 +1,4 @@
-"""The sparse attentions: one interface, several implementations; `reference` is the definition, `blocked` the default."""
+"""The sparse attentions: one interface, several implementations; `reference` is the definition, `native` the default."""
 
 from tracformer.attention.layout import Layout
 from tracformer.attention.registry import Attention, build_attention, implementations, register

@@ -1,21 +1,21 @@
 """The same attentions in C++ for the CPU: float32 and float64, forward and backward, without rearranged copies or saved weights.
 
-Other dtypes and devices, and machines without a compiler, are served by `blocked`.
+Other dtypes and devices, and machines without a compiler, are served by `triton`: its kernels on a GPU that has them, else `blocked`.
 """
 
 import torch
 from torch import Tensor
 
-from tracformer.attention.blocked import Blocked
 from tracformer.attention.compiled import strided_attention, window_attention
 from tracformer.attention.layout import Layout
+from tracformer.attention.triton import Triton
 from tracformer.geometry import arithmetic_run
 from tracformer.native import available
 
 
 class Native:
     def __init__(self) -> None:
-        self.otherwise = Blocked()
+        self.otherwise = Triton()
 
     def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
         if offsets is None or not serves(q, k, v):

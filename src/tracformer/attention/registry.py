@@ -51,6 +51,13 @@ def _native() -> Attention:
     return Native()
 
 
+def _triton() -> Attention:
+    from tracformer.attention.triton import Triton
+
+    return Triton()
+
+
 register("reference", Reference)
 register("blocked", Blocked)
 register("native", _native)
+register("triton", _triton)
