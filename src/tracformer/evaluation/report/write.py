@@ -53,7 +53,7 @@ def write_report(
         introduction += paragraph(f"{everything - len(results)} older results of the same questions are left out.", faint=True)
     introduction += paragraph(
         "Exact, marginal and bound are different quantities and never compete: the best cell of a column is marked within each. Small "
-        "figures under a cell are its 95% interval over sequences. The paper's own column stands only where the paper answers the very same "
+        "figures under a cell are its 95% interval over sequences. The paper's column stands only where the paper answers the very same "
         "question: same data, length, contexts, tokeniser and scoring model.",
         faint=True,
     )
