@@ -36,7 +36,7 @@ def train(folder: Path, steps: int) -> tracformer.LanguageModel:
     """One token a word, so that a story's blanks are words."""
     rng = random.Random(0)
     text = folder / "stories.txt"
-    text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(2000)))
+    text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(10_000)))
     words = [
         f"data={text}",
         "data.tokenizer=bpe:400",
@@ -45,6 +45,7 @@ def train(folder: Path, steps: int) -> tracformer.LanguageModel:
         "contexts=uniform",
         f"run={folder / 'run'}",
         f"steps={steps}",
+        "optimizer.name=muon",
         "model.d_model=64",
         "model.n_head=2",
         "model.n_layer=6",

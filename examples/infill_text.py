@@ -27,16 +27,17 @@ STORY = (
 
 
 def train(folder: Path, steps: int) -> tracformer.LanguageModel:
-    """A small model that serves every mode, on two thousand stories."""
+    """A small model that serves every mode, on ten thousand stories."""
     rng = random.Random(0)
     text = folder / "stories.txt"
-    text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(2000)))
+    text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(10_000)))
     words = [
         f"data={text}",
         "data.tokenizer=bpe:400",
         "data.rows=records",
         f"run={folder / 'run'}",
         f"steps={steps}",
+        "optimizer.name=muon",
         "model.d_model=64",
         "model.n_head=2",
         "model.n_layer=6",
