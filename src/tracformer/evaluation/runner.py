@@ -12,9 +12,8 @@ from tracformer.data.tokenizer import Tokenizer
 from tracformer.evaluation.results import Result, file_name
 from tracformer.evaluation.tasks import ALONE, Progress, Silent, Subject, Task
 from tracformer.generation import loading
-from tracformer.generation.language import PREFERRED
 from tracformer.model.base import ConditionalModel
-from tracformer.model.check import check_mode
+from tracformer.model.check import check_mode, preferred_mode
 from tracformer.training.distributed import Ranks
 
 PARTIAL = ".partial"  # in the folder of results: what an unfinished task has so far
@@ -108,7 +107,7 @@ def parse_model(text: str) -> tuple[str, str, str | None]:
 def choose_mode(model: ConditionalModel, modes: Sequence[str], name: str) -> str:
     trained = model.config.modes
     if not modes:
-        return next((mode for mode in PREFERRED if mode in trained), trained[0])
+        return preferred_mode(model.config)
     if (found := next((mode for mode in modes if mode in trained), None)) is not None:
         return found
     try:

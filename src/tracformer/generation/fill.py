@@ -139,7 +139,7 @@ def _turns(
     ask: Callable[[Tensor, Tensor], Tensor], state: "_State", active: list[int], orders: list[Order], seeds: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pairs (row, position) that are filled in this step, and their logits."""
-    device = state.tokens.device
+    device = state.device
     opens = {row: state.open[row].nonzero()[:, 0] for row in active}
     looking = [row for row in active if orders[row].looks]
     seen: dict[int, Tensor] = {}
@@ -163,9 +163,10 @@ def _turns(
 
 
 class _State:
-    """The sequences so far, on the CPU: what is open, and what a sampler may want to know."""
+    """The sequences so far, on the CPU: what is open, and what a sampler may want to know. `device` is the model's."""
 
     def __init__(self, tokens: Tensor, targets: Tensor, lengths: Tensor, samplers: list[Sampler]) -> None:
+        self.device = tokens.device
         self.tokens, self.open, self.lengths, self.samplers = tokens.cpu().clone(), targets.cpu().clone(), lengths.cpu(), samplers
         self.known = torch.arange(tokens.shape[1]) < self.lengths[:, None]
         self.known &= ~self.open

@@ -25,9 +25,7 @@ from tracformer.generation.results import Arrival, Candidate, Infilled, Marginal
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.spelling import Spelling
 from tracformer.model.base import EXACT, ConditionalModel
-from tracformer.model.check import check_mode
-
-PREFERRED = ("car", "ac", "ar")  # of the modes a model was trained in, the first of these unless the caller says otherwise
+from tracformer.model.check import check_mode, preferred_mode
 
 
 class LanguageModel:
@@ -279,9 +277,8 @@ class LanguageModel:
         return Candidate(token_id, self.spelling.token(token_id), math.exp(log_prob), log_prob)
 
     def _mode(self, mode: str | None) -> str:
-        trained = self.model.config.modes
         if mode is None:
-            return next((each for each in PREFERRED if each in trained), trained[0])
+            return preferred_mode(self.model.config)
         check_mode(self.model.config, mode)
         return mode
 

@@ -5,7 +5,7 @@ from which `head` makes logits. Training, generation, evaluation and the command
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -180,6 +180,24 @@ class ConditionalModel(nn.Module):
 
     def _check(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool) -> Tensor:
         return check_batch(self.config, tokens, context, mode, lengths, insist)
+
+
+def each_given_alone(
+    wanted: Tensor, targets: Tensor, states: Callable[[Tensor, Tensor, Tensor], Tensor], tokens_at_once: int = 2**14
+) -> tuple[Tensor, Tensor]:
+    """`hidden` for networks that would show a given position its own token: each of those is asked in a row of its own, as a target too.
+
+    `states(rows (M,), targets (M, T), asked (M, T))` are the final states of the asked targets, where the network reads `targets` as
+    unknown. Costly for many given positions, so ask for targets where these suffice. wanted, targets: (B, T)
+    """
+    B, T = wanted.shape
+    plain, extra = wanted & targets, (wanted & ~targets).nonzero()
+    parts = [states(torch.arange(B, device=wanted.device), targets, plain)]
+    for row, position in (some.unbind(1) for some in extra.split(max(1, tokens_at_once // T)) if len(some)):
+        alone = torch.zeros_like(wanted[row]).scatter(1, position[:, None], True)
+        parts.append(states(row, targets[row] | alone, alone))
+    rows, order = torch.cat((plain.flatten().nonzero()[:, 0], extra[:, 0] * T + extra[:, 1])).sort()
+    return (torch.cat(parts)[order] if len(extra) else parts[0]), rows
 
 
 def targets_of(context: Tensor, lengths: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from tracformer.model.config import ModelConfig
 
+PREFERRED = ("car", "ac", "ar")
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -47,6 +48,11 @@ def check_mode(config: ModelConfig, mode: str, insist: bool = False) -> None:
         raise ValueError(
             f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; pass insist=True to run it all the same"
         )
+
+
+def preferred_mode(config: ModelConfig) -> str:
+    """The mode of a question that names none: of those the weights were trained for, the first of car, ac, ar, else the first."""
+    return next((mode for mode in PREFERRED if mode in config.modes), config.modes[0])
 
 
 def _describe(tensor: Tensor) -> str:

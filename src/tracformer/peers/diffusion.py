@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tracformer.model.base import BOUND, MARGINAL, ConditionalModel, Estimate, targets_of
+from tracformer.generation.sessions import without_targets
+from tracformer.model.base import BOUND, MARGINAL, ConditionalModel, Estimate, each_given_alone, targets_of
 from tracformer.model.config import ModelConfig
 from tracformer.model.likelihood import logits_of, row_chunks
 from tracformer.peers.ancestral import Filled
@@ -107,8 +108,7 @@ class Denoiser(ConditionalModel):
     ) -> Filled:
         """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored."""
         B = len(tokens)
-        if tokens.shape == context.shape and context.dtype == torch.bool:  # otherwise the check below complains
-            tokens = tokens.masked_fill(~context, 0)
+        tokens = without_targets(tokens, context)
         lengths = self._check(tokens, context, "diffusion", lengths, insist)
         if seeds is None:
             seeds = torch.arange(B)
@@ -184,22 +184,12 @@ class DiffusionModel(Denoiser):
 
         A wanted position that is given takes a run of its own, in which it is masked too: costly, so ask for targets where these suffice.
         """
-        masked = targets_of(context, lengths)
-        plain = wanted & masked
-        states = self.states(tokens, masked, lengths, self.time_of(masked.sum(1).double() / lengths), plain)
-        rows = plain.flatten().nonzero()[:, 0]
-        extra = (wanted & ~masked).nonzero()  # (M, 2)
-        if len(extra) == 0:
-            return states, rows
-        parts, size = [states], max(1, TOKENS_AT_ONCE // tokens.shape[1])
-        for some in extra.split(size):
-            b, alone = some[:, 0], torch.zeros(len(some), tokens.shape[1], dtype=torch.bool, device=tokens.device)
-            alone[torch.arange(len(some), device=tokens.device), some[:, 1]] = True
-            also = masked[b] | alone
-            parts.append(self.states(tokens[b], also, lengths[b], self.time_of(also.sum(1).double() / lengths[b]), alone))
-        rows = torch.cat((rows, extra[:, 0] * tokens.shape[1] + extra[:, 1]))
-        rows, order = rows.sort()
-        return torch.cat(parts)[order], rows
+
+        def states(row: Tensor, masked: Tensor, asked: Tensor) -> Tensor:
+            share = masked.sum(1).double() / lengths[row]
+            return self.states(tokens[row], masked, lengths[row], self.time_of(share), asked)
+
+        return each_given_alone(wanted, targets_of(context, lengths), states, TOKENS_AT_ONCE)
 
     # ---- the bound
 

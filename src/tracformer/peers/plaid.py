@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from tracformer.generation.randomness import SAMPLE, TIME, derived_seed, uniforms
-from tracformer.model.base import BOUND, Estimate, targets_of
+from tracformer.model.base import BOUND, Estimate, each_given_alone, targets_of
 from tracformer.model.likelihood import logits_of
 from tracformer.peers.ancestral import Filled, pick
 from tracformer.peers.bounds import DRAWS, TOKENS_AT_ONCE, standard_error
@@ -95,23 +95,14 @@ class Plaid(Denoiser):
         For a first look, and to fill token by token; the bound and `ancestral` speak for the model itself. The noise is a function of the
         position. A wanted position that is given takes a run of its own, in which it is a target too.
         """
-        T, targets = tokens.shape[1], targets_of(context, lengths)
-        noise = gaussians([0], T, self.config.d_embedding, 0).to(self.embedding)  # (1, T, e)
+        noise = gaussians([0], tokens.shape[1], self.config.d_embedding, 0).to(self.embedding)  # (1, T, e)
 
-        def run(tokens: Tensor, targets: Tensor, lengths: Tensor, wanted: Tensor) -> Tensor:
-            read = torch.where(targets[..., None], noise, self.clean(tokens, lengths))
-            gamma = self.schedule.ends()[1].expand(len(tokens))
-            return self.states(read, torch.zeros_like(read), gamma, targets, lengths)[wanted[targets]]
+        def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
+            read = torch.where(targets[..., None], noise, self.clean(tokens[row], lengths[row]))
+            gamma = self.schedule.ends()[1].expand(len(row))
+            return self.states(read, torch.zeros_like(read), gamma, targets, lengths[row])[asked[targets]]
 
-        plain = wanted & targets
-        parts, rows = [run(tokens, targets, lengths, plain)], [plain.flatten().nonzero()[:, 0]]
-        for b, t in (wanted & ~targets).nonzero().tolist():
-            alone = torch.zeros(1, T, dtype=torch.bool, device=tokens.device)
-            alone[0, t] = True
-            parts.append(run(tokens[b : b + 1], targets[b : b + 1] | alone, lengths[b : b + 1], alone))
-            rows.append(torch.tensor([b * T + t], device=tokens.device))
-        flat, order = torch.cat(rows).sort()
-        return torch.cat(parts)[order], flat
+        return each_given_alone(wanted, targets_of(context, lengths), states, TOKENS_AT_ONCE)
 
     # ---- the bound
 

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from tracformer.files import optional_package
-from tracformer.model.base import ConditionalModel
+from tracformer.model.base import ConditionalModel, each_given_alone
 from tracformer.model.config import ModelConfig
-
-TOKENS_AT_ONCE = 2**14  # of the extra rows that ask for given positions
 
 
 @dataclass(frozen=True)
@@ -49,18 +47,12 @@ class TransformerPeer(ConditionalModel):
         self._recompute(self.checkpoint_activations)
         inside = inside_of(tokens, lengths)
         tokens = tokens.long().masked_fill(~inside, 0)  # anything may stand in the padding
-        rows = wanted.flatten().nonzero()[:, 0]
-        given = torch.zeros_like(wanted) if mode == "ar" else wanted & context
-        states = self.states(tokens, context, mode, lengths, wanted & ~given)
-        if not given.any():
-            return states, rows
-        parts = [states]
-        for places in given.nonzero().split(max(1, TOKENS_AT_ONCE // tokens.shape[1])):
-            row, position = places.unbind(1)
-            asked = torch.zeros_like(context[row]).scatter(1, position[:, None], True)
-            parts.append(self.states(tokens[row], context[row] & ~asked, mode, lengths[row], asked))
-        found = torch.cat([part.flatten().nonzero()[:, 0] for part in (wanted & ~given, given)])
-        return torch.cat(parts)[found.argsort()], rows
+        targets = wanted if mode == "ar" else ~context & inside  # in `ar` no position sees itself, given or not
+
+        def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
+            return self.states(tokens[row], inside[row] & ~targets, mode, lengths[row], asked)
+
+        return each_given_alone(wanted, targets, states)
 
     def _recompute(self, wished: bool) -> None:
         if wished and not self.network.is_gradient_checkpointing:
