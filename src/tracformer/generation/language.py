@@ -10,6 +10,7 @@ How blanks are written is in `blanks`; how unknown lengths are chosen, in `lengt
 import math
 from collections.abc import Sequence
 from os import PathLike
+from typing import Any
 
 import torch
 
@@ -88,44 +89,12 @@ class LanguageModel:
         return results
 
     def infill_many(
-        self,
-        texts: Sequence[str],
-        n: int = 1,
-        *,
-        mode: str | None = None,
-        sampler: Sampler = PLAIN,
-        seed: int = 0,
-        order: Order | None = None,
-        best_of: int = 0,
-        search: str | None = None,
-        whole: bool = True,
-        max_blank: int = 32,
-        prior: Prior | None = None,
-        length_draws: int = 8,
-        lengths: str = "sample",
-        batch: int = 16,
-        watch: Watch | None = None,
+        self, texts: Sequence[str], n: int = 1, *, mode: str | None = None, order: Order | None = None, **options: Any
     ) -> list[list[Infilled]]:
-        """`infill` for several texts, in shared batches: what each text gets is what it gets alone."""
+        """`infill` for several texts, with its options, in shared batches: what each text gets is what it gets alone."""
         if mode is None and order not in (None, LeftToRight()):
             mode = "ac"  # the one mode that has an order
-        options = Options(
-            n=n,
-            mode=self._mode(mode),
-            sampler=sampler,
-            seed=seed,
-            order=order,
-            best_of=best_of,
-            search=search,
-            whole=whole,
-            max_blank=max_blank,
-            prior=prior,
-            length_draws=length_draws,
-            lengths=lengths,
-            batch=batch,
-            watch=watch,
-        )
-        return infill_texts(self.model, self.spelling, texts, options)
+        return infill_texts(self.model, self.spelling, texts, Options(n=n, mode=self._mode(mode), order=order, **options))
 
     def score(self, text: str, *, mode: str | None = None, whole: bool = True, draws: int | None = None, seed: int = 0) -> Scored:
         """The log-probability of what stands in [[...]], given the rest. `draws` and `seed` matter only where the answer is a bound."""
