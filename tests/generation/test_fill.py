@@ -195,7 +195,7 @@ def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
     everything = [each for some in heard for each in some]
     assert sorted((each.row, each.position) for each in everything) == [tuple(pair) for pair in targets.nonzero().tolist()]
     for step, some in enumerate(heard):
-        for row, position, token, log_prob in some:
+        for row, position, token, log_prob, *_ in some:
             assert int(filled.steps[row, position]) == step
             assert int(filled.tokens[row, position]) == token
             assert float(filled.log_probs[row, position]) == log_prob

@@ -1,6 +1,5 @@
 """The law of the samples: frequencies against probabilities that are enumerated, filling by filling."""
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,10 +10,9 @@ from torch import Tensor
 
 from tests.helpers import small_model
 from tracformer import Tracformer
-from tracformer.generation import fill as module
+from tracformer.generation import sessions
 from tracformer.generation.fill import fill
 from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
-from tracformer.generation.sessions import open_session
 
 V, T, TARGETS, N = 3, 5, (0, 2, 3), 1000
 Filling = tuple[int, ...]
@@ -77,7 +75,7 @@ def check_law(
 ) -> None:
     """Chi-square of N samples, seeds 0..N-1, four standard deviations; cells that expect fewer than five are taken together."""
     assert sum(law.values()) == pytest.approx(1.0)
-    monkeypatch.setattr(module, "open_session", functools.partial(open_session, batch=N))
+    monkeypatch.setattr(sessions, "AT_ONCE", N)
     filled = fill(model, tokens.expand(N, T), context.expand(N, T), mode, order=order, seed=range(N))
     counts = Counter(tuple(row) for row in filled.tokens[:, list(TARGETS)].tolist())
     rare = {filling for filling, p in law.items() if N * p < 5}

@@ -4,17 +4,19 @@ import pytest
 import torch
 
 from tests.helpers import random_batch, small_model
+from tracformer.generation import sessions
 from tracformer.generation.sessions import WholePasses, open_session, without_targets
 from tracformer.model.cache import Cache
 
 
 @pytest.mark.parametrize("mode", ["car", "ar", "ac"])
-def test_a_selection_keeps_what_was_revealed_and_stands_alone(mode: str) -> None:
+def test_a_selection_keeps_what_was_revealed_and_stands_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "AT_ONCE", 1)
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 9)
     context[:, 2:5] = False
     lengths = torch.tensor([9, 7])
-    session = WholePasses(model, tokens, context | (torch.arange(9) < 2), mode, lengths, batch=1, insist=False)
+    session = open_session(model, tokens, context | (torch.arange(9) < 2), mode, lengths, cached=False)
     rows, positions = torch.arange(2), torch.tensor([3, 3])
     session.reveal(rows, torch.tensor([2, 2]), torch.tensor([4, 5]))
     expected = session.logits(rows, positions)
@@ -27,11 +29,14 @@ def test_a_selection_keeps_what_was_revealed_and_stands_alone(mode: str) -> None
     torch.testing.assert_close(changed[2], expected[1], rtol=0, atol=1e-12)
 
 
-def test_whole_passes_answer_alike_whatever_runs_at_once() -> None:
+def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 5, 11, seed=2)
     wanted = (~context & (torch.arange(11) < lengths[:, None])).nonzero()
-    answers = [WholePasses(model, tokens, context, "ac", lengths, batch, insist=False).logits(*wanted.unbind(1)) for batch in (1, 2, 16)]
+    answers = []
+    for batch in (1, 2, 16):
+        monkeypatch.setattr(sessions, "AT_ONCE", batch)
+        answers.append(open_session(model, tokens, context, "ac", lengths, cached=False).logits(*wanted.unbind(1)))
     with torch.no_grad():
         whole = model(tokens, context, "ac", lengths)[*wanted.unbind(1)]
     for answer in answers:

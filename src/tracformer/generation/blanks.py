@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tracformer.generation.results import Span
+from tracformer.generation.results import Candidates, Span
 from tracformer.generation.spelling import Spelling
 
 MARK = re.compile(r"(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
@@ -180,15 +180,21 @@ def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
 
 
 def spans_of(
-    of: Frame, laid: Laid, tokens: Sequence[int], log_probs: Sequence[float], spelling: Spelling, texts: Sequence[str] | None = None
+    of: Frame,
+    laid: Laid,
+    tokens: Sequence[int],
+    log_probs: Sequence[float],
+    spelling: Spelling,
+    texts: Sequence[str] | None = None,
+    candidates: Candidates = (),
 ) -> tuple[str, tuple[Span, ...]]:
-    """The whole text, and its blanks. tokens and log_probs: of the whole sequence; texts: of the blanks, where they are known."""
+    """The whole text, and its blanks. tokens, log_probs, candidates: of the whole sequence; texts: of the blanks, where they are known."""
     text, spans = of.texts[0], []
     for number, (first, length, after) in enumerate(zip(laid.starts, laid.lengths, of.texts[1:], strict=True)):
         ids = tuple(tokens[first : first + length])
         filling = spelling.tokenizer.decode(ids) if texts is None else texts[number]
-        shares = tuple(log_probs[first : first + length])
-        spans.append(Span(len(text), len(text) + len(filling), filling, ids, tuple(map(spelling.token, ids)), shares, first))
+        shares, likely = tuple(log_probs[first : first + length]), candidates[first : first + length]
+        spans.append(Span(len(text), len(text) + len(filling), filling, ids, tuple(map(spelling.token, ids)), shares, first, likely))
         text += filling + after
     return text, tuple(spans)
 

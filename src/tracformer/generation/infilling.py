@@ -3,23 +3,23 @@
 Every sample of every text is one sequence with its own seed; sequences of like length go through the filling loop together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from torch import Tensor
+
 from tracformer.generation import lengths as unknown
-from tracformer.generation.blanks import Frame, Laid, frame, parse, parse_lengths, spans_of, stack
-from tracformer.generation.fill import Revealed, fill
+from tracformer.generation.blanks import Frame, Laid, Stacked, frame, parse, parse_lengths, spans_of, stack
+from tracformer.generation.job import Revealed
 from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import Order
 from tracformer.generation.randomness import derived_seed
-from tracformer.generation.results import Arrival, Infilled, LengthChoice
+from tracformer.generation.results import Arrival, Candidates, Infilled, LengthChoice, Watch, Watcher
+from tracformer.generation.runner import Runner
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.search import search
 from tracformer.generation.spelling import Spelling
-from tracformer.model.base import ConditionalModel
-
-Watch = Callable[[list[Arrival]], None]
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,15 @@ class Options:
     length_draws: int = 8
     lengths: str = "sample"
     batch: int = 16
+    top: int = 0
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
         for name in ("n", "max_blank", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.top < 0:
+            raise ValueError(f"top is {self.top}; it must be zero (none) or more")
         if self.length_draws < 2:
             raise ValueError(f"length_draws is {self.length_draws}; a standard error needs at least 2")
         if self.best_of and self.best_of < self.n:
@@ -84,12 +87,16 @@ class Job(NamedTuple):
     seed: int
 
 
-def infill_texts(model: ConditionalModel, spelling: Spelling, texts: Sequence[str], options: Options) -> list[list[Infilled]]:
+def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str], options: Options) -> list[list[Infilled]]:
     rules = text_rules(options.sampler, spelling)
     seeds = [derived_seed(options.seed, i) for i in range(options.draws)]
-    tasks = [_task(model, spelling, text, options, rules, seeds) for text in texts]
+    tasks = [_task(runner, spelling, text, options, rules, seeds) for text in texts]
+    if isinstance(options.watch, Watcher):
+        for number, task in enumerate(tasks):
+            for sample, each in enumerate(task.lengths):
+                options.watch.lengths(number, sample, each)
     if options.search is not None:
-        return [_searched(model, spelling, task, options, rules) for task in tasks]
+        return [_searched(runner, spelling, task, options, rules) for task in tasks]
     jobs = [
         Job(number, sample, task.frame.blank(task.lengths[sample]), seed)
         for number, task in enumerate(tasks)
@@ -99,7 +106,7 @@ def infill_texts(model: ConditionalModel, spelling: Spelling, texts: Sequence[st
     by_length = sorted(jobs, key=lambda job: len(job.laid.tokens))  # stable: little padding, and the order of samples among equals
     for start in range(0, len(jobs), options.batch):
         some = by_length[start : start + options.batch]
-        for job, result in zip(some, _filled(model, spelling, some, tasks, options, rules), strict=True):
+        for job, result in zip(some, _filled(runner, spelling, some, tasks, options, rules), strict=True):
             filled[job.text, job.sample] = result
     results = [[filled[number, sample] for sample in range(len(seeds))] for number in range(len(tasks))]
     return [_best(each, options.n) for each in results] if options.best_of else results
@@ -127,8 +134,8 @@ def parse_search(text: str) -> tuple[str, int]:
     return method, int(number)
 
 
-def _task(model: ConditionalModel, spelling: Spelling, text: str, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
-    template = parse(text)
+def _task(runner: Runner, spelling: Spelling, text: str, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
+    model, template = runner.model, parse(text)
     wanted = [parse_lengths(content) for content in template.contents]
     of = frame(template, spelling, options.whole)
     ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
@@ -139,12 +146,12 @@ def _task(model: ConditionalModel, spelling: Spelling, text: str, options: Optio
         missing = " and ".join(mode for mode in ("car", "ar") if mode not in model.config.modes)
         said = f"lengths are the middle of their ranges: weighing them needs mode {missing}, which this model was not trained in"
         return Task(of, [unknown.middle(ranges, room)] * len(seeds), [None] * len(seeds), _joined(note, said))
-    choices = _choices(model, spelling, of, ranges, room, options, rules, seeds)
+    choices = _choices(runner, spelling, of, ranges, room, options, rules, seeds)
     return Task(of, [choice.chosen for choice in choices], list(choices), note)
 
 
 def _choices(
-    model: ConditionalModel,
+    runner: Runner,
     spelling: Spelling,
     of: Frame,
     ranges: Sequence[tuple[int, int]],
@@ -163,24 +170,29 @@ def _choices(
     )
     layouts = [of.blank(vector) for vector in found.vectors]
     weighed = unknown.masses(
-        model,
+        runner.model,
         layouts,
         draws=options.length_draws,
         seed=options.seed,
         rules=Sampler(banned=rules.banned, allowed=rules.allowed),
         only=lambda layout, position: word_start(of, layouts[layout], position, spelling),
         batch=options.batch,
+        runner=runner,
     )
     return unknown.choose(found, weighed, options.lengths, seeds)
 
 
 def _filled(
-    model: ConditionalModel, spelling: Spelling, jobs: Sequence[Job], tasks: Sequence[Task], options: Options, rules: Sampler
+    runner: Runner, spelling: Spelling, jobs: Sequence[Job], tasks: Sequence[Task], options: Options, rules: Sampler
 ) -> list[Infilled]:
-    asked = stack([job.laid for job in jobs], model.head.device)
+    asked = stack([job.laid for job in jobs], runner.model.head.device)
     watch = options.watch
-    result = fill(
-        model,
+
+    def told(revealed: list[Revealed]) -> None:
+        assert watch is not None
+        watch([_arrival(jobs[each.row], each, spelling, each.draft or options.best_of > 0) for each in revealed])
+
+    result = runner.fill(
         asked.tokens,
         asked.context,
         options.mode,
@@ -189,17 +201,20 @@ def _filled(
         seed=[job.seed for job in jobs],
         order=options.order,
         only=lambda row, position: word_start(tasks[jobs[row].text].frame, jobs[row].laid, position, spelling),
-        watch=None if watch is None else lambda revealed: watch(_arrivals(revealed, jobs, spelling)),
+        watch=None if watch is None else told,
+        top=options.top,
+        drafts=isinstance(watch, Watcher),
     )
-    rows = zip(jobs, result.tokens.tolist(), result.log_probs.tolist(), strict=True)
-    return [_infilled(spelling, tasks[job.text], job, tokens, log_probs, options.mode) for job, tokens, log_probs in rows]
+    candidates: list[Candidates] = [()] * len(jobs) if result.top is None else spelling.candidates(*result.top)
+    rows = zip(jobs, result.tokens.tolist(), result.log_probs.tolist(), candidates, strict=True)
+    return [_infilled(spelling, tasks[job.text], job, tokens, shares, likely, options.mode) for job, tokens, shares, likely in rows]
 
 
-def _searched(model: ConditionalModel, spelling: Spelling, task: Task, options: Options, rules: Sampler) -> list[Infilled]:
+def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, rules: Sampler) -> list[Infilled]:
     assert options.search is not None
     method, number = parse_search(options.search)
     laid = task.frame.blank(task.lengths[0])
-    asked = stack([laid], model.head.device)
+    asked = stack([laid], runner.model.head.device)
 
     def only(row: int, position: int) -> Sequence[int] | None:
         starts = word_start(task.frame, laid, position, spelling)
@@ -208,7 +223,7 @@ def _searched(model: ConditionalModel, spelling: Spelling, task: Task, options: 
         return rules.allowed if starts is None else sorted(set(rules.allowed) & set(starts))
 
     found = search(
-        model,
+        runner.model,
         asked.tokens,
         asked.context,
         options.mode,
@@ -219,6 +234,7 @@ def _searched(model: ConditionalModel, spelling: Spelling, task: Task, options: 
         n=options.n,
         banned=rules.banned,
         only=only,
+        open_session=runner.session,
     )
     results = []
     for each in found:
@@ -229,15 +245,25 @@ def _searched(model: ConditionalModel, spelling: Spelling, task: Task, options: 
         else:
             said = f"best-first search gave up after {each.expanded} nodes: not proven the most probable"
         noted = task._replace(note=_joined(task.note, said))
-        results.append(
-            _infilled(spelling, noted, Job(0, 0, laid, options.seed), each.tokens.tolist(), each.log_probs.tolist(), options.mode)
-        )
+        candidates = _searched_candidates(runner, spelling, each.tokens, asked, options)
+        job = Job(0, 0, laid, options.seed)
+        results.append(_infilled(spelling, noted, job, each.tokens.tolist(), each.log_probs.tolist(), candidates, options.mode))
     return _distinct(results)
 
 
-def _infilled(spelling: Spelling, task: Task, job: Job, tokens: list[int], log_probs: list[float], mode: str) -> Infilled:
+def _searched_candidates(runner: Runner, spelling: Spelling, tokens: Tensor, asked: Stacked, options: Options) -> Candidates:
+    """Search keeps no candidates of what it passes by: one whole pass over what it found gives them."""
+    if not options.top:
+        return ()
+    found = runner.call(lambda: runner.model.candidates(tokens[None], asked.context, options.mode, asked.lengths, options.top))
+    return spelling.candidates(*found)[0]
+
+
+def _infilled(
+    spelling: Spelling, task: Task, job: Job, tokens: list[int], log_probs: list[float], candidates: Candidates, mode: str
+) -> Infilled:
     length = len(job.laid.tokens)
-    text, spans = spans_of(task.frame, job.laid, tokens, log_probs, spelling)
+    text, spans = spans_of(task.frame, job.laid, tokens, log_probs, spelling, candidates=candidates)
     note = (
         _joined(task.note, "a filling holds bytes that are not UTF-8, shown as U+FFFD")
         if any("\ufffd" in s.text for s in spans)
@@ -262,13 +288,8 @@ def _distinct(results: list[Infilled]) -> list[Infilled]:
     return list({result.text: result for result in reversed(results)}.values())[::-1]
 
 
-def _arrivals(revealed: list[Revealed], jobs: Sequence[Job], spelling: Spelling) -> list[Arrival]:
-    arrivals = []
-    for row, position, token, log_prob in revealed:
-        job = jobs[row]
-        blank, index = job.laid.place(position)
-        arrivals.append(Arrival(job.text, job.sample, blank, index, token, spelling.token(token), log_prob))
-    return arrivals
+def _arrival(job: Job, revealed: Revealed, spelling: Spelling, draft: bool) -> Arrival:
+    return spelling.arrival(revealed, job.text, job.sample, *job.laid.place(revealed.position), draft)
 
 
 def _joined(*notes: str) -> str:

@@ -9,22 +9,27 @@ How blanks are written is in `blanks`; how unknown lengths are chosen, in `lengt
 
 import math
 from collections.abc import Sequence
+from copy import copy
+from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation import loading
 from tracformer.generation.blanks import Frame, Laid, Template, frame, literal_fills, parse, parse_lengths, spans_of, stack
-from tracformer.generation.fill import Revealed, fill
-from tracformer.generation.infilling import Options, Watch, infill_texts, text_rules, word_start
+from tracformer.generation.infilling import Options, infill_texts, text_rules, word_start
+from tracformer.generation.job import Revealed
 from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import LeftToRight, Order
 from tracformer.generation.randomness import derived_seed
-from tracformer.generation.results import Arrival, Candidate, Infilled, Marginal, Sampled, Scored
+from tracformer.generation.results import Candidates, Infilled, Marginal, Sampled, Scored, Watch
+from tracformer.generation.runner import Here, Runner
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.spelling import Spelling
+from tracformer.generation.stopping import StopStrings
 from tracformer.model.base import EXACT, ConditionalModel
 from tracformer.model.check import check_mode, preferred_mode
 
@@ -39,6 +44,15 @@ class LanguageModel:
         loading.require_fit(model, tokenizer)
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.spelling = Spelling(tokenizer)
+        self.runner: Runner = Here(model)
+
+    def on(self, runner: Runner) -> Self:
+        """The same, its model run by somebody else (see `engine`): each answer is the same."""
+        if runner.model is not self.model:
+            raise ValueError("the runner runs another model; make it of this one's `model`")
+        other = copy(self)
+        other.runner = runner
+        return other
 
     def infill(
         self,
@@ -57,6 +71,7 @@ class LanguageModel:
         length_draws: int = 8,
         lengths: str = "sample",
         batch: int = 16,
+        top: int = 0,
         watch: Watch | None = None,
     ) -> list[Infilled]:
         """Fill the blanks of a text: `n` samples, in the order they were drawn; sample i has seed `derived_seed(seed, i)`.
@@ -67,7 +82,7 @@ class LanguageModel:
         search: "best-first:BUDGET" finds the most probable fillings, or says in `note` that it gave up; "beam:WIDTH" approximates them.
         max_blank, prior, length_draws, lengths: for blanks of unknown length, see `lengths`; `prior` maps a blank's number of tokens to a
         weight (None: all alike), `lengths` is "sample" or "rank" (sample i has the i-th likeliest length).
-        batch: sequences at once. watch: is told of each token as it comes.
+        batch: sequences at once. top: so many candidates of each token. watch: is told of each token as it comes; a `Watcher` of more.
         """
         [results] = self.infill_many(
             [text],
@@ -84,6 +99,7 @@ class LanguageModel:
             length_draws=length_draws,
             lengths=lengths,
             batch=batch,
+            top=top,
             watch=watch,
         )
         return results
@@ -94,15 +110,27 @@ class LanguageModel:
         """`infill` for several texts, with its options, in shared batches: what each text gets is what it gets alone."""
         if mode is None and order not in (None, LeftToRight()):
             mode = "ac"  # the one mode that has an order
-        return infill_texts(self.model, self.spelling, texts, Options(n=n, mode=self._mode(mode), order=order, **options))
+        return infill_texts(self.runner, self.spelling, texts, Options(n=n, mode=self._mode(mode), order=order, **options))
 
-    def score(self, text: str, *, mode: str | None = None, whole: bool = True, draws: int | None = None, seed: int = 0) -> Scored:
-        """The log-probability of what stands in [[...]], given the rest. `draws` and `seed` matter only where the answer is a bound."""
-        return self.score_many([text], mode=mode, whole=whole, draws=draws, seed=seed)[0]
+    def score(
+        self, text: str, *, mode: str | None = None, whole: bool = True, draws: int | None = None, seed: int = 0, top: int = 0
+    ) -> Scored:
+        """The log-probability of what stands in [[...]], given the rest. `top`: so many candidates of each token, besides.
 
-    @torch.no_grad()
+        `draws` and `seed` matter only where the answer is a bound.
+        """
+        return self.score_many([text], mode=mode, whole=whole, draws=draws, seed=seed, top=top)[0]
+
     def score_many(
-        self, texts: Sequence[str], *, mode: str | None = None, whole: bool = True, batch: int = 16, draws: int | None = None, seed: int = 0
+        self,
+        texts: Sequence[str],
+        *,
+        mode: str | None = None,
+        whole: bool = True,
+        batch: int = 16,
+        draws: int | None = None,
+        seed: int = 0,
+        top: int = 0,
     ) -> list[Scored]:
         mode = self._mode(mode)
         marked = [self._marked(text, whole) for text in texts]
@@ -111,21 +139,34 @@ class LanguageModel:
         for start in range(0, len(texts), max(1, batch)):
             some = by_length[start : start + max(1, batch)]
             asked = stack([marked[i][1] for i in some], self.model.head.device)
-            estimate = self.model.estimate(asked.tokens, asked.context, mode, asked.lengths, draws=draws, seed=seed)
+            question = (asked.tokens, asked.context, mode, asked.lengths)
+            estimate = self.runner.call(partial(self.model.estimate, *question, draws=draws, seed=seed))
             errors = [None] * len(some) if estimate.standard_error is None else estimate.standard_error.tolist()
-            for i, log_probs, error in zip(some, estimate.values.double().tolist(), errors, strict=True):
-                scored[i] = self._scored(*marked[i], log_probs, mode, error)
+            candidates = self._candidates(*question, top) if top else [()] * len(some)
+            for i, log_probs, error, likely in zip(some, estimate.values.double().tolist(), errors, candidates, strict=True):
+                scored[i] = self._scored(*marked[i], log_probs, mode, error, likely)
         return [scored[i] for i in range(len(texts))]
 
-    @torch.no_grad()
     def score_tokens(self, token_ids: Sequence[int], context: Sequence[bool], mode: str | None = None) -> tuple[float, ...]:
         """Each token's log-probability given those where `context` is True, and zero there: no tokeniser between question and answer."""
-        device = self.model.head.device
-        tokens, given = torch.tensor([list(token_ids)], device=device), torch.tensor([list(context)], device=device)
-        values: list[float] = self.model.log_prob(tokens, given, self._mode(mode)).double()[0].tolist()
+        question = (*self._tensors(token_ids, context), self._mode(mode))
+        values: list[float] = self.runner.call(partial(self.model.log_prob, *question)).double()[0].tolist()
         return tuple(values)
 
-    @torch.no_grad()
+    def top_tokens(self, token_ids: Sequence[int], context: Sequence[bool], top: int = 5, mode: str | None = None) -> Candidates:
+        """The likeliest tokens in the place of each that `score_tokens` scores, likeliest first; none where `context` is True."""
+        [found] = self._candidates(*self._tensors(token_ids, context), self._mode(mode), None, top)
+        return found
+
+    def _tensors(self, token_ids: Sequence[int], context: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        device = self.model.head.device
+        return torch.tensor([list(token_ids)], device=device), torch.tensor([list(context)], device=device)
+
+    def _candidates(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, top: int) -> list[Candidates]:
+        if top < 1:
+            raise ValueError(f"top is {top}; it must be at least 1")
+        return self.spelling.candidates(*self.runner.call(partial(self.model.candidates, tokens, context, mode, lengths, top)))
+
     def marginals(self, text: str, top: int = 5, *, mode: str | None = None, whole: bool = True) -> list[Marginal]:
         """The `top` likeliest tokens at each position of blanks of fixed length, given the rest: the model's own, nothing ruled out."""
         if top < 1:
@@ -146,32 +187,29 @@ class LanguageModel:
                 "their own; leave one blank of one token, or use a model with mode 'ac'"
             )
         asked = stack([laid], self.model.head.device)
-        logits = self.model.logits_at(asked.tokens, asked.context, mode, asked.lengths, ~asked.context)
-        best = logits.double().log_softmax(1).topk(min(top, logits.shape[1]), dim=1)
-        positions = [i for i, given in enumerate(laid.context) if not given]
-        return [
-            Marginal(position, *laid.place(position), tuple(self._candidate(i, value) for i, value in zip(ids, values, strict=True)))
-            for position, ids, values in zip(positions, best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        [candidates] = self._candidates(asked.tokens, asked.context, mode, asked.lengths, top)
+        return [Marginal(i, *laid.place(i), candidates[i]) for i, given in enumerate(laid.context) if not given]
 
     def sample(
         self,
         n: int = 1,
         *,
-        prompt: str = "",
+        prompt: str | Sequence[int] = "",
         max_tokens: int | None = None,
         sampler: Sampler = PLAIN,
         seed: int = 0,
         batch: int = 16,
+        stop: Sequence[str] = (),
+        top: int = 0,
         watch: Watch | None = None,
     ) -> list[Sampled]:
-        """Write on from a prompt until the end of text, or for `max_tokens` tokens.
+        """Write on from a prompt (a text, or token ids) until the end of text, one of the `stop` strings, or `max_tokens` tokens.
 
         In mode `ar`. A model without it fills a blank of that many tokens behind the prompt instead, knowing where the sequence ends.
         """
         if n < 1 or batch < 1:
             raise ValueError(f"n is {n} and batch {batch}; both must be at least 1")
-        of = frame(Template((prompt, ""), ("",)), self.spelling, whole=False)
+        of = self._prompted(prompt)
         room = self.model.config.max_length - of.given
         count = room if max_tokens is None else max_tokens
         if count < 1 or count > room:
@@ -182,23 +220,38 @@ class LanguageModel:
         samples: list[Sampled] = []
         for start in range(0, n, batch):
             numbers = range(start, min(n, start + batch))
-            samples += self._continued(of, laid, [derived_seed(seed, i) for i in numbers], sampler, start, watch)
+            samples += self._continued(of, laid, [derived_seed(seed, i) for i in numbers], sampler, start, stop, top, watch)
         return samples
 
-    def _continued(self, of: Frame, laid: Laid, seeds: list[int], sampler: Sampler, first: int, watch: Watch | None) -> list[Sampled]:
+    def _prompted(self, prompt: str | Sequence[int]) -> Frame:
+        if isinstance(prompt, str):
+            return frame(Template((prompt, ""), ("",)), self.spelling, whole=False)
+        return Frame((self.tokenizer.decode(prompt), ""), (tuple(prompt), ()), (False,))
+
+    def _continued(
+        self,
+        of: Frame,
+        laid: Laid,
+        seeds: list[int],
+        sampler: Sampler,
+        first: int,
+        stop: Sequence[str],
+        top: int,
+        watch: Watch | None,
+    ) -> list[Sampled]:
         mode = "ar" if "ar" in self.model.config.modes else self._mode(None)
         eot, [start] = self.tokenizer.eot_id, laid.starts
         note = (
             "" if mode == "ar" else f"mode {mode} with the length fixed beforehand, at {len(laid.tokens)} tokens: this model has no mode ar"
         )
         asked = stack([laid] * len(seeds), self.model.head.device)
+        stops = StopStrings(stop, self.tokenizer, eot)
 
         def told(revealed: list[Revealed]) -> None:
             assert watch is not None
-            watch([Arrival(0, first + r.row, 0, r.position - start, r.token, self.spelling.token(r.token), r.log_prob) for r in revealed])
+            watch([self.spelling.arrival(each, 0, first + each.row, 0, each.position - start) for each in revealed])
 
-        filled = fill(
-            self.model,
+        filled = self.runner.fill(
             asked.tokens,
             asked.context,
             mode,
@@ -206,15 +259,18 @@ class LanguageModel:
             sampler=text_rules(sampler, self.spelling, allowed=[eot]),
             seed=seeds,
             only=lambda row, position: word_start(of, laid, position, self.spelling),
-            stop=eot,
+            stop=stops if stop else eot,
             watch=None if watch is None else told,
+            top=top,
         )
+        candidates: list[Candidates] = [()] * len(seeds) if filled.top is None else self.spelling.candidates(*filled.top)
         samples = []
         for row, (seed, length) in enumerate(zip(seeds, filled.lengths.tolist(), strict=True)):
             ids, log_probs = tuple(filled.tokens[row, start:length].tolist()), tuple(filled.log_probs[row, start:length].tolist())
             ended = ids[-1] == eot
-            text = of.texts[0] + self.tokenizer.decode(ids[:-1] if ended else ids)
-            samples.append(Sampled(text, ids, log_probs, math.fsum(log_probs), seed, ended, mode, note))
+            text, stopped = stops.cut(self.tokenizer.decode(ids[:-1] if ended else ids))
+            likely = candidates[row][start:length]
+            samples.append(Sampled(of.texts[0] + text, ids, log_probs, math.fsum(log_probs), seed, ended, mode, note, stopped, likely))
         return samples
 
     def _marked(self, text: str, whole: bool) -> tuple[Frame, Laid, list[str]]:
@@ -226,8 +282,10 @@ class LanguageModel:
             raise ValueError(f"the text has {len(laid.tokens)} tokens; this model takes {self.model.config.max_length}: shorten it")
         return of, laid, [filling for filling, _ in fills]
 
-    def _scored(self, of: Frame, laid: Laid, texts: list[str], log_probs: list[float], mode: str, error: float | None) -> Scored:
-        text, spans = spans_of(of, laid, laid.tokens, log_probs, self.spelling, texts)
+    def _scored(
+        self, of: Frame, laid: Laid, texts: list[str], log_probs: list[float], mode: str, error: float | None, candidates: Candidates
+    ) -> Scored:
+        text, spans = spans_of(of, laid, laid.tokens, log_probs, self.spelling, texts, candidates)
         log_prob, tokens = math.fsum(log_probs), sum(laid.lengths)
         return Scored(
             text=text,
@@ -241,9 +299,6 @@ class LanguageModel:
             standard_error=error,
             note=f"mode {mode} {limit}" if (limit := self.model.limits.get(mode)) else "",
         )
-
-    def _candidate(self, token_id: int, log_prob: float) -> Candidate:
-        return Candidate(token_id, self.spelling.token(token_id), math.exp(log_prob), log_prob)
 
     def _mode(self, mode: str | None) -> str:
         if mode is None:

@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracformer.generation.blanks import Laid, Stacked, stack
-from tracformer.generation.fill import fill
 from tracformer.generation.randomness import LENGTH, derived_seed, uniforms
 from tracformer.generation.results import LengthChoice
+from tracformer.generation.runner import Here, Runner
 from tracformer.generation.samplers import Sampler, inverse_cdf
 from tracformer.model.base import ConditionalModel
 
@@ -104,18 +104,25 @@ def masses(
     rules: Sampler,
     only: Only | None = None,
     batch: int = 16,
+    runner: Runner | None = None,
 ) -> Masses:
-    """The mass of each layout's blanks, from `draws` fillings each. `rules` may ban and allow tokens; it must change nothing else."""
+    """The mass of each layout's blanks, from `draws` fillings each. `rules` may ban and allow tokens; it must change nothing else.
+
+    `runner`: who runs the model, if not this thread.
+    """
     if draws < 2:
         raise ValueError(f"length_draws is {draws}; a standard error needs at least 2")
     if rules != Sampler(banned=rules.banned, allowed=rules.allowed):
         raise ValueError(f"lengths are weighed with the model's own probabilities; the rules may only ban and allow tokens, not {rules}")
     base = derived_seed(seed, PROPOSALS)
     jobs = [(layout, derived_seed(base, 1 + layout * draws + draw)) for layout in range(len(layouts)) for draw in range(draws)]
+    runner = runner or Here(model)
     ratios: list[Tensor] = []
     for start in range(0, len(jobs), batch):
         numbers, seeds = zip(*jobs[start : start + batch], strict=True)
-        ratios.append(_log_ratios(model, stack([layouts[i] for i in numbers], model.head.device), seeds, rules, _renumbered(only, numbers)))
+        ratios.append(
+            _log_ratios(runner, stack([layouts[i] for i in numbers], model.head.device), seeds, rules, _renumbered(only, numbers))
+        )
     return summarise(torch.cat(ratios).unflatten(0, (len(layouts), draws)))
 
 
@@ -145,11 +152,12 @@ def choose(found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]) -
     return [LengthChoice(vectors, values, errors, found.vectors[i]) for i in chosen]
 
 
-def _log_ratios(model: ConditionalModel, asked: Stacked, seeds: Sequence[int], rules: Sampler, only: Only | None) -> Tensor:
+def _log_ratios(runner: Runner, asked: Stacked, seeds: Sequence[int], rules: Sampler, only: Only | None) -> Tensor:
     """(B,) float64: log p(text) - log q'(filling), for one filling of each sequence."""
-    filled = fill(model, asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only)
+    filled = runner.fill(asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only)
     assert filled.drawn is not None
-    log_p = model.log_prob(filled.tokens, torch.zeros_like(asked.context), "ar", asked.lengths).double().sum(1).cpu()
+    log_p = runner.call(lambda: runner.model.log_prob(filled.tokens, torch.zeros_like(asked.context), "ar", asked.lengths))
+    log_p = log_p.double().sum(1).cpu()
     return log_p - filled.drawn.sum(1)
 
 

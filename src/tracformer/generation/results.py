@@ -5,6 +5,7 @@ Log-probabilities are natural logarithms, the model's own, before temperature or
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,23 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Candidate(Record):
+    """One of the likeliest tokens of a position."""
+
+    token_id: int
+    text: str
+    probability: float
+    log_prob: float
+
+
+Candidates = tuple[tuple[Candidate, ...], ...]  # of each token, likeliest first; empty where none were asked for
+
+
+@dataclass(frozen=True)
 class Span(Record):
     """One blank's filling, or one marked part. `text[start:stop]` of the result is its text; its tokens start at `first_token` of the
-    sequence. A token that is half of a UTF-8 character shows as U+FFFD in `tokens`; in `text` the halves come together.
+    sequence. A token that is half of a UTF-8 character shows as U+FFFD in `tokens`; in `text` the halves come together. `candidates`, where
+    they were asked for: the likeliest tokens in each token's place, likeliest first.
     """
 
     start: int
@@ -29,6 +44,7 @@ class Span(Record):
     tokens: tuple[str, ...]
     log_probs: tuple[float, ...]
     first_token: int = 0
+    candidates: Candidates = ()
 
     @property
     def log_prob(self) -> float:
@@ -92,14 +108,6 @@ class Scored(Record):
 
 
 @dataclass(frozen=True)
-class Candidate(Record):
-    token_id: int
-    text: str
-    probability: float
-    log_prob: float
-
-
-@dataclass(frozen=True)
 class Marginal(Record):
     """The likeliest tokens of one blank position, likeliest first."""
 
@@ -111,7 +119,9 @@ class Marginal(Record):
 
 @dataclass(frozen=True)
 class Sampled(Record):
-    """A text from its prompt on. `token_ids` and `log_probs` are of what was generated, end of text included where it came (`ended`)."""
+    """A text from its prompt on. `token_ids` and `log_probs` are of all that was generated, end of text included where it came (`ended`).
+    Where a stop string came it is named in `stopped`, and `text` ends before it.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -121,11 +131,16 @@ class Sampled(Record):
     ended: bool
     mode: str
     note: str = ""
+    stopped: str | None = None
+    candidates: Candidates = ()
 
 
 @dataclass(frozen=True)
 class Arrival(Record):
-    """One token as it comes, for `watch`: sample number `sample` of text number `text`, token `index` of blank `blank`, all from 0."""
+    """One token as it comes, for `watch`: sample number `sample` of text number `text`, token `index` of blank `blank`, all from 0.
+
+    A draft may still change: what looks likeliest in a place that is open, or a sample that need not be among the best.
+    """
 
     text: int
     sample: int
@@ -134,6 +149,21 @@ class Arrival(Record):
     token_id: int
     token: str
     log_prob: float
+    draft: bool = False
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Watcher:
+    """A `watch` that hears more than a function does: drafts too, and each sample's lengths before its first token."""
+
+    def __call__(self, arrivals: list[Arrival]) -> None:
+        """Tokens and drafts as they come."""
+
+    def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
+        """How many tokens each blank gets."""
+
+
+Watch = Callable[[list[Arrival]], None]
 
 
 def _plain(value: Any) -> Any:

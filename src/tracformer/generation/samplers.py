@@ -7,6 +7,7 @@ else is in the batch. Everything is computed in float64, so that a batch changes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -96,15 +97,10 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
     V = scores.shape[1]
     _check_ids(sampler, V)
     _penalise(scores, sampler, picks)
-    forbidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    if sampler.banned:
-        forbidden[:, list(sampler.banned)] = True
-    if sampler.allowed:
-        forbidden |= _all_but(sampler.allowed, V, scores.device)
+    scores = permitted(scores, sampler)
     for row, pick in enumerate(picks):
         if pick.only is not None:
-            forbidden[row] |= _all_but(pick.only, V, scores.device)
-    scores.masked_fill_(forbidden, -torch.inf)
+            scores[row].masked_fill_(_all_but(tuple(pick.only), V, scores.device), -torch.inf)
     best = scores.amax(1, keepdim=True)
     if best.isneginf().any():
         raise ValueError(
@@ -113,6 +109,15 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
     if sampler.temperature == 0:
         return scores
     return truncated((scores - best) / sampler.temperature, sampler)  # less the best, no temperature is too low for float64
+
+
+def permitted(scores: Tensor, sampler: Sampler) -> Tensor:
+    """scores (N, V), changed in place: minus infinity at tokens that the sampler never takes."""
+    if sampler.banned:
+        scores[:, list(sampler.banned)] = -torch.inf
+    if sampler.allowed:
+        scores.masked_fill_(_all_but(sampler.allowed, scores.shape[1], scores.device), -torch.inf)
+    return scores
 
 
 def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
@@ -171,7 +176,8 @@ def _would_repeat(left: Sequence[int], n: int) -> set[int]:
     return {left[i + n - 1] for i in range(len(left) - n + 1) if tuple(left[i : i + n - 1]) == ending}
 
 
-def _all_but(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+@lru_cache(maxsize=64)
+def _all_but(ids: tuple[int, ...], vocab_size: int, device: torch.device) -> Tensor:
     index = torch.tensor(list(ids), dtype=torch.int64, device=device)
     if wrong := index[(index < 0) | (index >= vocab_size)].tolist():
         raise ValueError(f"allowed token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
@@ -180,6 +186,7 @@ def _all_but(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tenso
     return mask
 
 
+@lru_cache(maxsize=64)
 def _check_ids(sampler: Sampler, vocab_size: int) -> None:
     for name in ("banned", "allowed", "required"):
         if wrong := [i for i in getattr(sampler, name) if not 0 <= i < vocab_size]:

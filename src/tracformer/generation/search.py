@@ -7,13 +7,15 @@ opens the partial fillings with the highest bounds; once no open bound exceeds a
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tracformer.generation.sessions import Session, open_session, without_targets
+from tracformer.generation import sessions
+from tracformer.generation.sessions import Session, without_targets
 from tracformer.model.base import EXACT, ConditionalModel, targets_of
 from tracformer.model.check import check_batch
 
@@ -46,13 +48,15 @@ def search(
     only: Callable[[int, int], Sequence[int] | None] | None = None,
     cached: bool = True,
     insist: bool = False,
+    open_session: Callable[[Tensor, Tensor, str, Tensor], Session] | None = None,
 ) -> list[Found]:
     """At most `n` different fillings of one sequence's targets, the most probable first.
 
     `best-first` is exact and opens `width` nodes at once. Past `budget` opened nodes it gives up, and says so by `proven=False`: then the
     list holds what was complete by then or, if nothing was, the best open nodes completed greedily. `beam` keeps the `width` best
     partial fillings of each length, and has proven something only if it never dropped one. `banned` tokens are never used,
-    `only(0, position)` restricts a position; what stands at targets in `tokens` is ignored.
+    `only(0, position)` restricts a position; what stands at targets in `tokens` is ignored. `open_session`: who answers instead of the
+    model itself (see `runner.Runner.session`).
     """
     if tokens.dim() != 2 or len(tokens) != 1:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}; search takes one sequence at a time, (1, T)")
@@ -68,7 +72,8 @@ def search(
             raise ValueError(f"{name} is {value}; it must be at least 1")
     positions: list[int] = targets_of(context, lengths)[0].nonzero()[:, 0].tolist()
     choices = [_choices(p, model.config.vocab_size, banned, only).to(tokens.device) for p in positions]
-    session = open_session(model, tokens, context, mode, lengths, cached=cached, insist=insist)
+    ask = partial(sessions.open_session, model, cached=cached) if open_session is None else open_session
+    session = ask(tokens, context, mode, lengths)
     tree = _Tree(session, positions, choices)
     if not positions:
         leaves = [(_Node(), True)]

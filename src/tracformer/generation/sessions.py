@@ -1,6 +1,7 @@
 """What the filling loop asks of a model: the logits of some positions, given all that is known so far.
 
-Where a model has a cache for the mode, that is its session; any other model answers by whole passes.
+A session has a fixed number of rows, one a sequence; sequences come and go. Where a model has a cache for the mode, that is its session;
+any other model answers by whole passes.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,20 @@ from torch import Tensor
 
 from tracformer.model.base import EXACT, ConditionalModel
 
+AT_ONCE = 16  # sequences of a whole pass
+
 
 class Session(Protocol):
+    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
+        """Take in sequences, tokens and context (N, T), lengths (N,): the rows (N,) that they got, ascending."""
+        ...
+
+    def release(self, rows: Tensor | Sequence[int]) -> None:
+        """Free these rows."""
+        ...
+
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """(N, vocab_size) at N pairs of a sequence and a position, ascending."""
+        """(N, vocab_size) at N pairs of a row and a position, ascending."""
         ...
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None: ...
@@ -27,13 +38,27 @@ class Session(Protocol):
 class WholePasses:
     """Any model, any mode. Unless the mode is a chain rule of its own, what is revealed counts as given."""
 
-    def __init__(
-        self, model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, batch: int, insist: bool
-    ) -> None:
-        self.model, self.mode, self.lengths, self.batch, self.insist = model, mode, lengths, batch, insist
-        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        self.tokens = tokens.masked_fill(~(context & inside), 0)  # what is not known yet must not matter
-        self.context = context.clone()
+    def __init__(self, model: ConditionalModel, mode: str, rows: int, length: int) -> None:
+        self.model, self.mode, self.batch = model, mode, AT_ONCE
+        device = model.head.device
+        self.free = list(range(rows))  # ascending
+        self.tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        self.context = torch.zeros(rows, length, dtype=torch.bool, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
+        N, T = tokens.shape
+        if N > len(self.free):
+            raise ValueError(f"{N} sequences do not fit: {len(self.free)} rows are free")
+        rows = torch.tensor(self.free[:N], device=tokens.device)
+        context = context & (torch.arange(T, device=tokens.device) < lengths[:, None])
+        self.tokens[rows, :T] = tokens.masked_fill(~context, 0).to(self.tokens.dtype)  # what is not known yet must not matter
+        self.context[rows, :T], self.lengths[rows] = context, lengths
+        self.free = self.free[N:]
+        return rows
+
+    def release(self, rows: Tensor | Sequence[int]) -> None:
+        self.free = sorted([*self.free, *torch.as_tensor(rows).tolist()])
 
     @torch.no_grad()
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
@@ -46,7 +71,7 @@ class WholePasses:
             wanted = torch.zeros(len(some), width, dtype=torch.bool, device=rows.device)
             wanted[which[mine] - start, positions[mine]] = True
             tokens, context = self.tokens[some, :width], self.context[some, :width]
-            parts.append(self.model.logits_at(tokens, context, self.mode, self.lengths[some], wanted, insist=self.insist))
+            parts.append(self.model.logits_at(tokens, context, self.mode, self.lengths[some], wanted, insist=True))
         return torch.cat(parts)
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
@@ -56,26 +81,24 @@ class WholePasses:
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
         index = torch.as_tensor(rows, device=self.tokens.device)
-        tokens, context, lengths = (x[index] for x in (self.tokens, self.context, self.lengths))
-        chosen = type(self)(self.model, tokens, context, self.mode, lengths, self.batch, self.insist)
-        chosen.tokens = tokens  # with what was revealed
+        chosen = type(self)(self.model, self.mode, 0, 0)
+        chosen.tokens, chosen.context, chosen.lengths = (x[index] for x in (self.tokens, self.context, self.lengths))
         return chosen
 
 
-def open_session(
-    model: ConditionalModel,
-    tokens: Tensor,
-    context: Tensor,
-    mode: str,
-    lengths: Tensor,
-    *,
-    cached: bool = True,
-    batch: int = 16,
-    insist: bool = False,
-) -> Session:
-    """The model's cache where it has one for the mode and `cached` allows, else whole passes, `batch` sequences at once."""
-    session = model.cache(tokens, context, mode, lengths, insist=insist) if cached else None
-    return session or WholePasses(model, tokens, context, mode, lengths, batch, insist)
+def empty_session(model: ConditionalModel, mode: str, rows: int, length: int, *, cached: bool = True) -> Session:
+    """The model's cache where it has one for the mode and `cached` allows, else whole passes. Whether the weights were trained for the mode
+    is the caller's to check.
+    """
+    session: Session | None = model.empty_cache(mode, rows, length) if cached else None
+    return session or WholePasses(model, mode, rows, length)
+
+
+def open_session(model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, *, cached: bool = True) -> Session:
+    """A session with these sequences in it, in their order."""
+    session = empty_session(model, mode, *tokens.shape, cached=cached)
+    session.admit(tokens, context, lengths)
+    return session
 
 
 def without_targets(tokens: Tensor, context: Tensor) -> Tensor:

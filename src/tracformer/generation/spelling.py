@@ -5,11 +5,16 @@ the model would be asked for a word without its space right behind a space witho
 """
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.tokenizer_kinds import byte_symbols
+from tracformer.generation.job import Revealed
+from tracformer.generation.results import Arrival, Candidate, Candidates
 
 
 class Spelling:
@@ -39,6 +44,20 @@ class Spelling:
         if token_id not in self._texts:
             self._texts[token_id] = self.tokenizer.decode([token_id])
         return self._texts[token_id]
+
+    def candidates(self, token_ids: Tensor, log_probs: Tensor) -> list[Candidates]:
+        """What models give as (B, T, top), in words; where there is no token (-1) there is no candidate."""
+        return [
+            tuple(self._listed(zip(*position, strict=True)) for position in zip(ids, values, strict=True))
+            for ids, values in zip(token_ids.tolist(), log_probs.tolist(), strict=True)
+        ]
+
+    def arrival(self, revealed: Revealed, text: int, sample: int, blank: int, index: int, draft: bool = False) -> Arrival:
+        token = self.token(revealed.token)
+        return Arrival(text, sample, blank, index, revealed.token, token, revealed.log_prob, draft, self._listed(revealed.candidates))
+
+    def _listed(self, likely: Iterable[tuple[int, float]]) -> tuple[Candidate, ...]:
+        return tuple(Candidate(i, self.token(i), math.exp(value), value) for i, value in likely if i >= 0)
 
 
 def is_byte_level(decoder: Any) -> bool:

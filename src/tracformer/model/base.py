@@ -112,6 +112,21 @@ class ConditionalModel(nn.Module):
         values = likelihood.token_log_probs(hidden, self.head, tokens.flatten()[rows].long(), self.head_bias)
         return Estimate(values.new_zeros(tokens.numel()).index_copy(0, rows, values).unflatten(0, tokens.shape), None)
 
+    def candidates(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None = None, top: int = 5, *, insist: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(B, T, top): the likeliest tokens at each target, where `log_prob` answers for the one that stands there, and their
+        log-probabilities; token -1 where given. Not where the answer is a bound.
+        """
+        if self.answers[mode] == BOUND:
+            raise ValueError(f"mode {mode!r} gives a bound, which lists no candidates; ask for none, or in another mode")
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
+        ids, values = likelihood.likeliest(hidden, self.head, min(top, self.config.vocab_size), self.head_bias)
+        shape = (*tokens.shape, ids.shape[1])
+        token_ids = ids.new_full((tokens.numel(), ids.shape[1]), -1).index_copy(0, rows, ids)
+        return token_ids.view(shape), values.new_zeros(tokens.numel(), ids.shape[1]).index_copy(0, rows, values).view(shape)
+
     def loss(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, *, insist: bool = False) -> Tensor:
         """Negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
         total, count = self.nll(tokens, context, mode, lengths, insist=insist)
@@ -139,9 +154,19 @@ class ConditionalModel(nn.Module):
         total = likelihood.weighted_nll(hidden, self.head, tokens.flatten()[rows].long(), row_weights, self.head_bias)
         return total, len(rows)
 
-    def cache(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, *, insist: bool = False) -> Any:
-        """What generation from left to right can hold on to (see `generation.sessions.Session`), or None: then it runs whole passes."""
+    def empty_cache(self, mode: str, rows: int, length: int) -> Any:
+        """What generation can hold on to in this mode (see `generation.sessions.Session`), for `rows` sequences of at most `length` tokens;
+        or None: then it runs whole passes.
+        """
         return None
+
+    def cache(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None = None, *, insist: bool = False) -> Any:
+        """An `empty_cache` with these sequences in it, in their order. What stands at targets is ignored."""
+        lengths = self._check(tokens.masked_fill(~context, 0), context, mode, lengths, insist)
+        cache = self.empty_cache(mode, *tokens.shape)
+        if cache is not None:
+            cache.admit(tokens, context, lengths)
+        return cache
 
     def num_parameters(self, embeddings: bool = True) -> int:
         counted = sum(parameter.numel() for parameter in self.parameters())

@@ -4,7 +4,8 @@ The suffix encoder reads only what is given: it runs once. The prefix encoder is
 layer reads only its own few keys. Each decoder layer keeps its keys and values of both sides, prefix slots first, then suffix slots,
 and a query reads every s-th of them.
 
-The caller holds the cache; the model keeps nothing.
+A cache has a fixed number of rows, one a sequence. Sequences come (`admit`) and go (`release`) while others are halfway: nothing is
+moved or allocated anew. The caller holds the cache; the model keeps nothing.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,13 @@ GATHERED_AT_ONCE = 2**24  # elements of keys: 64 MiB in float32
 
 
 class Slots:
-    """Keys and values of one layer, (B, slots, d) each, read and written by flat index b * slots + slot."""
+    """Keys and values of one layer, (rows, slots, d) each, read and written by flat index row * slots + slot."""
 
-    def __init__(self, like: Tensor, batch: int, slots: int) -> None:
+    def __init__(self, like: Tensor, rows: int, slots: int) -> None:
         self.slots = slots
-        self.keys, self.values = (like.new_zeros(batch * slots, like.shape[-1]) for _ in range(2))
+        self.keys, self.values = (like.new_empty(rows * slots, like.shape[-1]) for _ in range(2))  # memory is touched as rows fill
+        for x in (self.keys, self.values):
+            x.view(rows, slots, -1)[:, 0] = 0.0  # keys that do not exist are read from here, with weight zero
 
     def write(self, index: Tensor, k: Tensor, v: Tensor) -> None:
         """k, v: (N, H, D)"""
@@ -55,6 +58,12 @@ class Slots:
         mixed = scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=present[:, None, None])[:, :, 0]
         return mixed.masked_fill(~present.any(1)[:, None, None], 0.0)
 
+    def copy(self, sources: Tensor, rows: Tensor, start: int, stop: int) -> None:
+        """Slots start .. stop-1 of some rows to others."""
+        for x in (self.keys, self.values):
+            x = x.unflatten(0, (-1, self.slots))
+            x[rows, start:stop] = x[sources, start:stop]
+
     def select(self, rows: Tensor) -> Self:
         chosen = object.__new__(type(self))
         chosen.slots = self.slots
@@ -63,32 +72,62 @@ class Slots:
 
 
 class Cache:
-    """Generation from left to right in `car` or `ar` mode, over a batch of sequences with their own contexts and lengths.
+    """Generation from left to right in `car` or `ar` mode: at most `rows` sequences at a time, each of at most `length` tokens, with their
+    own contexts and lengths.
 
-    `reveal` tells it a token; `logits` answers for any position all of whose predecessors are known, encoding on the way whatever has
-    become known since: a long given prefix in one parallel pass when the cache is made, given stretches between targets together.
+    `admit` takes sequences in, `release` lets them go. `reveal` tells it a token; `logits` answers for any position all of whose
+    predecessors are known, encoding on the way whatever has become known since: a long given prefix in one parallel pass when the sequence
+    is admitted, given stretches between targets together.
     """
 
-    @torch.no_grad()
-    def __init__(self, model: "Tracformer", tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> None:
-        B, T = tokens.shape
-        self.model, self.lengths, self.length, self.mode = model, lengths, T, mode
-        self.tokens = tokens.clone()
-        self.encoded = torch.zeros_like(lengths)  # how many positions the prefix encoder has read, of each sequence
+    def __init__(self, model: "Tracformer", mode: str, rows: int, length: int) -> None:
+        self.model, self.mode, self.length = model, mode, length
         weight = model.embedding.weight
         sides = 1 if mode == "ar" else 2
-        self.angles = self._angles(torch.arange(T, device=tokens.device))
-        self.encoder = [Slots(weight, B, T) for _ in model.encoder]
-        self.decoder = [Slots(weight, B, sides * T) for _ in model.decoder]
-        self.offsets = [torch.tensor(range(T) if layer.offsets is None else layer.offsets, device=tokens.device) for layer in model.encoder]
-        if sides == 2:
-            self._read_suffix(context)
-        inside = torch.arange(T, device=tokens.device) < lengths[:, None]
-        self._read_prefix((context & inside).cumprod(1).sum(1))
+        self.free = list(range(rows))  # ascending
+        self.tokens = torch.zeros(rows, length, dtype=torch.int64, device=weight.device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        self.encoded = [0] * rows  # how many positions the prefix encoder has read, of each sequence
+        self.angles = self._angles(torch.arange(length, device=weight.device))
+        self.encoder = [Slots(weight, rows, length) for _ in model.encoder]
+        self.decoder = [Slots(weight, rows, sides * length) for _ in model.decoder]
+        self.offsets = [
+            torch.tensor(range(length) if layer.offsets is None else layer.offsets, device=weight.device) for layer in model.encoder
+        ]
+        self.step = _Step(model)
 
-    @property
-    def batch(self) -> int:
-        return len(self.lengths)
+    @torch.no_grad()
+    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
+        """Read new sequences, tokens and context (N, T), lengths (N,), into free rows: which (N,), ascending.
+
+        Equal ones (several samples of one question) are read once.
+        """
+        N, T = len(tokens), int(lengths.max())
+        tokens, context = tokens[:, :T], context[:, :T]
+        if N > len(self.free) or T > self.length:
+            raise ValueError(f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of {self.length} tokens")
+        taken = self.free[:N]
+        rows = torch.tensor(taken, device=tokens.device)
+        context = context & (torch.arange(T, device=tokens.device) < lengths[:, None])
+        known = context.cumprod(1).sum(1)  # the given prefix of each
+        self.tokens[rows, :T], self.lengths[rows] = tokens.to(self.tokens.dtype), lengths
+        new, source = _first_of_equals(tokens.masked_fill(~context, -1), lengths)
+        if self.mode != "ar":
+            self._read_suffix(rows[new], tokens[new], context[new], lengths[new])
+        self._read_prefix(rows[new], tokens[new], known[new])
+        if len(new) < N:
+            self._copy(rows[source], rows, int(known.max()), T)
+        for row, count in zip(taken, known.tolist(), strict=True):
+            self.encoded[row] = count
+        self.free = self.free[N:]
+        return rows
+
+    def release(self, rows: Tensor | Sequence[int]) -> None:
+        """These sequences are done with; their rows are free at once."""
+        gone = torch.as_tensor(rows).tolist()
+        if wrong := [row for row in gone if row in self.free or not 0 <= row < len(self.encoded)]:
+            raise ValueError(f"row {wrong[0]} holds no sequence")
+        self.free = sorted([*self.free, *gone])
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
         self.tokens[rows, positions] = tokens.to(self.tokens.dtype)
@@ -96,79 +135,88 @@ class Cache:
     @torch.no_grad()
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
         """(N, vocab_size) at one position in each of some sequences, every token before it being known."""
-        self._advance(rows, positions)
-        return self._decode(rows, positions)
+        self._advance(rows.tolist(), positions.tolist())
+        parts = [self._decode(*some) for some in zip(*self._chunks(rows, positions), strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
         """A cache of some of the sequences, in any order and number; what happens to it does not touch this one."""
         index = torch.as_tensor(rows, device=self.tokens.device)
         chosen = object.__new__(type(self))
-        chosen.model, chosen.length, chosen.mode, chosen.angles, chosen.offsets = (
-            self.model,
-            self.length,
-            self.mode,
-            self.angles,
-            self.offsets,
-        )
-        chosen.lengths, chosen.tokens, chosen.encoded = (x[index].clone() for x in (self.lengths, self.tokens, self.encoded))
+        for name in ("model", "length", "mode", "angles", "offsets", "step"):
+            setattr(chosen, name, getattr(self, name))
+        chosen.free, chosen.encoded = [], [self.encoded[row] for row in index.tolist()]
+        chosen.lengths, chosen.tokens = (x[index].clone() for x in (self.lengths, self.tokens))
         chosen.encoder = [slots.select(index) for slots in self.encoder]
         chosen.decoder = [slots.select(index) for slots in self.decoder]
         return chosen
 
     # ---- whole passes
 
-    def _read_suffix(self, context: Tensor) -> None:
+    def _read_suffix(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
         """The suffix encoder over what is given, mirrored; its features go to the decoder's suffix slots."""
-        model, T = self.model, self.length
-        layout = Layout(self.lengths, T, readings=1, rows=self.lengths[:0])
-        given = self.tokens.masked_fill(~context, model.config.mask_id)
-        inside = torch.arange(T, device=given.device) < self.lengths[:, None]
-        reading = given.masked_fill(~inside, model.config.mask_id).gather(1, layout.mirror)
-        rows = torch.arange(self.batch, device=given.device)[:, None]
-        slots = (rows * 2 * T + T + layout.mirror).flatten()  # slot T + t holds the feature at t
+        model = self.model
+        layout = Layout(lengths, tokens.shape[1], readings=1, rows=lengths[:0])
+        reading = tokens.masked_fill(~context, model.config.mask_id).gather(1, layout.mirror)
+        slots = (rows[:, None] * 2 * self.length + self.length + layout.mirror).flatten()  # slot length + t holds the feature at t
+        angles = self._at(layout.mirror)
         x = model.embedding(reading)
         for number, layer in enumerate(model.encoder, start=1):
-            x = layer(x, self._angles(layout.mirror), layout, model.attention)
+            x = layer(x, angles, layout, model.attention)
             self._keep(number, slots, x.flatten(0, 1), layout.mirror.flatten())
 
-    def _read_prefix(self, known: Tensor) -> None:
+    def _read_prefix(self, rows: Tensor, tokens: Tensor, known: Tensor) -> None:
         """The prefix encoder over each sequence's first `known` tokens, in parallel."""
         model, P = self.model, int(known.max())
         if P == 0:
             return
         layout = Layout(known.clamp(min=1), P, readings=1, rows=known[:0])
         positions = torch.arange(P, device=known.device)
-        rows = torch.arange(self.batch, device=known.device)[:, None]
-        slots, places = (rows * self.length + positions).flatten(), positions.repeat(self.batch)
-        decoder_slots = (rows * self.decoder[0].slots + positions).flatten()
+        slots, places = (rows[:, None] * self.length + positions).flatten(), positions.repeat(len(rows))
+        decoder_slots = (rows[:, None] * self.decoder[0].slots + positions).flatten()
         inside = positions < known[:, None]
-        x = model.embedding(self.tokens[:, :P].masked_fill(~inside, model.config.mask_id))
-        angles = self._angles(positions)
+        x = model.embedding(tokens[:, :P].masked_fill(~inside, model.config.mask_id))
+        angles = self._at(positions)
         for number, layer in enumerate(model.encoder, start=1):
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
             self.encoder[number - 1].write(slots, k.flatten(0, 1), v.flatten(0, 1))
             x = layer.finish(x, model.attention.encode(q, k, v, layer.offsets, layout))  # type: ignore[operator,arg-type]
             self._keep(number, decoder_slots, x.flatten(0, 1), places)
-        self.encoded = known.clone()
+
+    def _copy(self, sources: Tensor, rows: Tensor, known: int, width: int) -> None:
+        """What was read for some rows, to others that hold the same."""
+        for kept in self.encoder:
+            kept.copy(sources, rows, 0, known)
+        for kept in self.decoder:
+            kept.copy(sources, rows, 0, known)
+            if self.mode != "ar":
+                kept.copy(sources, rows, self.length, self.length + width)
 
     # ---- one step
 
-    def _advance(self, rows: Tensor, positions: Tensor) -> None:
+    def _advance(self, rows: Sequence[int], positions: Sequence[int]) -> None:
         """The prefix encoder over all that lies between what it has read and `positions`: a flat list of (row, position) pairs."""
-        start = self.encoded[rows]
-        counts = (positions - start).clamp(min=0)
-        total = int(counts.sum())
-        if total == 0:
+        pairs = [(row, place) for row, position in zip(rows, positions, strict=True) for place in range(self.encoded[row], position)]
+        if not pairs:
             return
-        row = rows.repeat_interleave(counts)
-        first = (counts.cumsum(0) - counts).repeat_interleave(counts)
-        place = start.repeat_interleave(counts) + torch.arange(total, device=row.device) - first
+        row, place = torch.tensor(pairs, device=self.tokens.device).T.contiguous()
+        for some, places in zip(*self._chunks(row, place), strict=True):  # ascending in each row, so that none comes before what it reads
+            self._encode(some, places)
+        for each, position in zip(rows, positions, strict=True):
+            self.encoded[each] = max(self.encoded[each], position)
+
+    def _chunks(self, rows: Tensor, places: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Compiled steps take a few rows at a time: what is computed for one does not depend on how many come with it."""
+        if len(rows) <= FEW or not self._compiled():
+            return [rows], [places]
+        return rows.split(FEW), places.split(FEW)
+
+    def _encode(self, row: Tensor, place: Tensor) -> None:
         model, angles = self.model, self._at(place)
         slot, decoder_slot = row * self.length + place, row * self.decoder[0].slots + place
         x = model.embedding(self.tokens[row, place])
-        self.encoded[rows] = torch.maximum(start, positions)
-        if self._compiled(x):
-            return self._compiled_advance(x, row, place, decoder_slot, angles)
+        if self._compiled():
+            return self._compiled_encode(x, row, place, decoder_slot, angles)
         for number, layer in enumerate(model.encoder, start=1):
             kept = self.encoder[number - 1]
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
@@ -181,7 +229,7 @@ class Cache:
     def _decode(self, rows: Tensor, positions: Tensor) -> Tensor:
         model, angles = self.model, self._at(positions)
         x = model.embedding.weight.new_zeros(len(rows), model.config.d_model)
-        if self._compiled(x):
+        if self._compiled():
             x = self._compiled_decode(x, rows, positions, angles)
             return logits_of(model.norm(x), model.head)
         for layer, kept in zip(model.decoder, self.decoder, strict=True):
@@ -203,23 +251,22 @@ class Cache:
 
     # ---- the same in compiled code, a layer a call
 
-    def _compiled(self, x: Tensor) -> bool:
-        return len(x) <= FEW and x.device.type == "cpu" and x.dtype == torch.float32 and native.ready()
+    def _compiled(self) -> bool:
+        weight = self.model.embedding.weight
+        return weight.device.type == "cpu" and weight.dtype == torch.float32 and native.ready()
 
-    def _compiled_advance(self, x: Tensor, rows: Tensor, places: Tensor, decoder_slots: Tensor, angles: Angles) -> None:
-        heads, ops = self.model.config.n_head, torch.ops.tracformer
-        for number, (layer, kept, offsets) in enumerate(zip(self.model.encoder, self.encoder, self.offsets, strict=True), start=1):
-            weights = layer.step_weights()  # type: ignore[operator]
+    def _compiled_encode(self, x: Tensor, rows: Tensor, places: Tensor, decoder_slots: Tensor, angles: Angles) -> None:
+        heads, ops, step = self.model.config.n_head, torch.ops.tracformer, self.step
+        for number, (weights, kept, offsets) in enumerate(zip(step.encoder, self.encoder, self.offsets, strict=True), start=1):
             x = ops.encoder_step(x, weights, kept.keys, kept.values, rows, places, offsets, self.length, *angles, heads)
-            decoder_layer = paired_encoder_layer(number, len(self.decoder)) - 1
-            reader, slots = self.model.decoder[decoder_layer], self.decoder[decoder_layer]
-            ops.keys_step(x, reader.key_weights(), slots.keys, slots.values, decoder_slots, *angles, heads)  # type: ignore[operator]
+            reader = paired_encoder_layer(number, len(self.decoder)) - 1
+            slots = self.decoder[reader]
+            ops.keys_step(x, step.keys[reader], slots.keys, slots.values, decoder_slots, *angles, heads)
 
     def _compiled_decode(self, x: Tensor, rows: Tensor, places: Tensor, angles: Angles) -> Tensor:
-        heads, ops = self.model.config.n_head, torch.ops.tracformer
+        heads, ops, step = self.model.config.n_head, torch.ops.tracformer, self.step
         lengths = torch.zeros_like(rows) if self.mode == "ar" else self.lengths[rows]
-        for layer, kept in zip(self.model.decoder, self.decoder, strict=True):
-            weights, stride = layer.step_weights(), layer.stride  # type: ignore[operator]
+        for weights, stride, kept in zip(step.decoder, step.strides, self.decoder, strict=True):
             x = ops.decoder_step(x, weights, kept.keys, kept.values, rows, places, lengths, stride, self.length, *angles, heads)
         return x
 
@@ -240,3 +287,23 @@ class Cache:
 
     def _at(self, positions: Tensor) -> Angles:
         return Angles(self.angles.cos[positions], self.angles.sin[positions])
+
+
+class _Step:
+    """What compiled steps read of the model, gathered once."""
+
+    def __init__(self, model: "Tracformer") -> None:
+        self.encoder: list[list[Tensor]] = [layer.step_weights() for layer in model.encoder]  # type: ignore[operator]
+        self.decoder: list[list[Tensor]] = [layer.step_weights() for layer in model.decoder]  # type: ignore[operator]
+        self.keys: list[list[Tensor]] = [layer.key_weights() for layer in model.decoder]  # type: ignore[operator]
+        self.strides = [int(layer.stride) for layer in model.decoder]  # type: ignore[arg-type]
+
+
+def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[int]]:
+    """Which rows are the first of their kind, and for every row the number of the first that equals it."""
+    firsts: dict[tuple[int, bytes], int] = {}
+    source = [
+        firsts.setdefault((length, row.tobytes()), number)
+        for number, (length, row) in enumerate(zip(lengths.tolist(), tokens.cpu().numpy(), strict=True))
+    ]
+    return list(firsts.values()), source

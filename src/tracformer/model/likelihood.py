@@ -36,6 +36,15 @@ def _log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | Non
     return logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, dim=1)
 
 
+def likeliest(hidden: Tensor, head: Tensor, count: int, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(N, count) ids and float64 log-probabilities of each row's likeliest tokens, likeliest first."""
+    parts = [
+        logits_of(hidden[rows], head, bias).double().log_softmax(1).topk(count, dim=1)
+        for rows in row_chunks(max(1, len(hidden)), len(head))
+    ]
+    return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
+
+
 def weighted_nll(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Sum over rows of weight * -log p(target): the training loss, whose gradient is taken chunk by chunk on the way forward."""
     if weights is None:

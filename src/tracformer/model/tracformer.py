@@ -67,10 +67,9 @@ class Tracformer(ConditionalModel):
     def embedding_tables(self) -> list[Tensor]:
         return [self.embedding.weight]
 
-    def cache(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None = None, *, insist: bool = False) -> Cache | None:
-        """A cache for generation in `car` and `ar` mode; the caller holds it."""
-        lengths = self._check(tokens.masked_fill(~context, 0), context, mode, lengths, insist)
-        return Cache(self, tokens, context, mode, lengths) if mode != "ac" else None
+    def empty_cache(self, mode: str, rows: int, length: int) -> Cache | None:
+        """For `car` and `ar`, which go from left to right; the caller holds it."""
+        return Cache(self, mode, rows, length) if mode != "ac" else None
 
     def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Final decoder states (N, d) of the wanted positions, and those positions as flat rows (N,)."""

@@ -1,0 +1,247 @@
+"""One call of `fill`: its sequences, its rules, and what has come of them so far.
+
+Bookkeeping is in plain lists and numbers: a step asks little of each sequence, and tensors of one element are slow.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tracformer.generation.orders import LeftToRight, Order, orders_for
+from tracformer.generation.samplers import PLAIN, Pick, Sampler
+from tracformer.generation.sessions import without_targets
+from tracformer.model.base import targets_of
+from tracformer.model.check import check_batch
+from tracformer.model.config import ModelConfig
+
+Only = Callable[[int, int], Sequence[int] | None]  # (row, position) -> the tokens that may stand there, or None for all
+Stop = Callable[[int, int, int], bool]  # (row, position, token) -> does the sequence end with this token?
+Likely = tuple[tuple[int, float], ...]  # tokens and their log-probabilities, likeliest first
+
+
+class Revealed(NamedTuple):
+    """One token, as it comes; or a draft: what the model thinks likeliest at a position that is still open."""
+
+    row: int
+    position: int
+    token: int
+    log_prob: float
+    candidates: Likely = ()
+    draft: bool = False
+
+
+Watch = Callable[[list[Revealed]], None]
+
+
+class Top(NamedTuple):
+    """The likeliest tokens where one was filled, likeliest first; token -1 elsewhere, and where the vocabulary has fewer."""
+
+    tokens: Tensor  # (B, T, top)
+    log_probs: Tensor  # (B, T, top) float64
+
+
+@dataclass(frozen=True)
+class Filled:
+    tokens: Tensor  # (B, T)
+    log_probs: Tensor  # (B, T) the model's own, before any sampler's change; zero where given. float64
+    lengths: Tensor  # (B,) shorter than asked where the stop token came
+    steps: Tensor  # (B, T) in which step of its sequence a token was revealed; -1 where given
+    drawn: Tensor | None = None  # (B, T) with which log-probability each came: the sampler's, constraints included. Not of diffusion
+    top: Top | None = None  # where candidates were asked for
+
+    @property
+    def log_prob(self) -> Tensor:
+        """(B,): of all that was filled, given the rest. Exact under `car` and `ar`; under `ac` exact given the order, one token a step."""
+        return self.log_probs.sum(1)
+
+
+class Answer(NamedTuple):
+    """What comes next in a row: a token, and drafts of all that was open before it."""
+
+    row: "Row"
+    position: int
+    token: int
+    log_prob: float
+    drawn: float
+    candidates: Likely = ()
+    drafts: list[Revealed] = []  # noqa: RUF012
+
+
+class Arrived(NamedTuple):
+    """One token of one row, for good."""
+
+    position: int
+    token: int
+    log_prob: float
+    drawn: float
+    step: int
+    candidates: Likely
+
+
+class Row:
+    """One sequence on its way."""
+
+    def __init__(
+        self, job: "Job", number: int, tokens: list[int], opened: list[int], length: int, sampler: Sampler, seed: int, order: Order
+    ):
+        self.job, self.number, self.length, self.sampler, self.seed, self.order = job, number, length, sampler, seed, order
+        self.tokens = tokens  # known where not open
+        self.open = opened  # positions, ascending
+        self.slot = -1  # its row of the session
+        self.step = 0
+        self.arrived: list[Arrived] = []
+        self.drafts: dict[int, int] = {}  # what the watcher was last told of open positions
+        self.missing = set(sampler.required)
+        if len(self.missing) > len(self.open):
+            raise ValueError(f"{len(self.missing)} tokens are required, but sequence {number} has only {len(self.open)} to fill")
+
+    def turn(self, logits: Tensor | None) -> list[int]:
+        """Which of the open positions are filled now, as indices into them. logits (M, V): of all of them, where the order looks."""
+        room = max(1, len(self.open) - len(self.missing))  # what stays open must hold every required token
+        if type(self.order) is LeftToRight:
+            return list(range(min(self.order.k, room, len(self.open))))
+        turn: list[int] = self.order.turn(torch.tensor(self.open), logits, self.seed)[:room].tolist()
+        return turn
+
+    def pick(self, position: int, uniform: float) -> Pick:
+        allowed = self.job.only(self.number, position) if self.job.only is not None else None
+        if self.missing and len(self.missing) == len(self.open):
+            allowed = sorted(self.missing if allowed is None else self.missing & set(allowed))
+        if not self.sampler.needs_history:
+            return Pick(self.sampler, uniform, only=allowed)
+        place = bisect_left(self.open, position)
+        first = self.open[place - 1] + 1 if place else 0
+        unknown = set(self.open)
+        seen = [token for at, token in enumerate(self.tokens[: self.length]) if at not in unknown]
+        return Pick(self.sampler, uniform, self.tokens[first:position], seen, allowed)
+
+    def reveal(self, answer: Answer) -> None:
+        del self.open[bisect_left(self.open, answer.position)]
+        self.tokens[answer.position] = answer.token
+        self.missing.discard(answer.token)
+        self.drafts.pop(answer.position, None)
+        self.arrived.append(Arrived(answer.position, answer.token, answer.log_prob, answer.drawn, self.step, answer.candidates))
+
+    def changed(self, drafts: Sequence[Revealed]) -> list[Revealed]:
+        """Those of open positions that are not what was drafted last."""
+        still = set(self.open)
+        new = [each for each in drafts if each.position in still and self.drafts.get(each.position) != each.token]
+        self.drafts.update((each.position, each.token) for each in new)
+        return new
+
+    def end(self, position: int) -> None:
+        """The sequence ends with this position; what lies before it may still be open."""
+        self.length = position + 1
+        self.open = self.open[: bisect_left(self.open, position)]
+
+
+class Job:
+    """Checked when it is made, in whatever thread; from then on only the filling loop changes it, until it is done."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        *,
+        sampler: Sampler | Sequence[Sampler] = PLAIN,
+        seed: int | Sequence[int] = 0,
+        order: Order | Sequence[Order] | None = None,
+        only: Only | None = None,
+        stop: int | Stop | None = None,
+        insist: bool = False,
+        watch: Watch | None = None,
+        top: int = 0,
+        drafts: bool = False,
+    ) -> None:
+        tokens = without_targets(tokens, context)
+        lengths = check_batch(config, tokens, context, mode, lengths, insist)
+        if top < 0:
+            raise ValueError(f"top is {top}; it must be zero (none) or more")
+        self.tokens, self.context, self.lengths, self.mode = tokens, context, lengths, mode
+        self.samplers, self.seeds = _one_each(sampler, seed, len(tokens))
+        self.order, self.only, self.stop, self.watch, self.top, self.drafts = order, only, stop, watch, min(top, config.vocab_size), drafts
+        self.error: BaseException | None = None
+        self.rows: list[Row] = []
+        if mode != "diffusion":
+            orders = _orders(order, mode, len(tokens))
+            opens = targets_of(context, lengths).cpu().numpy()
+            each = zip(tokens.tolist(), opens, lengths.tolist(), self.samplers, self.seeds, orders, strict=True)
+            self.rows = [
+                Row(self, number, ids, opened.nonzero()[0].tolist(), length, rules, own_seed, own_order)
+                for number, (ids, opened, length, rules, own_seed, own_order) in enumerate(each)
+            ]
+        self.left = sum(bool(row.open) for row in self.rows)  # rows that are not filled yet
+
+    @property
+    def done(self) -> bool:
+        return self.left == 0 or self.error is not None
+
+    def take(self, answers: Sequence[Answer]) -> int:
+        """What one step answered for some of its rows. Returns how many tokens that is. What its own callbacks raise comes through."""
+        revealed: list[Revealed] = []
+        for answer in answers:
+            row, position, token = answer.row, answer.position, answer.token
+            if position >= row.length:  # it ended with another token of this step
+                continue
+            row.reveal(answer)
+            revealed.append(Revealed(row.number, position, token, answer.log_prob, answer.candidates))
+            if self.stop is not None and (self.stop(row.number, position, token) if callable(self.stop) else token == self.stop):
+                row.end(position)
+        for row in {answer.row for answer in answers}:
+            row.step += 1
+            self.left -= not row.open
+        if self.watch is not None:
+            drafts = [draft for answer in answers for draft in answer.row.changed(answer.drafts)]
+            self.watch(sorted(revealed) + drafts if drafts else sorted(revealed))
+        return len(revealed)
+
+    def result(self) -> Filled:
+        """What came, or the error that ended it."""
+        if self.error is not None:
+            raise self.error
+        filled, shape = self.tokens.cpu().clone(), self.tokens.shape
+        log_probs, drawn, steps = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), torch.full(shape, -1)
+        arrived = [(row.number, each) for row in self.rows for each in row.arrived if each.position < row.length]
+        at = (
+            torch.tensor([number for number, _ in arrived], dtype=torch.int64),
+            torch.tensor([each.position for _, each in arrived], dtype=torch.int64),
+        )
+        filled[at] = torch.tensor([each.token for _, each in arrived], dtype=filled.dtype)
+        log_probs[at] = torch.tensor([each.log_prob for _, each in arrived], dtype=torch.float64)
+        drawn[at] = torch.tensor([each.drawn for _, each in arrived], dtype=torch.float64)
+        steps[at] = torch.tensor([each.step for _, each in arrived], dtype=torch.int64)
+        lengths = torch.tensor([row.length for row in self.rows])
+        return Filled(filled.to(self.tokens.device), log_probs, lengths, steps, drawn, self._candidates(arrived, at))
+
+    def _candidates(self, arrived: list[tuple[int, Arrived]], at: tuple[Tensor, Tensor]) -> Top | None:
+        if not self.top:
+            return None
+        shape = (*self.tokens.shape, self.top)
+        found = Top(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
+        if arrived:
+            likely = torch.tensor([each.candidates for _, each in arrived], dtype=torch.float64)  # (N, top, 2); ids are exact in float64
+            found.tokens[at], found.log_probs[at] = likely[..., 0].long(), likely[..., 1]
+        return found
+
+
+def _one_each(sampler: Sampler | Sequence[Sampler], seed: int | Sequence[int], batch: int) -> tuple[list[Sampler], list[int]]:
+    samplers = [sampler] * batch if isinstance(sampler, Sampler) else list(sampler)
+    seeds = [seed] * batch if isinstance(seed, int) else [int(s) for s in seed]
+    for name, given in (("samplers", samplers), ("seeds", seeds)):
+        if len(given) != batch:
+            raise ValueError(f"{len(given)} {name} were given for {batch} sequences")
+    return samplers, seeds
+
+
+def _orders(order: Order | Sequence[Order] | None, mode: str, batch: int) -> list[Order]:
+    orders = orders_for(LeftToRight() if order is None else order, batch)
+    if mode != "ac" and any(each != LeftToRight() for each in orders):
+        raise ValueError(f"mode {mode!r} goes from left to right, one token at a time; other orders are for mode 'ac'")
+    return orders
