@@ -1,4 +1,5 @@
-"""Speed of cached generation at the paper's size, against transformers' GPT-2, against no cache, and against masked diffusion.
+"""Speed of cached generation at the paper's size, against transformers' GPT-2, against no cache, and against masked diffusion; and of many
+requests at once, against one by one.
 
     python benchmarks/generation.py             # a few minutes on two cores
     python benchmarks/generation.py --quick     # fewer tokens
@@ -11,10 +12,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from tracformer import Tracformer, TracformerConfig
+from tracformer.generation.engine import Engine
 from tracformer.generation.fill import fill
 from tracformer.generation.orders import Ancestral
 from tracformer.generation.samplers import Sampler
@@ -121,6 +125,51 @@ def bench_hole(model: Tracformer, mdlm: MDLM, rounds: int) -> None:
     print(f"; MDLM token by token {seconds['chain']:.2f} s, {seconds['chain'] / seconds['car']:.1f} times")
 
 
+def mixed_questions(model: Tracformer, count: int) -> list[dict[str, Any]]:
+    """One sequence each: 40 to 200 tokens, of which 8 to 40 are open, samplers of four kinds."""
+    generator = torch.Generator().manual_seed(0)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (1,), generator=generator))
+
+    questions = []
+    for seed in range(count):
+        length, hole = number(40, 200), number(8, 40)
+        start = number(0, length - hole)
+        context = torch.ones(1, length, dtype=torch.bool)
+        context[:, start : start + hole] = False
+        tokens = torch.randint(model.config.vocab_size, (1, length), generator=generator)
+        sampler = (Sampler(), GREEDY, Sampler(temperature=0.8, top_p=0.9), Sampler(top_k=40))[seed % 4]
+        questions.append({"tokens": tokens, "context": context, "mode": ("car", "car", "ar")[seed % 3], "sampler": sampler, "seed": seed})
+    return questions
+
+
+def bench_engine(name: str, model: Tracformer, count: int, rounds: int) -> None:
+    """`count` requests that come at once: through an engine of 32 rows, and one after another."""
+    questions = mixed_questions(model, count)
+    tokens = sum(int((~question["context"]).sum()) for question in questions)
+    engine = Engine(model, rows=32)
+
+    def together() -> float:
+        with ThreadPoolExecutor(count) as pool:
+            begun = time.perf_counter()
+            list(pool.map(lambda question: engine.request().fill(**question), questions))
+            return time.perf_counter() - begun
+
+    def one_by_one() -> float:
+        begun = time.perf_counter()
+        for question in questions:
+            fill(model, **question)
+        return time.perf_counter() - begun
+
+    seconds = in_turns(rounds, together=together, one_by_one=one_by_one)
+    engine.close()
+    print(
+        f"\n{count} mixed requests, {tokens} tokens, {name}: {tokens / seconds['together']:.0f} tokens a second through the engine,", end=""
+    )
+    print(f" {tokens / seconds['one_by_one']:.0f} one by one: {seconds['one_by_one'] / seconds['together']:.2f} times")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer tokens and rounds")
@@ -141,6 +190,10 @@ def main() -> None:
     del gpt2
     mdlm = MDLM(MDLMConfig(n_layer=11, n_head=9, d_model=576)).eval()  # its two tables of tokens are apart, hence fewer layers
     bench_hole(model, mdlm, rounds)
+    del mdlm
+    small = Tracformer(TracformerConfig(vocab_size=4096, max_length=256, n_layer=8, n_head=5, d_model=160)).eval()
+    bench_engine(f"{small.num_parameters() / 1e6:.0f}M parameters", small, 32, rounds)
+    bench_engine("paper-small", model, 8 if quick else 32, 1 if quick else 3)
 
 
 if __name__ == "__main__":

@@ -233,6 +233,74 @@ def test_samples_go_on_from_their_prompt_until_the_end_of_text(lm: LanguageModel
     assert [s.token_ids for s in lm.sample(4, prompt="the cat ", max_tokens=9, batch=1)] == [s.token_ids for s in samples]
 
 
+def test_a_stop_string_ends_its_own_sample_and_is_cut_off(lm: LanguageModel) -> None:
+    free = lm.sample(8, prompt="the", max_tokens=14, seed=3)
+    written = [sample.text.removeprefix("the") for sample in free]
+    stops = [written[0][2:4], written[1][1], "no such text"]
+    stopped = lm.sample(8, prompt="the", max_tokens=14, seed=3, stop=stops)
+    assert sum(sample.stopped is not None for sample in stopped) >= 2
+    for whole, before, sample in zip(free, written, stopped, strict=True):
+        places = [at for stop in stops if (at := before.find(stop)) >= 0]
+        assert sample.text == "the" + (before[: min(places)] if places else before)
+        assert sample.token_ids == whole.token_ids[: len(sample.token_ids)]
+        assert sample.log_probs == pytest.approx(whole.log_probs[: len(sample.log_probs)], abs=1e-9)
+        if places:
+            assert sample.stopped in stops
+            shorter, longer = (lm.tokenizer.decode(sample.token_ids[:end]) for end in (-1, None))
+            assert not any(stop in shorter for stop in stops)  # it ended at once
+            assert any(stop in longer for stop in stops)
+        else:
+            assert sample.stopped is None
+            assert sample.token_ids == whole.token_ids
+
+
+def test_stop_strings_may_be_spread_over_many_tokens() -> None:
+    lm = make(byte_tokenizer())
+    [free] = lm.sample(1, max_tokens=20, sampler=Sampler(allowed=tuple(b"ab")))
+    stop = free.text[7:16]
+    [sample] = lm.sample(1, max_tokens=20, sampler=Sampler(allowed=tuple(b"ab")), stop=[stop])
+    assert sample.stopped == stop
+    assert sample.text == free.text[: free.text.index(stop)]
+    assert len(sample.token_ids) == free.text.index(stop) + 9
+    for wrong, said in (("ab", "list of strings"), ([""], "is empty")):
+        with pytest.raises(ValueError, match=said):
+            lm.sample(stop=wrong)
+
+
+def test_a_prompt_may_be_token_ids(lm: LanguageModel) -> None:
+    ids = lm.tokenizer.encode("the cat")
+    [one], [other] = (lm.sample(prompt=prompt, max_tokens=6) for prompt in ("the cat", ids))
+    assert one == other
+
+
+def test_candidates_of_filled_written_and_scored_tokens(lm: LanguageModel) -> None:
+    [filled] = lm.infill(TEXT, top=3)
+    [sample] = lm.sample(prompt="the cat", max_tokens=5, top=3)
+    scored = lm.score("the [[cat]] sat [[on the]] mat", top=3)
+    parts = [*((s.token_ids, s.log_probs, s.candidates) for s in (*filled.spans, *scored.spans))]
+    for token_ids, log_probs, candidates in (*parts, (sample.token_ids, sample.log_probs, sample.candidates)):
+        assert len(candidates) == len(token_ids)
+        for token, log_prob, likely in zip(token_ids, log_probs, candidates, strict=True):
+            assert len(likely) == 3
+            values = [each.log_prob for each in likely]
+            assert values == sorted(values, reverse=True)
+            assert [math.exp(value) for value in values] == pytest.approx([each.probability for each in likely])
+            assert [each.text for each in likely] == [lm.spelling.token(each.token_id) for each in likely]
+            own = {each.token_id: each.log_prob for each in likely}
+            assert own.get(token, log_prob) == pytest.approx(log_prob, abs=1e-9)
+            assert log_prob <= values[0] + 1e-9
+    context = context_of(filled)
+    top = lm.top_tokens(filled.token_ids, context, 3, "car")
+    assert [bool(each) for each in top] == [not given for given in context]
+    assert [each[0].token_id for each in top if each] == [each[0].token_id for span in filled.spans for each in span.candidates]
+    assert lm.infill(TEXT)[0].spans[0].candidates == ()
+    [found] = lm.infill("the [[1]] sat", search="beam:4", top=2)
+    assert found.spans[0].candidates[0][0].log_prob >= found.log_prob
+    for ask in (lambda: lm.infill(TEXT, top=-1), lambda: lm.top_tokens([1], [False], 0)):
+        with pytest.raises(ValueError, match="top is"):
+            ask()
+
+
 def test_a_sample_that_ends_does_not_show_its_end() -> None:
     lm = LanguageModel(Chain(), char_tokenizer("abc"))
     samples = lm.sample(20)

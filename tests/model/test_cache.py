@@ -168,3 +168,98 @@ def test_arbitrary_context_has_no_cache() -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 2, 10)
     assert model.cache(tokens, context, "ac", lengths) is None
+
+
+# ---- rows that come and go
+
+
+def one_answer(cache: Cache, row: int, tokens: Tensor, targets: Tensor) -> Tensor:
+    """(targets, V) of one sequence in one row of the cache."""
+    logits = []
+    for position in targets.nonzero()[:, 0]:
+        at = torch.tensor([row]), position[None]
+        logits.append(cache.logits(*at)[0])
+        cache.reveal(*at, tokens[position][None])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_row_shows_no_trace_of_who_had_it_before(mode: str, dtype: torch.dtype) -> None:
+    """Exactly: the same numbers as in a fresh cache."""
+    model = small_model(seed=2).to(dtype)
+    tokens, context, lengths = random_batch(model, 6, 15, seed=5)
+    context[torch.arange(6), lengths // 2] = False
+    targets = targets_of(context, lengths)
+    used = Cache(model, mode, 1, 16)
+    for i in range(6):
+        one = slice(i, i + 1)
+        fresh = Cache(model, mode, 1, 16)
+        for cache in (used, fresh):
+            assert cache.admit(tokens[one], context[one], lengths[one]).tolist() == [0]
+        assert torch.equal(*(one_answer(cache, 0, tokens[i], targets[i]) for cache in (used, fresh)))
+        used.release([0])
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_sequences_come_and_go_while_others_are_halfway(mode: str) -> None:
+    model = small_model(seed=3)
+    tokens, context, lengths = random_batch(model, 5, 15, seed=8)
+    context[torch.arange(5), lengths // 2] = False
+    targets = targets_of(context, lengths)
+    with torch.no_grad():
+        whole = model(tokens, context, mode, lengths)
+    cache = Cache(model, mode, 3, 16)
+    left = {i: targets[i].nonzero()[:, 0].tolist() for i in range(5)}
+    rows: dict[int, int] = {}
+    coming, steps = [0, 1, 2, 3, 4], 0
+    while coming or rows:
+        if coming and cache.free and (steps % 2 == 0 or not rows):
+            i = coming.pop(0)
+            [rows[i]] = cache.admit(tokens[i : i + 1], context[i : i + 1], lengths[i : i + 1]).tolist()
+        now = sorted(rows, key=lambda i: rows[i])
+        at = torch.tensor([rows[i] for i in now]), torch.tensor([left[i][0] for i in now])
+        answer = cache.logits(*at)
+        torch.testing.assert_close(answer, whole[now, at[1]], rtol=0, atol=1e-10)
+        cache.reveal(*at, tokens[now, at[1]])
+        for i in now:
+            left[i].pop(0)
+            if not left[i]:
+                cache.release([rows.pop(i)])
+        steps += 1
+    assert cache.free == [0, 1, 2]
+
+
+def test_equal_sequences_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    tokens, context, _ = random_batch(model, 2, 9)
+    context[:, [3, 5]] = False
+    context[:, :3] = True
+    which, lengths = [0, 1, 0, 0], torch.tensor([9, 8, 9, 7])  # the last is shorter, so not the same
+    read: list[int] = []
+    inner = Cache._read_prefix
+
+    def counted(self: Cache, rows: Tensor, *rest: Tensor) -> None:
+        read.append(len(rows))
+        inner(self, rows, *rest)
+
+    monkeypatch.setattr(Cache, "_read_prefix", counted)
+    cache = open_cache(model, tokens[which], context[which], "car", lengths)
+    assert read == [3]
+    targets = targets_of(context[which], lengths)
+    with torch.no_grad():
+        whole = model(tokens[which], context[which], "car", lengths)[targets]
+    torch.testing.assert_close(answers(cache, tokens[which], targets), whole, rtol=0, atol=1e-10)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_taken() -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 3, 9)
+    cache = Cache(model, "car", 2, 8)
+    with pytest.raises(ValueError, match="3 sequences of 9 tokens do not fit: 2 rows are free, each of 8"):
+        cache.admit(tokens, context, lengths)
+    assert cache.free == [0, 1]
+    rows = cache.admit(tokens[:2, :8], context[:2, :8], torch.tensor([8, 3]))
+    cache.release(rows[:1])
+    with pytest.raises(ValueError, match="row 0 holds no sequence"):
+        cache.release([0])

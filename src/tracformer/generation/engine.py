@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -132,10 +132,14 @@ class Engine:
 
     # ---- the engine's own thread
 
+    @torch.no_grad()
     def _run(self) -> None:
-        with torch.no_grad():
-            while self._turn():
-                pass
+        going = True
+        while going:
+            try:
+                going = self._turn()
+            except Exception as error:  # whatever it was, others are still to be served
+                self._start_over(error)
 
     def _turn(self) -> bool:
         """One call, one step. False: the end."""
@@ -151,7 +155,7 @@ class Engine:
         if call is not None and call.wanted:
             self._answer(call)
         if self._jobs:
-            self._step()
+            self._end(self._filling.step())
         return True
 
     def _sort(self) -> None:
@@ -175,22 +179,28 @@ class Engine:
         assert call.function is not None
         try:
             end = _End(call.function())
-        except Exception as error:
+        except BaseException as error:  # the caller's, whatever it is
             end = _End(error=error)
         call.mail.put(end)
 
-    def _step(self) -> None:
-        try:
-            done = self._filling.step()
-        except Exception as error:
-            done = self._filling.clear()
-            for job in done:
-                job.error = RuntimeError(f"a step of the engine failed: {error!r}")
-                job.error.__cause__ = error
-        for job in done:
+    def _end(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
             with self._changed:
                 work = self._jobs.pop(job)
             work.mail.put(_End())
+
+    def _start_over(self, error: Exception) -> None:
+        """A failure that is no job's own: nothing is known of those that had begun. Those that only waited go on waiting."""
+        self._filling.reset()
+        jobs = list(self._jobs)
+        lost = [job for job in jobs if job.begun] or jobs
+        for job in jobs:
+            if job in lost:
+                job.error = RuntimeError(f"a step of the engine failed: {error!r}")
+                job.error.__cause__ = error
+            else:
+                self._filling.add(job)
+        self._end(lost)
 
     def _give_up(self, why: Cancelled) -> None:
         self._stopping = True

@@ -42,12 +42,9 @@ class Filling:
             self.waiting = deque(row for row in self.waiting if row.job not in jobs)
             self._release([row for row in self.rows if row.job in jobs])
 
-    def clear(self) -> list[Job]:
-        """Forget the sequences that are being filled, and what sessions know of them. Returns their jobs."""
-        lost = _jobs(self.rows)
-        self.rows, self.sessions = [], {}
-        self.drop(lost)
-        return lost
+    def reset(self) -> None:
+        """Forget all sequences, and what sessions know of them."""
+        self.rows, self.waiting, self.sessions = [], deque(), {}
 
     @torch.no_grad()
     def step(self) -> list[Job]:
@@ -73,7 +70,7 @@ class Filling:
 
     def _admit(self, rows: Sequence[Row]) -> list[None]:
         device = self.model.head.device
-        for mode, mine in _by_mode(rows).items():
+        for mode, mine in _by_mode(row for row in rows if row.slot < 0).items():
             if mode not in self.sessions:
                 self.sessions[mode] = empty_session(self.model, mode, self.capacity, self.length, cached=self.cached)
             width = max(row.length for row in mine)

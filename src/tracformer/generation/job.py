@@ -180,6 +180,10 @@ class Job:
         self.left = sum(bool(row.open) for row in self.rows)  # rows that are not filled yet
 
     @property
+    def begun(self) -> bool:
+        return any(row.slot >= 0 for row in self.rows)
+
+    @property
     def done(self) -> bool:
         return self.left == 0 or self.error is not None
 

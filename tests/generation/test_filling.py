@@ -1,0 +1,308 @@
+"""Many jobs in one loop: each gets what it gets alone, whoever else is there, whenever it comes."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import small_model
+from tests.peers.small import MODES, small_peer
+from tracformer.generation.fill import Filled, fill
+from tracformer.generation.filling import Filling
+from tracformer.generation.job import Job, Revealed
+from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
+from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.model.base import ConditionalModel
+
+SAMPLERS = [
+    PLAIN,
+    Sampler(temperature=0.0),
+    Sampler(temperature=0.6, top_p=0.8),
+    Sampler(top_k=3),
+    Sampler(min_p=0.2, banned=(1,)),
+    Sampler(repetition_penalty=1.5, no_repeat_ngram=2),
+    Sampler(required=(5,)),
+]
+ORDERS: list[Order] = [
+    LeftToRight(),
+    LeftToRight(2),
+    RandomOrder(),
+    ByConfidence("entropy"),
+    ByConfidence("margin", 2),
+    GivenOrder((3, 1)),
+    Ancestral(3),
+]
+
+
+def random_question(model: ConditionalModel, rng: random.Random, modes: tuple[str, ...] = ("car", "ac", "ar")) -> dict[str, Any]:
+    """What `fill` is asked: one to three sequences with a target each, a mode, rules of their own."""
+    B, T = rng.randint(1, 3), rng.randint(2, model.config.max_length)
+    generator = torch.Generator().manual_seed(rng.randrange(2**30))
+    context = torch.rand(B, T, generator=generator) < rng.random()
+    lengths = torch.randint(2, T + 1, (B,), generator=generator)
+    context[torch.arange(B), lengths // 2] = False
+    mode = rng.choice(modes)
+    return {
+        "tokens": torch.randint(model.config.vocab_size, (B, T), generator=generator),
+        "context": context,
+        "mode": mode,
+        "lengths": lengths,
+        "sampler": [rng.choice(SAMPLERS) for _ in range(B)],
+        "seed": [rng.randrange(1000) for _ in range(B)],
+        "order": [rng.choice(ORDERS) for _ in range(B)] if mode == "ac" else None,
+        "stop": rng.choice([None, 2]),
+        "only": rng.choice([None, lambda row, position: (0, 2, 3, 5) if position % 3 == 0 else None]),
+        "top": rng.choice([0, 2]),
+    }
+
+
+def run(filling: Filling, jobs: list[Job], when: Callable[[], bool] = lambda: True) -> None:
+    """Jobs come one after another, whenever `when` says so, between steps."""
+    coming = list(jobs)
+    while not all(job.done for job in jobs):
+        if coming and (when() or not (filling.rows or filling.waiting)):
+            filling.add(coming.pop(0))
+        filling.step()
+
+
+def assert_same(one: Filled, other: Filled, atol: float = 1e-10) -> None:
+    assert torch.equal(one.tokens, other.tokens)
+    assert torch.equal(one.lengths, other.lengths)
+    assert torch.equal(one.steps, other.steps)
+    torch.testing.assert_close(one.log_probs, other.log_probs, rtol=0, atol=atol)
+    torch.testing.assert_close(one.drawn, other.drawn, rtol=0, atol=atol)
+    assert (one.top is None) == (other.top is None)
+    if one.top is not None and other.top is not None:
+        assert torch.equal(one.top.tokens, other.top.tokens)
+        torch.testing.assert_close(one.top.log_probs, other.top.log_probs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_jobs_get_together_what_they_get_alone(seed: int) -> None:
+    """In float64: 24 jobs of all modes, coming at any time, more sequences than there is room for."""
+    model, rng = small_model(seed=seed), random.Random(seed)
+    questions = [random_question(model, rng) for _ in range(24)]
+    filling = Filling(model, 7, model.config.max_length)
+    jobs = [Job(model.config, **question) for question in questions]
+    run(filling, jobs, lambda: rng.random() < 0.6)
+    for job, question in zip(jobs, questions, strict=True):
+        assert_same(job.result(), fill(model, **question))
+    assert not filling.rows
+    assert filling.tokens == sum(len(row.arrived) for job in jobs for row in job.rows)
+
+
+def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
+    model, rng = small_model(seed=3).float(), random.Random(3)
+    questions = [random_question(model, rng) | {"order": None, "mode": rng.choice(["car", "ar"])} for _ in range(20)]
+    jobs = [Job(model.config, **question) for question in questions]
+    run(Filling(model, 24, 16), jobs, lambda: rng.random() < 0.6)
+    rows = different = 0
+    for job, question in zip(jobs, questions, strict=True):
+        result, alone = job.result(), fill(model, **question)
+        for row in range(len(result.tokens)):
+            rows += 1
+            if torch.equal(result.tokens[row], alone.tokens[row]):
+                torch.testing.assert_close(result.log_probs[row], alone.log_probs[row], rtol=0, atol=1e-4)
+            else:
+                different += 1
+    assert different <= rows // 20
+
+
+@pytest.mark.parametrize(("family", "mode"), [*MODES, ("mdlm", "ac")])
+def test_models_without_a_cache(family: str, mode: str) -> None:
+    model, rng = small_peer(family), random.Random(5)
+    questions = [random_question(model, rng, (mode,)) for _ in range(5)]
+    filling = Filling(model, 4, model.config.max_length)
+    jobs = [Job(model.config, **question) for question in questions]
+    run(filling, jobs)
+    for job, question in zip(jobs, questions, strict=True):
+        assert_same(job.result(), fill(model, **question))
+
+
+def test_rows_of_several_jobs_share_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, widths = small_peer("bert"), []
+    inner = model.logits_at
+
+    def counted(tokens: Tensor, *rest: Any, **options: Any) -> Tensor:
+        widths.append(len(tokens))
+        return inner(tokens, *rest, **options)
+
+    monkeypatch.setattr(model, "logits_at", counted)
+    jobs = [open_job(model, 6, "ac", seed=seed) for seed in range(5)]
+    filling = Filling(model, 8, 12)
+    for job in jobs:
+        filling.add(job)
+    filling.step()
+    assert widths == [5]
+
+
+def open_job(model: ConditionalModel, length: int, mode: str = "car", batch: int = 1, **options: Any) -> Job:
+    """Nothing is given."""
+    tokens = torch.zeros(batch, length, dtype=torch.int64)
+    return Job(model.config, tokens, torch.zeros(batch, length, dtype=torch.bool), mode, **options)
+
+
+# ---- coming and going
+
+
+def test_who_comes_later_does_not_wait_for_who_is_there() -> None:
+    model = small_model()
+    first, second = open_job(model, 16), open_job(model, 4, "ar")
+    filling = Filling(model, 4, 16)
+    filling.add(first)
+    for _ in range(5):
+        filling.step()
+    filling.add(second)
+    filling.step()
+    assert len(second.rows[0].arrived) == 1
+    assert not first.done
+    for _ in range(3):
+        ended = filling.step()
+    assert ended == [second]
+    assert len(first.rows[0].arrived) == 9
+
+
+def test_who_finds_no_room_waits_and_is_served_in_order() -> None:
+    model = small_model()
+    jobs = [open_job(model, length, batch=2) for length in (3, 5, 4)]
+    filling = Filling(model, 3, 16)
+    for job in jobs:
+        filling.add(job)
+    ended = []
+    started: list[list[int]] = []
+    while filling.rows or filling.waiting:
+        ended += filling.step()
+        assert len(filling.rows) <= 3
+        started.append([sum(bool(row.arrived) for row in job.rows) for job in jobs])
+    assert started[0] == [2, 1, 0]
+    assert started[3] == [2, 2, 1]
+    assert ended == jobs
+
+
+def test_a_dropped_job_makes_room_at_once() -> None:
+    model = small_model()
+    first, second, third = (open_job(model, 9, batch=2, seed=seed) for seed in range(3))
+    filling = Filling(model, 2, 16)
+    for job in (first, second, third):
+        filling.add(job)
+    filling.step()
+    filling.drop([first, third])
+    assert not filling.rows
+    filling.step()
+    assert [row.job for row in filling.rows] == [second, second]
+    while not second.done:
+        filling.step()
+    assert not filling.waiting
+    assert not first.done
+    assert_same(second.result(), fill(model, second.tokens, second.context, seed=1))
+
+
+# ---- what goes wrong for one
+
+
+def contradiction(row: int, position: int) -> tuple[int, ...] | None:
+    return () if position == 2 else None
+
+
+def failing(*_: object) -> Any:
+    raise LookupError("not today")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"only": contradiction}, ValueError, "no token is left"),
+        ({"only": failing}, LookupError, "not today"),
+        ({"stop": failing}, LookupError, "not today"),
+        ({"watch": failing}, LookupError, "not today"),
+        ({"sampler": Sampler(allowed=(99,))}, ValueError, "out of range"),
+    ],
+)
+def test_an_error_of_one_job_leaves_the_others_alone(options: dict[str, Any], error: type[Exception], said: str) -> None:
+    model = small_model()
+    good, bad, late = open_job(model, 6, batch=2), open_job(model, 6, batch=2, **options), open_job(model, 4, batch=2, seed=4)
+    filling = Filling(model, 5, 16)
+    for job in (good, bad, late):
+        filling.add(job)
+    ended = []
+    while filling.rows or filling.waiting:
+        ended += filling.step()
+    assert sorted(map(id, ended)) == sorted(map(id, (good, bad, late)))
+    with pytest.raises(error, match=said):
+        bad.result()
+    for job in (good, late):
+        assert_same(job.result(), fill(model, job.tokens, job.context, seed=job.seeds))
+    with pytest.raises(error, match=said):
+        fill(model, bad.tokens, bad.context, **options)
+
+
+# ---- candidates and drafts
+
+
+@pytest.mark.parametrize(("mode", "order"), [("car", None), ("ar", None), ("ac", RandomOrder(2)), ("ac", ByConfidence())], ids=str)
+def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(mode: str, order: Order | None) -> None:
+    model = small_model(seed=6)
+    job = open_job(model, 8, mode, 3, seed=range(3), order=order, top=7, sampler=Sampler(temperature=0.7))
+    run(Filling(model, 3, 16), [job])
+    filled = job.result()
+    assert filled.top is not None
+    assert filled.top.tokens.shape == (3, 8, 7)
+    for row in range(3):
+        for position in range(8):
+            ids, values = filled.top.tokens[row, position].tolist(), filled.top.log_probs[row, position]
+            assert sorted(ids) == list(range(7))
+            assert values.tolist() == sorted(values.tolist(), reverse=True)
+            assert values.logsumexp(0).item() == pytest.approx(0.0, abs=1e-12)
+            assert values[ids.index(int(filled.tokens[row, position]))] == filled.log_probs[row, position]
+    few = fill(model, job.tokens, job.context, mode, seed=range(3), order=order, top=2, sampler=Sampler(temperature=0.7))
+    assert few.top is not None
+    assert torch.equal(few.top.tokens, filled.top.tokens[..., :2])
+    if mode != "ac":
+        ids, values = model.candidates(filled.tokens, job.context, mode, None, 7)
+        assert torch.equal(ids, filled.top.tokens)
+        torch.testing.assert_close(values, filled.top.log_probs, rtol=0, atol=1e-10)
+    greedy = fill(model, job.tokens, job.context, mode, order=order, top=1, sampler=Sampler(temperature=0.0))
+    assert greedy.top is not None
+    assert torch.equal(greedy.top.tokens[..., 0], greedy.tokens)
+
+
+def test_given_positions_have_no_candidates() -> None:
+    model = small_model()
+    context = torch.tensor([[True, False, True]])
+    filled = fill(model, torch.tensor([[1, 2, 3]]), context, top=3)
+    assert filled.top is not None
+    assert (filled.top.tokens[0] >= 0).all(-1).tolist() == [False, True, False]
+    assert fill(model, torch.tensor([[1, 2, 3]]), context).top is None
+
+
+def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> None:
+    model = small_model(seed=2)
+    heard: list[list[Revealed]] = []
+    tokens, context = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.bool)
+    context[:, 4] = True
+    filled = fill(
+        model, tokens, context, "ac", seed=[1, 2], order=ByConfidence(), watch=heard.append, drafts=True, sampler=Sampler(banned=(3,))
+    )
+    plain: list[list[Revealed]] = []
+    fill(model, tokens, context, "ac", seed=[1, 2], order=ByConfidence(), watch=plain.append, sampler=Sampler(banned=(3,)))
+    assert [[each for each in some if not each.draft] for some in heard] == plain
+    drafts: dict[tuple[int, int], int] = {}
+    known = context.clone()
+    for some in heard:
+        with torch.no_grad():
+            log_probs = model(filled.tokens.where(known, 0), known, "ac").log_softmax(-1)
+        log_probs[..., 3] = -torch.inf
+        for row, position, token, value, _, draft in some:
+            if draft:
+                assert drafts.get((row, position)) != token
+                drafts[row, position] = token
+                assert value == pytest.approx(float(log_probs[row, position, token]), abs=1e-9)
+        for row, position, *_, draft in some:
+            if not draft:
+                known[row, position] = True
+        for row, position in (~known).nonzero().tolist():
+            assert drafts[row, position] == int(log_probs[row, position].argmax())
+    assert len(drafts) == 14  # of each sequence's 8 targets, all but the one filled first
