@@ -10,7 +10,7 @@ from tracformer.geometry import decoder_stride
 from tracformer.model.config import TracformerConfig
 from tracformer.model.feedforward import FeedForward
 from tracformer.model.linear import Linear
-from tracformer.model.rotary import Angles, rotate
+from tracformer.model.rotary import Angles, split_heads
 
 
 class DecoderLayer(nn.Module):
@@ -36,13 +36,15 @@ class DecoderLayer(nn.Module):
 
     def query(self, x: Tensor, angles: Angles) -> Tensor:
         """(..., H, D) of decoder states x (..., d)."""
-        return rotate(self.q(self.norm_query(x)).unflatten(-1, (self.n_head, -1)), angles)
+        [q] = split_heads(self.q(self.norm_query(x)), angles, self.n_head)
+        return q
 
     def keys(self, feature: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
         """Keys and values (..., H, D) of the paired encoder layer's features (..., d)."""
         feature = self.norm_feature(feature)
-        k = rotate(self.k(feature).unflatten(-1, (self.n_head, -1)), angles)
-        return k, self.v(feature).unflatten(-1, (self.n_head, -1))
+        [k] = split_heads(self.k(feature), angles, self.n_head)
+        [v] = split_heads(self.v(feature), angles, self.n_head, turned=0)
+        return k, v
 
     def step_weights(self) -> list[Tensor]:
         """What a compiled step reads, in its order."""

@@ -7,7 +7,7 @@ from tracformer.geometry import encoder_offsets
 from tracformer.model.config import TracformerConfig
 from tracformer.model.feedforward import FeedForward
 from tracformer.model.linear import Linear
-from tracformer.model.rotary import Angles, rotate
+from tracformer.model.rotary import Angles, split_heads
 
 
 class EncoderLayer(nn.Module):
@@ -30,8 +30,8 @@ class EncoderLayer(nn.Module):
 
     def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (..., H, D) of states x (..., d), turned to their positions."""
-        q, k, v = self.qkv(self.norm_attention(x)).unflatten(-1, (3, self.n_head, -1)).unbind(-3)
-        return rotate(q, angles), rotate(k, angles), v
+        q, k, v = split_heads(self.qkv(self.norm_attention(x)), angles, self.n_head, parts=3, turned=2)
+        return q, k, v
 
     def step_weights(self) -> list[Tensor]:
         """What a compiled step reads, in its order."""

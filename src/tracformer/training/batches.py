@@ -58,6 +58,9 @@ class Stream:
         indices = self.order.indices(numbers.start, len(numbers))
         tokens, lengths = self.rows.get(indices)
         questions = self.questioner.ask_all(numbers, lengths.tolist())
+        # Like modes and like lengths together: micro-batches have little padding and few passes. The sum over the batch is the same.
+        order = sorted(range(len(numbers)), key=lambda i: (questions[i].mode, int(lengths[i])))
+        tokens, lengths, questions = tokens[order], lengths[order], [questions[i] for i in order]
         size = self.micro_batch or len(numbers)
         parts = [slice(start, start + size) for start in range(0, len(numbers), size)]
         return Batch(
