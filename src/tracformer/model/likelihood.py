@@ -57,7 +57,10 @@ class _WeightedNLL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
-        summed = wide(hidden.dtype)
+        summed, kind = wide(hidden.dtype), hidden.device.type
+        product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        dtypes = hidden.dtype, head.dtype
+        hidden, head = hidden.to(product), head.to(product)  # once, not in every chunk
         total = torch.zeros((), dtype=summed, device=hidden.device)
         wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]
         grad_hidden = torch.empty_like(hidden)
@@ -79,7 +82,7 @@ class _WeightedNLL(torch.autograd.Function):
                     grad_bias += slopes.sum(0)
         if wants_grad:
             narrow_bias = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
-            ctx.save_for_backward(grad_hidden, grad_head.to(head.dtype), narrow_bias)
+            ctx.save_for_backward(grad_hidden.to(dtypes[0]), grad_head.to(dtypes[1]), narrow_bias)
         return total
 
     @staticmethod

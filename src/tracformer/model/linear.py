@@ -18,7 +18,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def serves(x: Tensor, weight: Tensor) -> bool:
     """Nothing is compiled for the sake of one product: the native code is used where it is already there."""
-    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and weight.stride(-1) == 1 and native.ready()
+    plain = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    return x.device.type == "cpu" and plain and weight.stride(-1) == 1 and native.ready()
 
 
 class Linear(nn.Linear):
