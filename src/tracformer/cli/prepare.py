@@ -4,6 +4,7 @@
     tracformer prepare my.txt --validation held.txt --out data/my
     tracformer prepare 'books/*.jsonl.gz' --field body --tokenizer bpe:8192 --out data/books
     tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
+    tracformer prepare PF00014.fasta --identity 0.6 --out data/kunitz       # no held-out domain resembles a training one
     tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
     tracformer prepare hf:owner/name --out data/name
     tracformer prepare exact:hmm-16,sequences=20000 --out data/hmm-16      # a source of the exact benchmark
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="0.05",
         help="the fraction to hold back where there is no such split; or the file, folder or glob that is this split (default: 0.05)",
     )
+    parser.add_argument(
+        "--identity",
+        type=float,
+        metavar="SHARE",
+        help="aligned FASTA: what is held back, for validation and as much again for test, shares at most so much with any training record",
+    )
     parser.add_argument("--format", help="text, jsonl or fasta (default: by the file's ending)")
     parser.add_argument("--field", help="JSONL: the field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
@@ -47,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
     fraction, held = parse_validation(arguments.validation)
     if isinstance(where, str) and where.startswith(DRAWN):
-        if options or held or arguments.tokenizer != "auto":
+        if options or held or arguments.tokenizer != "auto" or arguments.identity is not None:
             raise ValueError(f"{where!r} is drawn, not read: it has its own alphabet and validation, and takes no option of files")
         from tracformer.evaluation.exact.data import parse_exact
 
@@ -56,7 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         sources = open_sources(where, validation=held, **options)
         data = prepare(
-            arguments.out, sources, arguments.tokenizer, validation=fraction, overwrite=arguments.overwrite, quiet=arguments.json
+            arguments.out,
+            sources,
+            arguments.tokenizer,
+            validation=fraction,
+            identity=arguments.identity,
+            overwrite=arguments.overwrite,
+            quiet=arguments.json,
         )
     counts = {
         name: {"documents": split.documents, "tokens": split.tokens, "bytes": split.bytes} for name, split in data.manifest.splits.items()

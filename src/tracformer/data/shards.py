@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from tracformer.data.carve import Rule, Whole, choose_rule
 from tracformer.data.choice import choose_tokenizer
+from tracformer.data.identity import identity_rule
 from tracformer.data.loader import PreparedData
 from tracformer.data.manifest import DTYPES, INDEX_DTYPE, MANIFEST_FILE, Manifest, SplitCounts, dtype_name, index_file, shard_file
 from tracformer.data.sources import Source, Where, open_sources
@@ -35,6 +36,7 @@ def prepare(
     tokenizer: Tokenizer | str | PathLike[str] = "auto",
     *,
     validation: float = 0.05,
+    identity: float | None = None,
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     quiet: bool = False,
@@ -42,7 +44,8 @@ def prepare(
     """Tokenise sources into `folder` and open it.
 
     `sources` is a file, folder, glob or name (see `open_sources`), a source, or sources by split. If there is none for `validation`,
-    that fraction of `train` is held back (see `carve`). Nothing appears at `folder` before everything is written.
+    that fraction of `train` is held back (see `carve`); with `identity`, in clusters of aligned FASTA records, and as much again for `test`
+    (see `identity`). Nothing appears at `folder` before everything is written.
     """
     target = Path(folder)
     _check_arguments(target, validation, shard_tokens, overwrite)
@@ -53,7 +56,11 @@ def prepare(
         learn_from = list(by_split) if str(spec) == "char" else ["train"] if "train" in by_split else list(by_split)
         tokenizer = build_tokenizer(spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces()))
     rules: dict[str, Rule] = {name: Whole(name) for name in by_split}
-    if "train" in by_split and "validation" not in by_split:
+    if identity is not None:
+        if set(by_split) != {"train"}:
+            raise ValueError(f"identity holds records back from one source, and there are sources for {', '.join(by_split)}; leave one out")
+        rules["train"] = identity_rule(by_split["train"], identity, validation)
+    elif "train" in by_split and "validation" not in by_split:
         rules["train"] = choose_rule(by_split["train"].pieces(), validation)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:

@@ -144,6 +144,7 @@ _tasks: dict[str, str | type[Task]] = {
     "calibration": "tracformer.evaluation.calibration:Calibration",
     "exact": "tracformer.evaluation.exact:Exact",
     "speed": "tracformer.evaluation.speed:Speed",
+    "domains": "tracformer.evaluation.domains:Domains",
 }
 
 

@@ -47,6 +47,7 @@ TITLES = {
     "calibration": "Calibration",
     "exact": "The exact benchmark",
     "speed": "Generation speed and memory",
+    "domains": "Hidden stretches of protein domains",
     "sizes": "Sizes",
 }
 ACROSS_DATA = ("unconditional",)  # tasks with one figure a data set, which stand side by side

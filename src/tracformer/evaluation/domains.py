@@ -1,0 +1,251 @@
+"""Protein domains with a stretch of residues hidden: a model beside a position-frequency profile and a profile HMM of the same family.
+
+    tracformer prepare PF00014.fasta PF00595.fasta --identity 0.6 --tokenizer protein --out data/domains
+    tracformer eval RUN domains:alignments=pfam --data data/domains --split test --mode car
+
+Every held-out domain gets one hole of 8 to 16 residues, the same for every system. All are learnt from the distinct training sequences of
+the family:
+
+- `profile`: p(residue | column), counts with pseudocounts. It is told in which column each hidden residue stands, which the others are not.
+- `hmm`: HMMER's profile HMM, given the residues around the hole. `hmm-counts` is built without HMMER's entropy weighting, which flattens
+  the emissions for the search of distant relatives and costs likelihood.
+
+In mode `car` the perplexity is that of the hole as a whole, for the HMMs by two runs of the forward algorithm; in mode `ac` that of each
+residue given what is around the hole. Accuracy: in mode `car` a greedy fill; otherwise the likeliest residue at each place.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tracformer.data import PreparedData, open_source
+from tracformer.data.alignment import INSERTED, Alignment, read_alignment
+from tracformer.evaluation import bootstrap
+from tracformer.evaluation.gathering import Floats, by_sequence
+from tracformer.evaluation.manifest import array_hash
+from tracformer.evaluation.profile_hmm import RESIDUES, UNKNOWN, ProfileHMM, as_indices, build_hmm, core_profile
+from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.tasks import Progress, Subject, Task
+from tracformer.generation.fill import fill
+from tracformer.generation.samplers import Sampler
+
+PSEUDOCOUNT = 5.0  # a column, spread over the residues by their frequency in the family
+AT_ONCE = 64  # sequences of an HMM's forward algorithm
+HMMS: dict[str, dict[str, Any]] = {"hmm": {}, "hmm-counts": {"effective_number": "none"}}  # options of HMMER's builder
+SHOWN = 10  # fills a family, the first ones
+
+
+@dataclass(frozen=True)
+class Holes:
+    """The held-out domains of one family: hole i hides residues start[i]..stop[i]-1."""
+
+    family: str
+    training: Alignment  # distinct sequences
+    held: Alignment
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+
+    def hidden(self, number: int) -> str:
+        return self.held.records[number].sequence[self.start[number] : self.stop[number]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """(N,) each: -log p of the hole, and how many of its residues are guessed."""
+
+    nll: Floats
+    right: Floats
+
+
+@dataclass(frozen=True)
+class Domains(Task):
+    name = "domains"
+    modes = ("car", "ac")
+
+    data: str = ""  # a folder of `tracformer prepare`, with gaps removed
+    split: str = "test"
+    alignments: str = ""  # the aligned FASTA file that was prepared, or a folder of them: one family each
+    hole: tuple[int, ...] = (8, 16)  # residues, from so many to so many
+    sequences: int = 0  # of each family; 0: all
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.hole) != 2 or not 1 <= self.hole[0] <= self.hole[1]:
+            raise ValueError(f"hole is {self.hole!r}; it must be two numbers of residues, the smaller first, as in hole=8/16")
+
+    def families(self) -> tuple[Holes, ...]:
+        return _families(self)
+
+    def inputs(self, subject: Subject) -> Mapping[str, str]:
+        families = self.families()
+        rows = [alignment.rows for family in families for alignment in (family.training, family.held)]
+        return {"data": array_hash(rows), "contexts": array_hash(edge for family in families for edge in (family.start, family.stop))}
+
+    def run(self, subject: Subject, progress: Progress) -> Result:
+        self.check(subject)
+        rows: list[Row] = []
+        details: dict[str, Any] = {}
+        for family in self.families():
+            count = len(family.held.records)
+            progress.start(f"{subject.name} {subject.mode}: {family.family}", count)
+            fills: dict[int, str] = {}
+            answers = {"model": _of_model(subject, family, progress, fills), "profile": _of_profile(family)}
+            for system, options in HMMS.items():
+                hmm = core_profile(build_hmm([record.columns for record in family.training.records], family.family, **options))
+                answers[system] = _of_hmm(hmm, family, subject.mode)
+            rows += [row for system, each in answers.items() for row in _rows(subject, family, system, each)]
+            rows += [_difference(subject, family, answers["model"], each, system) for system, each in answers.items() if system != "model"]
+            details[family.family] = {
+                "targets": (family.stop - family.start).tolist(),
+                **{system: {"nll": each.nll.tolist(), "right": each.right.tolist()} for system, each in answers.items()},
+                "fills": [
+                    {
+                        "sequence": family.held.records[number].sequence,
+                        "start": int(family.start[number]),
+                        "was": family.hidden(number),
+                        "filled": fills[number],
+                    }
+                    for number in islice(sorted(fills), SHOWN)
+                ],
+            }
+        return self.result(subject, rows, details)
+
+
+@lru_cache(maxsize=4)
+def _families(task: Domains) -> tuple[Holes, ...]:
+    if not task.data or not task.alignments:
+        raise ValueError("domains needs data=FOLDER, made by `tracformer prepare`, and alignments=, the FASTA files that it was made from")
+    data = PreparedData.open(task.data)
+    training, held = (
+        {data.tokenizer.decode(split.document(i)[:-1]) for i in range(split.counts.documents)}
+        for split in (data.split("train"), data.split(task.split))
+    )
+    files = open_source(task.alignments, format="fasta").files
+    found = [_holes(task, read_alignment(path), path.name.partition(".")[0], training, held) for path in files]
+    families = tuple(each for each in found if each.held.records)
+    if not families:
+        raise ValueError(
+            f"no sequence of split {task.split!r} of {task.data} is in {task.alignments}; name the files that it was made from"
+        )
+    return families
+
+
+def _holes(task: Domains, alignment: Alignment, family: str, training: set[str], held: set[str]) -> Holes:
+    distinct = alignment.by_sequence.values()
+    known = Alignment(alignment.name, tuple(record for record in distinct if record.sequence in training))
+    long = sorted(
+        (record for record in distinct if record.sequence in held and len(record.sequence) > task.hole[0]), key=lambda r: r.sequence
+    )
+    step = max(1, len(long) // task.sequences) if task.sequences else 1
+    chosen = Alignment(alignment.name, tuple(long[::step][: task.sequences or None]))
+    start, stop = [], []
+    for number, record in enumerate(chosen.records):
+        rng = np.random.Generator(np.random.Philox(key=np.array([task.seed, number], np.uint64)))
+        width = int(rng.integers(task.hole[0], min(task.hole[1], len(record.sequence) - 1) + 1))
+        start.append(int(rng.integers(len(record.sequence) - width + 1)))
+        stop.append(start[-1] + width)
+    return Holes(family, known, chosen, np.array(start, np.int64), np.array(stop, np.int64))
+
+
+def _of_model(subject: Subject, family: Holes, progress: Progress, fills: dict[int, str]) -> Answers:
+    tokenizer = subject.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"task 'domains' reads sequences, and {subject.name} has no tokeniser")
+
+    @torch.no_grad()
+    def ask(numbers: range) -> dict[str, Floats]:
+        sequences = [family.held.records[i].sequence for i in numbers]
+        ids = [[*tokenizer.encode(sequence), tokenizer.eot_id] for sequence in sequences]  # an end of text is given behind each
+        if any(len(row) != len(sequence) + 1 for row, sequence in zip(ids, sequences, strict=True)):
+            raise ValueError(f"{subject.name} does not read one residue a token; train it with --tokenizer protein")
+        lengths = torch.tensor([len(row) for row in ids])
+        places = torch.arange(int(lengths.max()))
+        tokens = torch.tensor([row + [tokenizer.eot_id] * (len(places) - len(row)) for row in ids]).to(subject.device)
+        start, stop = (torch.from_numpy(each[numbers.start : numbers.stop, None]) for each in (family.start, family.stop))
+        targets = ((places >= start) & (places < stop)).to(subject.device)  # (B, T)
+        lengths = lengths.to(subject.device)
+        log_probs = subject.model.log_prob(tokens, ~targets, subject.mode, lengths).double()
+        if subject.mode == "ac":
+            guessed = tokens.masked_scatter(targets, subject.model.logits_at(tokens, ~targets, "ac", lengths, targets).argmax(1))
+        else:
+            guessed = fill(subject.model, tokens, ~targets, subject.mode, lengths, sampler=Sampler(temperature=0.0)).tokens
+        for row, number in enumerate(numbers):
+            fills[number] = tokenizer.decode(guessed[row][targets[row]].tolist())
+        right = ((guessed == tokens) & targets).sum(1).double()
+        return {"nll": -log_probs.sum(1).cpu().numpy(), "right": right.cpu().numpy()}
+
+    found = by_sequence(subject, ask, ("nll", "right"), len(family.held.records), progress, f"domains-{family.family}")
+    return Answers(found["nll"], found["right"])
+
+
+def _of_profile(family: Holes) -> Answers:
+    letters = np.frombuffer(RESIDUES.encode(), np.uint8)
+    counts = (family.training.rows[:, :, None] == letters).sum(0).astype(np.float64)  # (columns, 20)
+    background = (counts.sum(0) + 1.0) / (counts.sum() + len(letters))
+    shares = (counts + PSEUDOCOUNT * background) / (counts.sum(1, keepdims=True) + PSEUDOCOUNT)
+    nll, right = [], []
+    for record, start, stop in zip(family.held.records, family.start, family.stop, strict=True):
+        places = np.array(record.places[start:stop])
+        predicted = np.where((places == INSERTED)[:, None], background, shares[places])  # (hole, 20)
+        log_probs, hits = _scored(predicted, record.sequence[start:stop])
+        nll.append(-log_probs)
+        right.append(hits)
+    return Answers(np.array(nll), np.array(right))
+
+
+def _of_hmm(hmm: ProfileHMM, family: Holes, mode: str) -> Answers:
+    records = family.held.records
+    nll, right = np.zeros(len(records)), np.zeros(len(records))
+    for first in range(0, len(records), AT_ONCE):
+        some = range(first, min(first + AT_ONCE, len(records)))
+        sequences = [records[i].sequence for i in some]
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        whole = as_indices(sequences, int(lengths.max()))
+        start, stop = (torch.from_numpy(each[first : some.stop, None]) for each in (family.start, family.stop))
+        places = torch.arange(whole.shape[1])
+        masked = whole.masked_fill((places >= start) & (places < stop), UNKNOWN)
+        marginals = hmm.marginals(masked, lengths).numpy()
+        joint = (hmm.log_prob(masked, lengths) - hmm.log_prob(whole, lengths)).numpy()
+        for row, number in enumerate(some):
+            log_probs, right[number] = _scored(marginals[row, family.start[number] : family.stop[number]], family.hidden(number))
+            nll[number] = -log_probs if mode == "ac" else joint[row]
+    return Answers(nll, right)
+
+
+def _scored(predicted: Floats, hidden: str) -> tuple[float, float]:
+    """Log-probability of the hidden residues under (n, 20) independent ones, and how many are the likeliest."""
+    index = [RESIDUES.find(letter) for letter in hidden]
+    if -1 in index:
+        raise ValueError(f"{hidden!r} holds a letter that is none of the twenty residues; leave such sequences out of the held-out split")
+    chosen = predicted[np.arange(len(index)), index]
+    return float(np.log(chosen).sum()), float((predicted.argmax(1) == index).sum())
+
+
+def _rows(subject: Subject, family: Holes, system: str, answers: Answers) -> list[Row]:
+    targets = (family.stop - family.start).astype(np.float64)
+    setting = {"family": family.family, "system": system}
+    about: dict[str, Any] = {"kind": subject.kind, "sequences": len(targets), "targets": int(targets.sum())}
+    interval = bootstrap.ratio_interval(answers.nll, targets)
+    low, high = (None, None) if interval is None else map(math.exp, interval)
+    least, most = bootstrap.ratio_interval(answers.right, targets) or (None, None)
+    return [
+        Row("perplexity", setting, math.exp(bootstrap.ratio(answers.nll, targets)), low, high, **about),
+        Row("accuracy", setting, bootstrap.ratio(answers.right, targets), least, most, **about),
+    ]
+
+
+def _difference(subject: Subject, family: Holes, model: Answers, other: Answers, system: str) -> Row:
+    """Nats a residue by which the model is behind; below zero it is ahead. Paired by sequence."""
+    targets = (family.stop - family.start).astype(np.float64)
+    gap = model.nll - other.nll
+    low, high = bootstrap.ratio_interval(gap, targets) or (None, None)
+    setting = {"family": family.family, "system": f"model - {system}"}
+    about: dict[str, Any] = {"kind": subject.kind, "sequences": len(targets), "targets": int(targets.sum())}
+    return Row("nll_difference", setting, bootstrap.ratio(gap, targets), low, high, **about)
