@@ -6,6 +6,8 @@
     tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
     tracformer prepare PF00014.fasta --identity 0.6 --out data/kunitz       # no held-out domain resembles a training one
     tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
+    tracformer prepare wikitext2 wikipedia-2006 --tokenizer bpe:4096 --out data/both     # trained on together, the first one's validation
+    tracformer prepare ptb --from FOLDER --out data/ptb                     # files of named sets that lie in a folder, no download
     tracformer prepare hf:owner/name --out data/name
     tracformer prepare exact:hmm-16,sequences=20000 --out data/hmm-16      # a source of the exact benchmark
 
@@ -20,7 +22,7 @@ DRAWN = "exact:"  # sources of the exact benchmark
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="+", help="files, folders or globs; or one name of a data set; or hf:OWNER/NAME; or exact:SOURCE")
+    parser.add_argument("source", nargs="+", help="files, folders or globs; or names of data sets; or hf:OWNER/NAME; or exact:SOURCE")
     parser.add_argument("--out", required=True, help="the folder to write; it must not exist")
     parser.add_argument(
         "--tokenizer", default="auto", help="auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id (default: auto)"
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="aligned FASTA: what is held back, for validation and as much again for test, shares at most so much with any training record",
     )
+    parser.add_argument("--from", dest="folder", metavar="FOLDER", help="a folder with the files of named data sets, instead of a download")
     parser.add_argument("--format", help="text, jsonl or fasta (default: by the file's ending)")
     parser.add_argument("--field", help="JSONL: the field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
@@ -54,14 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
     where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
     fraction, held = parse_validation(arguments.validation)
     if isinstance(where, str) and where.startswith(DRAWN):
-        if options or held or arguments.tokenizer != "auto" or arguments.identity is not None:
+        if options or held or arguments.folder or arguments.tokenizer != "auto" or arguments.identity is not None:
             raise ValueError(f"{where!r} is drawn, not read: it has its own alphabet and validation, and takes no option of files")
         from tracformer.evaluation.exact.data import parse_exact
 
         drawn = parse_exact(where)
         data = prepare(arguments.out, drawn.splits(), drawn.tokenizer, overwrite=arguments.overwrite, quiet=arguments.json)
     else:
-        sources = open_sources(where, validation=held, **options)
+        sources = open_sources(where, validation=held, folder=arguments.folder, **options)
         data = prepare(
             arguments.out,
             sources,

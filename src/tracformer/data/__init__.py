@@ -7,7 +7,7 @@ from tracformer.data.hub import NAMED, HubSource, named_source
 from tracformer.data.loader import PreparedData, Split
 from tracformer.data.order import ExampleOrder
 from tracformer.data.shards import prepare
-from tracformer.data.sources import FileSource, Source, TextSource, documents, open_source, open_sources, parse_validation
+from tracformer.data.sources import SETS, FileSource, Source, TextSource, documents, named_sets, open_source, open_sources, parse_validation
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
 from tracformer.data.tokenizer_kinds import ALPHABETS, byte_tokenizer, char_tokenizer, read_alphabet, train_bpe
 from tracformer.data.tokenizer_load import KINDS, build_tokenizer, load_tokenizer
@@ -21,6 +21,7 @@ __all__ = [
     "KINDS",
     "MASK",
     "NAMED",
+    "SETS",
     "AlphabetError",
     "ExampleOrder",
     "Examples",
@@ -41,6 +42,7 @@ __all__ = [
     "documents",
     "examples",
     "load_tokenizer",
+    "named_sets",
     "named_source",
     "open_source",
     "open_sources",

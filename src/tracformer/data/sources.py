@@ -1,4 +1,4 @@
-"""Where documents come from: files, folders and globs of them, or a data set of the Hugging Face hub."""
+"""Where documents come from: files, folders and globs of them, or data sets by name, fetched or from a folder that holds them."""
 
 import glob
 import math
@@ -11,9 +11,14 @@ from typing import Any, Protocol
 from tracformer.data.detokenize import detokenizer
 from tracformer.data.formats import FORMATS, SUFFIXES, Reading, format_of, read_file
 from tracformer.data.hub import HUB_PREFIX, NAMED, HubSource, named_source
+from tracformer.data.shelf import find_set, reading_of
 from tracformer.data.text import Piece, as_pieces
+from tracformer.data.wikipedia import NAME as WIKIPEDIA
+from tracformer.data.wikipedia import Wikipedia2006
 
 Where = str | PathLike[str]
+SETS = (*NAMED, WIKIPEDIA)
+AND = "+"  # wikitext2+wikipedia-2006: both
 
 
 class Source(Protocol):
@@ -78,6 +83,24 @@ class TextSource:
         return None
 
 
+@dataclass(frozen=True)
+class JoinedSource:
+    """Several sources, one after the other."""
+
+    parts: tuple[Source, ...]
+
+    def pieces(self) -> Iterator[Piece]:
+        for part in self.parts:
+            yield from part.pieces()
+
+    def describe(self) -> dict[str, Any]:
+        return {"joined": [part.describe() for part in self.parts]}
+
+    def size(self) -> int | None:
+        sizes = [part.size() for part in self.parts]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
 def documents(source: Source) -> Iterator[str]:
     """Whole documents, one string each. For data of any size use `source.pieces()`."""
     parts: list[str] = []
@@ -107,14 +130,22 @@ def open_source(where: Where | Sequence[Where], format: str | None = None, detok
     return FileSource(tuple(files), formats.pop(), how, detokenize)
 
 
-def open_sources(where: Where | Sequence[Where], *, validation: Where | None = None, **options: Any) -> dict[str, Source]:
-    """By split: the paper's data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything else as `open_source`.
+def open_sources(
+    where: Where | Sequence[Where], *, validation: Where | None = None, folder: Where | None = None, **options: Any
+) -> dict[str, Source]:
+    """By split: data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything else as `open_source`.
 
-    `validation` names a file, folder or glob that becomes that split, read with the same options.
+    Several named sets (a list, or joined by `+`) are trained on together; other splits are the first one's. `folder` holds the files of
+    named sets, instead of a download (see `shelf`). `validation` names a file, folder or glob that becomes that split, read with the same
+    options.
     """
     sources: dict[str, Source]
-    if isinstance(where, str) and where in NAMED:
-        sources = dict(named_source(where, **options))
+    if names := named_sets(where):
+        sources = _joined([_named(name, folder, options) for name in names])
+    elif folder is not None:
+        raise ValueError(
+            f"{str(folder)!r} is given for {where!r}, and only data sets by name are looked for in a folder: {', '.join(SETS)}"
+        )
     elif isinstance(where, str) and where.startswith(HUB_PREFIX):
         path, _, config = where.removeprefix(HUB_PREFIX).partition(":")
         sources = {"train": HubSource(path, config or None, **options)}
@@ -123,6 +154,33 @@ def open_sources(where: Where | Sequence[Where], *, validation: Where | None = N
     if validation is not None:
         sources["validation"] = _held_out(validation, sources.get("train"), options)
     return sources
+
+
+def named_sets(where: Where | Sequence[Where]) -> tuple[str, ...]:
+    """The names of data sets that `where` consists of; none where it is anything else.
+
+    >>> named_sets("wikitext2+wikipedia-2006"), named_sets("my.txt")
+    (('wikitext2', 'wikipedia-2006'), ())
+    """
+    words = where.split(AND) if isinstance(where, str) else [where] if isinstance(where, PathLike) else list(where)
+    names = tuple(word for word in words if isinstance(word, str) and word in SETS)
+    return names if len(names) == len(words) else ()
+
+
+def _named(name: str, folder: Where | None, options: Mapping[str, Any]) -> dict[str, Source]:
+    if name == WIKIPEDIA:
+        return {"train": Wikipedia2006(None if folder is None else Path(folder))}
+    if folder is None:
+        return dict(named_source(name, **options))
+    how = {**reading_of(name), **options}
+    return {split: open_source(files, **how) for split, files in find_set(name, folder).items()}
+
+
+def _joined(sets: list[dict[str, Source]]) -> dict[str, Source]:
+    first, *others = sets
+    if not others:
+        return first
+    return {**first, "train": JoinedSource(tuple(each["train"] for each in sets if "train" in each))}
 
 
 def parse_validation(text: str) -> tuple[float, str | None]:
@@ -167,7 +225,7 @@ def _files(where: Where, format: str | None) -> list[Path]:
         if found:
             return found
         raise FileNotFoundError(f"no file matches {str(where)!r}")
-    known = ", ".join(NAMED)
+    known = ", ".join(SETS)
     raise FileNotFoundError(
         f"{str(where)!r}: no such file or folder, nor a named data set ({known}); for another of the hub write {HUB_PREFIX}owner/name"
     )

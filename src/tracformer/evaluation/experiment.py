@@ -24,10 +24,11 @@ OPTIONAL = ("plaid",)  # models at some scales only: others leave them out
 @dataclass(frozen=True)
 class DataSet:
     name: str
-    source: str  # a named set, hf:OWNER/NAME, a file, or a folder: prepared, or with files named train, valid and test
+    source: str  # named sets, joined by +; hf:OWNER/NAME; a file; or a folder: prepared, or with files named train, valid and test
     tokenizer: str
     documents: str = ""  # of text files; empty: as the named set of this name is read
     detokenize: str = ""
+    folder: str = ""  # with the files of named sets, instead of a download
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ def scale_names() -> list[str]:
 def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = None) -> Experiment:
     """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file.
 
-    `changes`: `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead of training), `seeds`, `tokenizer`.
+    `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead
+    of training), `seeds`, `tokenizer`.
     """
     document = _load(name, "experiments", experiment_names(), "experiment")
     sizes = _load(scale, "experiments/scales", scale_names(), "scale")
@@ -184,12 +186,14 @@ def _changed(
             models = {each: dataclasses.replace(model, seeds=seeds) for each, model in models.items()}
         elif key == "tokenizer":
             data = {each: dataclasses.replace(entry, tokenizer=value) for each, entry in data.items()}
+        elif key == "data":
+            data = {each: dataclasses.replace(entry, folder=value) for each, entry in data.items()}
         elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
         elif head == "models" and name in models and not part:
             models[name] = dataclasses.replace(models[name], published=value, train={}, family="", trained_tokens=0.0)
         else:
-            known = ["seeds", "tokenizer", *(f"data.{each}" for each in data), *(f"models.{each}" for each in models)]
+            known = ["seeds", "tokenizer", "data", *(f"data.{each}" for each in data), *(f"models.{each}" for each in models)]
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise ValueError(f"there is nothing called {key!r} to change{hint}")

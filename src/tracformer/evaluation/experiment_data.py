@@ -4,15 +4,13 @@ A set that models are trained on is prepared whole. One that they are only asked
 not matter then, for every model reads the text in its own tokens.
 """
 
-import re
 from pathlib import Path
 
-from tracformer.data import NAMED, PreparedData, Source, open_source, open_sources, prepare
+from tracformer.data import PreparedData, Source, named_sets, open_source, open_sources, prepare
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.data.shelf import reading_of, split_files
 from tracformer.evaluation.experiment import DataSet
-
-SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}  # how the files of a split are called
 
 
 def data_folder(root: Path, name: str, trained: bool) -> Path:
@@ -47,11 +45,11 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
 def split_sources(data: DataSet, trained: bool) -> dict[str, Source]:
     """By split; only `validation` for a set that nothing is trained on."""
     if _is_named(data):
-        splits = open_sources(data.source)
+        splits = open_sources(data.source, folder=data.folder or None)
     else:
-        options = _reading(data)
+        options = reading_of(data.name, data.documents, data.detokenize)
         place = Path(data.source)
-        files = _split_files(place) if place.is_dir() else {}
+        files = split_files(place) if place.is_dir() else {}
         splits = {name: open_source(each, **options) for name, each in files.items()} or {"train": open_source(data.source, **options)}
     if trained:
         if "train" not in splits:
@@ -61,24 +59,7 @@ def split_sources(data: DataSet, trained: bool) -> dict[str, Source]:
 
 
 def _is_named(data: DataSet) -> bool:
-    return data.source in NAMED or data.source.startswith(HUB_PREFIX)
-
-
-def _reading(data: DataSet) -> dict[str, str]:
-    """Files of a named set are read as the set itself is: WikiText by article and detokenised, 1BW line by line."""
-    named = NAMED[data.name][0] if data.name in NAMED else None
-    documents = data.documents or (named.documents if named else "")
-    documents = "line" if documents == "row" else documents  # a row of the hub is a line of a file
-    detokenize = data.detokenize or (named.detokenize if named else "") or ""
-    options = {"documents": documents, "detokenize": "" if detokenize == "none" else detokenize}
-    return {key: value for key, value in options.items() if value}
-
-
-def _split_files(folder: Path) -> dict[str, list[Path]]:
-    """The folder's files by the split that their names tell; nothing where no name tells any."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    found = {split: [path for path in files if re.search(pattern, path.name.lower())] for split, pattern in SPLITS.items()}
-    return {split: paths for split, paths in found.items() if paths}
+    return bool(named_sets(data.source)) or data.source.startswith(HUB_PREFIX)
 
 
 def _link(folder: Path, place: Path, name: str) -> PreparedData:
@@ -97,5 +78,5 @@ def _how_to_get(data: DataSet, folder: Path) -> str:
     return (
         f"Data set {data.name!r} was looked for in {folder} and as {data.source!r}. Fetch it where there is a network, "
         f"`tracformer prepare {fetched} --out FOLDER`, and give data.{data.name}=FOLDER; or name text files: data.{data.name}=FILE, "
-        "or a folder with files called train, valid and test"
+        "or a folder with files called train, valid and test; or data=FOLDER, in which all sets lie"
     )

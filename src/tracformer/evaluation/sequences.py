@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracformer.contexts import Strategy, draw_contexts
-from tracformer.data import PreparedData, Source, Tokenizer, documents, open_sources
-from tracformer.data.hub import HUB_PREFIX, NAMED
+from tracformer.data import PreparedData, Source, Tokenizer, documents, named_sets, open_sources
+from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.loader import Tokens
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.evaluation.manifest import array_hash
@@ -192,7 +192,7 @@ def _prepared(data: str) -> Path | None:
 
 
 def _source(data: str, split: str, division: str, detokenize: str | None) -> Source:
-    named = data in NAMED
+    named = bool(named_sets(data))
     if not named and not data.startswith(HUB_PREFIX):
         try:
             return open_sources(data, documents=division, detokenize=detokenize)["train"]
