@@ -2,12 +2,14 @@
 
 import argparse
 import importlib
+import json
 import random
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,18 @@ import pytest
 from tests.cli.helpers import save_model
 from tests.evaluation.test_report import WellFormed
 from tracformer.cli.main import main
-from tracformer.data import HubSource, byte_tokenizer
+from tracformer.data import HubSource, byte_tokenizer, documents
 from tracformer.evaluation import reproduce as module
 from tracformer.evaluation.experiment import DataSet, experiment_names, read_experiment, scale_names
 from tracformer.evaluation.experiment_data import data_folder, prepare_data, split_sources
+from tracformer.evaluation.plan import plan
 from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import Result, read_results
+from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Silent
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
+OURS = {"fim", "zeroshot"}
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +145,74 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path: Path, text: Path,
     assert not (tmp_path / "out").exists()
 
 
+def scale_with_pilots(folder: Path) -> str:
+    tiny = (resources.files("tracformer.evaluation") / "experiments" / "scales" / "tiny.yaml").read_text()
+    path = folder / "piloted.yaml"
+    path.write_text(tiny + "\npilots: {rates: [1.0e-9, 1.0e-2], steps: 3}\n")
+    return str(path)
+
+
+def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted between pilots, gone on with; the rate that learns is taken, recorded and told."""
+    changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
+    experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
+    told: list[str] = []
+
+    def again() -> Reproduction:
+        return Reproduction(experiment, tmp_path, Silent(), say=told.append)
+
+    assert any("rates 1e-09, 0.01, 3 steps each" in line for line in plan(again()))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "start", stopping(module.start, 1))
+        with pytest.raises(KeyboardInterrupt):
+            again().run()
+    root = tmp_path / "piloted"
+    assert not (root / "results").exists()
+    assert again().run() == 0
+    outcome = next(result for result in read_results(root / "results") if result.task == "pilots")
+    assert (outcome.model, outcome.details["chosen"]) == ("tracformer-ac", 1e-2)
+    assert outcome.find("perplexity", lr=1e-2).value < outcome.find("perplexity", lr=1e-9).value
+    assert not list((root / "pilots").iterdir())  # weights of pilots are of no use
+    recipe = json.loads((root / "models" / "tracformer-ac-seed0" / "recipe.json").read_text())
+    assert (recipe["optimizer"]["lr"], recipe["optimizer"]["final_lr"]) == (1e-2, pytest.approx(1e-3))
+    assert any("at 0.01; 0.01 is taken" in line for line in told)
+    assert any("tracformer-ac: rate 0.01" in line for line in plan(again()))
+    assert "Learning rates tried" in (root / "report" / "fig7" / "index.html").read_text()
+    monkeypatch.setattr(module, "start", stopping(module.start, 0))
+    assert again().run() == 0
+
+
+def test_first_seeds_come_first(tmp_path: Path) -> None:
+    runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Silent()).runs()
+    assert [run.seed for run in runs] == [0] * 5 + [1] * 4 + [2] * 4
+    headline = {run.plan.name for run in runs if run.seed == 2}
+    assert headline == {"tracformer-car", "bart", "tracformer-ac", "bert-bidir"}
+
+
+def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
+    for name in ("fig5", "table11", "table4", "fim"):
+        work = Reproduction(read_experiment(name, "mini"), tmp_path, Silent())
+        shapes = {run.plan.name: work.shape(run) for run in work.runs()}
+        sizes = [count_sizes(each, "", shape).find("parameters_without_embeddings").value for each, shape in shapes.items()]
+        assert max(sizes) < 1.1 * min(sizes)
+        assert all(run.plan.tokens >= 10e6 for run in work.runs())
+
+
+def test_files_of_all_sets_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "train.txt").write_text("\n = A = \n\n the cat , it sat . \n")
+    (tmp_path / "wikitext-2" / "valid.txt").write_text("\n = B = \n\n it @-@ sat \n")
+    (tmp_path / "wikipedia-2006.txt").write_text("not read before it is needed")
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "ptb.valid.txt").write_text(" it 's \n")
+    experiment = read_experiment("table4", "mini", {"data": str(tmp_path)})
+    assert set(split_sources(experiment.data["wikitext"], trained=True)) == {"train", "validation"}
+    held = split_sources(experiment.data["ptb"], trained=False)
+    assert list(documents(held["validation"])) == ["it's"]
+    with pytest.raises(FileNotFoundError, match="holds no 1bw"):
+        split_sources(experiment.data["1bw"], trained=False)
+
+
 def test_sizes_at_the_paper_scale_need_no_weights(tmp_path: Path) -> None:
     """Table 7, to the report: counted parameters beside the paper's."""
     experiment = read_experiment("table7", "paper")
@@ -189,16 +262,16 @@ def test_the_commands_of_the_docs_are_understood(command: str) -> None:
 
 
 @pytest.mark.parametrize("scale", ["paper", "mini", "tiny"])
-@pytest.mark.parametrize("name", sorted(PAPERS))
+@pytest.mark.parametrize("name", sorted(PAPERS | OURS))
 def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None:
     experiment = read_experiment(name, scale)
     assert experiment.tasks
-    for plan in experiment.models.values():
-        if plan.train:
-            config = plan.config("data", "run", 0)
+    for model in experiment.models.values():
+        if model.train:
+            config = model.config("data", "run", 0)
             assert config.steps > 0
             assert config.model_config(experiment.vocab_size).max_length >= config.length
-            assert plan.mode in config.model_config(experiment.vocab_size).modes
+            assert model.mode in config.model_config(experiment.vocab_size).modes
     longest = 1024 if scale == "paper" else 256 if scale == "mini" else 32
     for task in experiment.tasks:
         if task.task != "sizes":
@@ -206,7 +279,7 @@ def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None
 
 
 def test_the_bundled_experiments_are_the_papers() -> None:
-    assert set(experiment_names()) == PAPERS
+    assert set(experiment_names()) == PAPERS | OURS
     assert scale_names() == ["mini", "paper", "tiny"]
     spans = {scale: {t.options["mean"] for n in ("fig5", "fig7") for t in read_experiment(n, scale).tasks} for scale in ("paper", "mini")}
     assert spans == {"paper": {50, 10, 3}, "mini": {12, 3, 1}}
@@ -243,7 +316,8 @@ def test_slips_in_an_experiment_of_ones_own_are_told(document: str, told: str, t
     [
         (["fig55"], "experiment is 'fig55'; available: claims, fig1"),
         (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, tiny"),
-        (["fig5", "data.wikitext=x"], "there is nothing called 'data.wikitext' to change; did you mean 'data.wikitext2'?"),
+        (["fig5", "data.wikitxt=x"], "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?"),
+        (["fig5", "only=bart,gpt2"], "only has 'gpt2'; the experiment's models are: tracformer-car, bart"),
         (["fig5", "seeds=a"], "seeds has 'a'"),
         (["fig5", "batch=0"], "batch is '0'"),
         (["fig5", "fig6"], "fig5, fig6 are named; one at a time"),

@@ -3,7 +3,9 @@
     tracformer reproduce --list
     tracformer reproduce fig5 scale=mini --dry-run                      the plan, and how many tokens it trains on
     tracformer reproduce fig5 scale=mini out=runs/reproduce
-    tracformer reproduce fig5 scale=mini data.wikitext2=FOLDER          text files or a prepared folder of your own
+    tracformer reproduce fig5 scale=mini data=FOLDER                    the files of all data sets lie there: no download
+    tracformer reproduce fig5 scale=mini data.wikitext=FOLDER           text files or a prepared folder of your own
+    tracformer reproduce fig5 scale=mini only=tracformer-car,bart seeds=0
     tracformer reproduce table2 scale=paper models.sedd=FOLDER          weights of your own instead of a download
     tracformer reproduce my.yaml scale=mine.yaml seeds=0,1,2
     torchrun --nproc-per-node 8 -m tracformer.cli.main reproduce fig5 scale=paper
@@ -59,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         batch=int(batch),
     )
     if arguments.dry_run:
-        for line in work.plan():
+        from tracformer.evaluation.plan import plan
+
+        for line in plan(work):
             print(line)
         return 0
     keep_freed_memory()

@@ -14,11 +14,12 @@ from typing import Any
 
 import yaml
 
+from tracformer.evaluation.pilots import Pilots
 from tracformer.evaluation.tasks import Task, make_task
 from tracformer.training.config import TrainConfig, from_dict, read_preset
 
 SIZES = "sizes"  # the one "task" that needs no weights
-OPTIONAL = ("plaid",)  # models at some scales only: others leave them out
+OPTIONAL = ("plaid", "gpt2-fim")  # models at some scales only: others leave them out
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Experiment:
     data: Mapping[str, DataSet]
     models: Mapping[str, ModelPlan]  # those that the tasks name
     tasks: tuple[TaskPlan, ...]
+    pilots: Pilots | None = None  # None: learning rates are those of the models' plans
 
     def trained(self) -> list[ModelPlan]:
         """Models whose weights some task asks for."""
@@ -109,21 +111,24 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
     """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file.
 
     `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead
-    of training), `seeds`, `tokenizer`.
+    of training), `only` (models, others are left out), `seeds`, `tokenizer`.
     """
     document = _load(name, "experiments", experiment_names(), "experiment")
     sizes = _load(scale, "experiments/scales", scale_names(), "scale")
     _check_keys(document, f"experiment {name}", ("title", "tasks"), ("about", "paper"))
-    _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"))
+    _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"), ("pilots",))
     data = {key: _data_set(key, each) for key, each in sizes["data"].items()}
     models = {key: _model(key, each) for key, each in sizes["models"].items()}
-    tasks = []
+    changes = dict(changes or {})
+    only = changes.pop("only", "")
+    tasks: list[TaskPlan] = []
     for each in document["tasks"]:
         if (task := _task(each, sizes["values"], models, f"experiment {name}")) not in tasks:  # two data sets may be one at a small scale
             tasks.append(task)
+    tasks = _only(tasks, only.split(",")) if only else tasks
     named = {model for task in tasks for model in task.models}
     models = {key: model for key, model in models.items() if key in named}
-    data, models = _changed(data, models, changes or {})
+    data, models = _changed(data, models, changes)
     for task in tasks:
         if task.options.get("data") and task.options["data"] not in data:
             raise ValueError(f"experiment {name}: data is {task.options['data']!r}; scale {scale} has: {', '.join(data)}")
@@ -138,7 +143,22 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
         data=data,
         models=models,
         tasks=tuple(tasks),
+        pilots=_pilots(sizes["pilots"]) if "pilots" in sizes else None,
     )
+
+
+def _pilots(values: Mapping[str, Any]) -> Pilots:
+    _check_keys(values, "pilots", ("rates", "steps"))
+    return Pilots(tuple(float(rate) for rate in values["rates"]), int(values["steps"]))
+
+
+def _only(tasks: list[TaskPlan], wanted: Sequence[str]) -> list[TaskPlan]:
+    """The tasks of these models alone."""
+    known = list(dict.fromkeys(name for task in tasks for name in task.models))
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"only has {unknown[0]!r}; the experiment's models are: {', '.join(known)}")
+    kept = [dataclasses.replace(task, models=tuple(name for name in task.models if name in wanted)) for task in tasks]
+    return [task for task in kept if task.models]
 
 
 def _data_set(name: str, values: Mapping[str, Any]) -> DataSet:
@@ -193,7 +213,7 @@ def _changed(
         elif head == "models" and name in models and not part:
             models[name] = dataclasses.replace(models[name], published=value, train={}, family="", trained_tokens=0.0)
         else:
-            known = ["seeds", "tokenizer", "data", *(f"data.{each}" for each in data), *(f"models.{each}" for each in models)]
+            known = ["seeds", "tokenizer", "only", "data", *(f"data.{each}" for each in data), *(f"models.{each}" for each in models)]
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise ValueError(f"there is nothing called {key!r} to change{hint}")

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from tracformer.evaluation.tasks import Subject
 
 PACKAGE = Path(tracformer.__file__).parent
-SHOWING = ("cli", "hf", "serving", "evaluation/report", "evaluation/reproduce.py")  # parts of the package that cannot change a figure
+SHOWING = (
+    "cli",
+    "hf",
+    "serving",
+    "evaluation/report",
+    "evaluation/reproduce.py",
+    "evaluation/plan.py",
+    "evaluation/pilots.py",
+)  # parts of the package that cannot change a figure
 
 
 def describe(subject: "Subject", inputs: Mapping[str, str]) -> dict[str, Any]:

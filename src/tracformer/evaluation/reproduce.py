@@ -1,10 +1,10 @@
-"""Run an experiment from nothing to its report: prepare data, train what is missing, evaluate, write the page.
+"""Run an experiment from nothing to its report: prepare data, fly pilots, train what is missing, evaluate, write the page.
 
 Everything lies under OUT/SCALE, and each stage leaves files by which the next call knows that it is done:
 
     data/NAME                    prepared data sets; data/held-out/NAME those that nothing is trained on
     models/NAME-seedN            a run of `tracformer train`, with `recipe.json`: what it was told
-    results/*.json               one file a model and task
+    results/*.json               one file a model and task, and one a system's pilots
     report/EXPERIMENT/           index.html and its tables and pictures
 
 Experiments at one scale share models and results. The same command goes on after an interruption, also in the middle of a training run.
@@ -23,8 +23,9 @@ from tracformer.data import PreparedData, Tokenizer, load_tokenizer
 from tracformer.evaluation.experiment import SIZES, Experiment, ModelPlan, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, prepare_data
 from tracformer.evaluation.pace import Pace, tokens
+from tracformer.evaluation.pilots import chosen_rate, fly, outcome_file, with_rate
 from tracformer.evaluation.report import write_report
-from tracformer.evaluation.results import digest
+from tracformer.evaluation.results import Result, digest
 from tracformer.evaluation.runner import evaluate
 from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Progress, Subject
@@ -55,6 +56,11 @@ class Run:
         return self.plan.name if self.seed is None else f"{self.plan.name} #{self.seed}"
 
     @property
+    def number(self) -> int:
+        """Among the model's seeds."""
+        return 0 if self.seed is None else self.plan.seeds.index(self.seed)
+
+    @property
     def folder_name(self) -> str:
         return f"{self.plan.name}-seed{self.seed}"
 
@@ -79,8 +85,11 @@ class Reproduction:
             if ranks.first:
                 self._prepare()
             ranks.barrier()
+            signal = self._fly(ranks)
+            if signal is not None:
+                return 128 + signal
             missing = [run for run in self.runs() if run.seed is not None and not self.is_trained(run)]
-            evaluations = list(self._evaluations())
+            evaluations = list(self.evaluations())
             self.pace.expect(sum(run.plan.tokens for run in missing), len(evaluations))
             for number, run in enumerate(missing, start=1):
                 self.say(f"[train {number}/{len(missing)}] {run.name}: {tokens(run.plan.tokens)}{self.pace.left()}")
@@ -97,8 +106,8 @@ class Reproduction:
     # ---- what there is
 
     def runs(self) -> list[Run]:
-        """Every run whose weights some task asks for."""
-        return [run for plan in self.experiment.trained() for run in runs_of(plan)]
+        """Every run whose weights some task asks for; the first seed of each model, then the second: all models can soon be compared."""
+        return sorted((run for plan in self.experiment.trained() for run in runs_of(plan)), key=lambda run: run.number)
 
     def run_folder(self, run: Run) -> Path:
         return self.root / "models" / run.folder_name
@@ -116,32 +125,7 @@ class Reproduction:
                 )
         checkpoints = list_checkpoints(folder / "checkpoints")
         done = checkpoints[0][0] if checkpoints else 0
-        return done >= self._config(run).steps and (folder / "model" / "config.json").is_file()
-
-    def plan(self) -> Iterator[str]:
-        """The plan in words, for a dry run: nothing is read from the network and nothing is written."""
-        experiment = self.experiment
-        yield f"{experiment.name} at scale {experiment.scale}, in {self.root}: {experiment.title}"
-        for trained, sets in ((True, experiment.learnt_from()), (False, experiment.only_read())):
-            for data in sets:
-                state = "ready" if data_folder(self.root, data.name, trained).exists() else f"from {data.source!r}"
-                yield f"  data      {data.name}: {state}" + ("" if trained else ", to evaluate on")
-        left = 0.0
-        for run in self.runs():
-            if run.seed is None:
-                yield f"  model     {run.name}: published, {run.plan.published}"
-                continue
-            config = self._config(run)
-            known = data_folder(self.root, run.plan.data, trained=True).exists()
-            done = known and self.is_trained(run)
-            left += 0.0 if done else run.plan.tokens
-            state = "trained" if done else f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
-            yield f"  train     {run.name} ({config.model.get('family', 'tracformer')}, {config.objective}): {state}"
-        for task, run in self._evaluations():
-            options = ", ".join(f"{key}={value}" for key, value in task.options.items())
-            yield f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
-        yield f"  report    {self.root / 'report' / experiment.name / 'index.html'}"
-        yield f"to train: {tokens(left)}; results that are there already are not computed again"
+        return done >= self.config(run).steps and (folder / "model" / "config.json").is_file()
 
     # ---- stages
 
@@ -151,13 +135,34 @@ class Reproduction:
         for data in self.experiment.only_read():
             prepare_data(data, self.root, trained=False)
 
+    def _fly(self, ranks: Ranks) -> int | None:
+        """Pilots of every system that has none yet; the signal that stopped one, or None."""
+        if self.experiment.pilots is None:
+            return None
+        missing = [run for run in self.runs() if run.seed is not None and run.number == 0 and self.outcome(run) is None]
+        for number, run in enumerate(missing, start=1):
+            config, recipe = self._planned(run), self._recipe_of(self._planned(run), run)
+            rates = self.experiment.pilots.rates
+            self.say(
+                f"[pilots {number}/{len(missing)}] {run.plan.name}: {len(rates)} rates, {tokens(self.experiment.pilots.tokens(config))}"
+            )
+            outcome = fly(run.plan.name, run.plan.mode, config, recipe, self.experiment.pilots, self.root / "pilots", start, ranks.first)
+            if isinstance(outcome, int):
+                return outcome
+            if ranks.first:
+                outcome.save(self.root / "results")
+            tried = ", ".join(f"{row.value:.4g} at {row.setting['lr']:g}" for row in outcome.rows)
+            self.say(f"  perplexity {tried}; {chosen_rate(outcome):g} is taken")
+            ranks.barrier()
+        return None
+
     def _train(self, run: Run, ranks: Ranks) -> int | None:
         """The signal that stopped the run, or None if it was finished."""
         folder = self.run_folder(run)
         if ranks.first and not (folder / RECIPE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
-        return start(self._config(run)).signal
+        return start(self.config(run)).signal
 
     def _evaluate(self, evaluations: list[tuple[TaskPlan, Run]], ranks: Ranks) -> list[Path]:
         """The files of all results, in the experiment's order; done model after model, so that each is loaded once."""
@@ -192,7 +197,7 @@ class Reproduction:
         return self.root / "results" / result.file_name
 
     def _count(self, run: Run, ranks: Ranks) -> Path:
-        result = count_sizes(run.plan.name, run.plan.mode, self._shape(run), run.plan.tokens, {"scale": self.experiment.scale})
+        result = count_sizes(run.plan.name, run.plan.mode, self.shape(run), run.plan.tokens, {"scale": self.experiment.scale})
         path = self.root / "results" / result.file_name
         if ranks.first and not path.is_file():
             result.save(path.parent)
@@ -200,7 +205,7 @@ class Reproduction:
 
     def _report(self, files: list[Path]) -> Path:
         return write_report(
-            files,
+            [*files, *self._pilot_files()],
             self.root / "report" / self.experiment.name,
             title=f"{self.experiment.title} (scale {self.experiment.scale})",
             about=[self.experiment.about, self.experiment.scale_about],
@@ -209,30 +214,53 @@ class Reproduction:
 
     # ---- small things
 
-    def _evaluations(self) -> Iterator[tuple[TaskPlan, Run]]:
+    def _pilot_files(self) -> list[Path]:
+        if self.experiment.pilots is None:
+            return []
+        outcomes = [self.outcome(run) for run in self.runs() if run.seed is not None and run.number == 0]
+        return [self.root / "results" / outcome.file_name for outcome in outcomes if outcome is not None]
+
+    def evaluations(self) -> Iterator[tuple[TaskPlan, Run]]:
         for task in self.experiment.tasks:
             for name in task.models:
                 runs = runs_of(self.experiment.models[name])
                 yield from ((task, run) for run in (runs[:1] if task.task == SIZES else runs))  # seeds do not change a size
 
-    def _config(self, run: Run) -> TrainConfig:
+    def config(self, run: Run) -> TrainConfig:
+        """What the run is told, at the learning rate that its pilots chose, where there are any."""
+        config = self._planned(run)
+        known = self.experiment.pilots is not None and data_folder(self.root, run.plan.data, trained=True).exists()
+        outcome = self.outcome(run) if known else None
+        return config if outcome is None else with_rate(config, chosen_rate(outcome))
+
+    def _planned(self, run: Run) -> TrainConfig:
         source = data_folder(self.root, run.plan.data, trained=True)
         config = replace(run.plan.config(str(source), str(self.run_folder(run)), run.seed or 0), device=self.device)
         if not config.steps or not config.length:
             raise ValueError(f"model {run.plan.name}: an experiment must say `steps` and `length`")
         return config
 
+    def outcome(self, run: Run) -> Result | None:
+        """Of the pilots of the run's system."""
+        assert self.experiment.pilots is not None
+        recipe = self._recipe_of(self._planned(run), run)
+        path = self.root / "results" / outcome_file(run.plan.name, run.plan.mode, recipe, self.experiment.pilots)
+        return Result.load(path) if path.is_file() else None
+
     def _recipe(self, run: Run) -> dict[str, Any]:
         """All that decides the weights, save the code: a finished run is recognised by it."""
-        values = self._config(run).to_dict()
+        return self._recipe_of(self.config(run), run)
+
+    def _recipe_of(self, config: TrainConfig, run: Run) -> dict[str, Any]:
+        values = config.to_dict()
         folder = data_folder(self.root, run.plan.data, trained=True)
         kept = {key: values[key] for key in ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema")}
         return {**kept, "data": digest(PreparedData.open(folder).manifest.files)}
 
-    def _shape(self, run: Run) -> ModelConfig:
+    def shape(self, run: Run) -> ModelConfig:
         vocabulary = self.experiment.vocab_size
         if run.seed is not None:
-            return self._config(run).model_config(vocabulary)
+            return self._planned(run).model_config(vocabulary)
         if not run.plan.family:  # a folder that the user named
             return load_model(loading.find_folder(run.plan.published)).config
         kind = find_family(run.plan.family).config_class

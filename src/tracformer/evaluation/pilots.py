@@ -1,0 +1,117 @@
+"""Learning rates by pilot: every system is trained for a few steps at each of a few rates, and the one of lowest validation loss is taken.
+
+All systems have the same rates, steps and data to choose by, so that none is tuned harder than another. What a pilot says is about its own
+short schedule: the best rate of a long run is often lower. Outcomes are results like others, `pilots` in the results' folder; the weights
+are thrown away.
+"""
+
+import dataclasses
+import datetime
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tracformer
+from tracformer.evaluation.results import Result, Row, digest, file_name
+from tracformer.families import find_family
+from tracformer.training.config import TrainConfig
+from tracformer.training.log import read_log
+from tracformer.training.loop import Outcome
+
+TASK = "pilots"
+SAVE_EVERY = 20  # steps: what an interruption costs
+
+
+@dataclass(frozen=True)
+class Pilots:
+    rates: tuple[float, ...]
+    steps: int
+
+    def __post_init__(self) -> None:
+        if not self.rates or min(self.rates) <= 0 or self.steps < 1:
+            raise ValueError(f"pilots are rates {self.rates} for {self.steps} steps; give positive rates and at least one step")
+
+    def tokens(self, config: TrainConfig) -> float:
+        return float(len(self.rates) * self.steps * config.batch * config.length)
+
+    def config(self, config: TrainConfig, rate: float, run: Path) -> TrainConfig:
+        """The run at this rate: the schedule of `config`, shortened, and validated once, at its end."""
+        optimizer = with_rate(config, rate).optimizer
+        short = dataclasses.replace(optimizer, warmup=min(optimizer.warmup, self.steps // 5))
+        return dataclasses.replace(
+            config, optimizer=short, steps=self.steps, run=str(run), eval_every=self.steps, save_every=min(SAVE_EVERY, self.steps)
+        )
+
+
+def with_rate(config: TrainConfig, rate: float) -> TrainConfig:
+    """The configuration at another learning rate, its final one in proportion."""
+    old = config.optimizer
+    return dataclasses.replace(config, optimizer=dataclasses.replace(old, lr=rate, final_lr=rate * old.final_lr / old.lr))
+
+
+def outcome_file(name: str, mode: str, recipe: Mapping[str, Any], pilots: Pilots) -> str:
+    """What the file of an outcome is called: another recipe, another file."""
+    return file_name(name, mode, TASK, _options(pilots), {"hashes": {"recipe": digest(_rateless(recipe))}})
+
+
+def chosen_rate(outcome: Result) -> float:
+    return float(outcome.details["chosen"])
+
+
+def fly(
+    name: str,
+    mode: str,
+    config: TrainConfig,
+    recipe: Mapping[str, Any],
+    pilots: Pilots,
+    folder: Path,
+    train: Callable[[TrainConfig], Outcome],
+    first: bool = True,
+) -> Result | int:
+    """The outcome; or the signal that stopped a pilot, after which the same call goes on. `first`: only one process clears up."""
+    losses: dict[float, float] = {}
+    for rate in pilots.rates:
+        run = folder / f"{name}-lr{rate:g}"
+        signal = train(pilots.config(config, rate, run)).signal
+        if signal is not None:
+            return signal
+        losses[rate] = _loss(run)
+    chosen = min(losses, key=lambda rate: losses[rate])
+    kind = find_family(str(config.model.get("family", "tracformer"))).model_class.answers[mode]
+    rows = [Row("perplexity", {"lr": rate}, math.exp(min(loss, 700.0)), kind=kind) for rate, loss in losses.items()]
+    manifest = {
+        "hashes": {"recipe": digest(_rateless(recipe))},
+        "recipe": _rateless(recipe),
+        "code": tracformer.__version__,
+        "torch": torch.__version__,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    family = str(config.model.get("family", "tracformer"))
+    if first:
+        for rate in pilots.rates:
+            shutil.rmtree(folder / f"{name}-lr{rate:g}", ignore_errors=True)
+    return Result(name, family, mode, TASK, _options(pilots), tuple(rows), {"chosen": chosen, "nll": losses}, manifest)
+
+
+def _loss(run: Path) -> float:
+    """Mean of log perplexity over all contexts of the last validation; infinite where a rate was too much."""
+    validated = [record for record in read_log(run / "log.jsonl") if record["kind"] == "eval"]
+    if not validated:
+        raise ValueError(f"{run} was never validated, so that its learning rate cannot be judged; give the data a validation split")
+    values = [value for key, value in validated[-1].items() if key not in ("kind", "step", "time")]
+    return sum(math.log(value) if math.isfinite(value) else math.inf for value in values) / len(values)
+
+
+def _options(pilots: Pilots) -> dict[str, Any]:
+    return {"rates": list(pilots.rates), "steps": pilots.steps}
+
+
+def _rateless(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What all rates and seeds have in common."""
+    optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in ("lr", "final_lr")}
+    return {**{key: value for key, value in recipe.items() if key not in ("seed", "steps")}, "optimizer": optimizer}
