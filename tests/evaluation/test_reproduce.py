@@ -182,6 +182,13 @@ def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch
     assert again().run() == 0
 
 
+def test_training_keys_for_every_model() -> None:
+    models = read_experiment("fig5", "mini", {"train.precision": "bfloat16", "train.steps": "7"}).models
+    assert {(model.config("d", "r", 0).precision, model.config("d", "r", 0).steps) for model in models.values()} == {("bfloat16", 7)}
+    with pytest.raises(ValueError, match="there is no configuration key 'stps'; did you mean 'steps'"):
+        read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
+
+
 def test_first_seeds_come_first(tmp_path: Path) -> None:
     runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Silent()).runs()
     assert [run.seed for run in runs] == [0] * 5 + [1] * 4 + [2] * 4

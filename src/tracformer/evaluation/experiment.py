@@ -111,7 +111,7 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
     """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file.
 
     `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead
-    of training), `only` (models, others are left out), `seeds`, `tokenizer`.
+    of training), `only` (models, others are left out), `train.KEY` (of `tracformer train`, for every model), `seeds`, `tokenizer`.
     """
     document = _load(name, "experiments", experiment_names(), "experiment")
     sizes = _load(scale, "experiments/scales", scale_names(), "scale")
@@ -210,10 +210,24 @@ def _changed(
             data = {each: dataclasses.replace(entry, folder=value) for each, entry in data.items()}
         elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
+        elif head == "train" and name and not part:
+            setting = {name: yaml.safe_load(value)}
+            models = {
+                each: dataclasses.replace(model, train={**model.train, **setting}) if model.train else model
+                for each, model in models.items()
+            }
         elif head == "models" and name in models and not part:
             models[name] = dataclasses.replace(models[name], published=value, train={}, family="", trained_tokens=0.0)
         else:
-            known = ["seeds", "tokenizer", "only", "data", *(f"data.{each}" for each in data), *(f"models.{each}" for each in models)]
+            known = [
+                "seeds",
+                "tokenizer",
+                "only",
+                "train.KEY",
+                "data",
+                *(f"data.{each}" for each in data),
+                *(f"models.{each}" for each in models),
+            ]
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise ValueError(f"there is nothing called {key!r} to change{hint}")

@@ -254,8 +254,8 @@ class Reproduction:
     def _recipe_of(self, config: TrainConfig, run: Run) -> dict[str, Any]:
         values = config.to_dict()
         folder = data_folder(self.root, run.plan.data, trained=True)
-        kept = {key: values[key] for key in ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema")}
-        return {**kept, "data": digest(PreparedData.open(folder).manifest.files)}
+        told = ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema", "precision")
+        return {**{key: values[key] for key in told}, "data": digest(PreparedData.open(folder).manifest.files)}
 
     def shape(self, run: Run) -> ModelConfig:
         vocabulary = self.experiment.vocab_size
