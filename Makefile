@@ -11,7 +11,7 @@ help:
 	@echo "make demo    train a small model on generated text, then fill holes with it (about two minutes)"
 	@echo "make test    linters, type checker and tests"
 	@echo "make soak    the long tests: many kills, training against exact conditionals"
-	@echo "make bench   speed of the attentions, a training step and generation, against rivals"
+	@echo "make bench   speed and memory of attention, training and generation, against rivals (half an hour)"
 	@echo "make clean   remove the virtual environment and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -36,8 +36,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/generation.py
+	$(BIN)/tracformer bench
 	$(BIN)/python benchmarks/loader.py
 
 clean:

@@ -19,6 +19,7 @@ VERBS = {
     "eval": "perplexity, infilling quality, exact benchmark and more, of one model or several",
     "report": "one page from results: pictures, tables, intervals, fills",
     "reproduce": "a table or figure of the paper, from data to report",
+    "bench": "speed and memory on this machine, against rivals, as ratios",
 }
 MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
 FAILED, MISTAKEN, INTERRUPTED, NO_READER = 1, 2, 130, 141  # exit codes; the last two as a shell names SIGINT and SIGPIPE

@@ -79,6 +79,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_max": 16,
         "init_std": 0.04,
     },  # 9.7M
+    # long sequences: with recomputed activations, a training step over 32768 tokens fits into a few GiB
+    "laptop-32k": {
+        "vocab_size": 4096,
+        "max_length": 32768,
+        "n_layer": 15,
+        "n_head": 3,
+        "d_model": 96,
+        "n_max": 16,
+        "init_std": 0.06,
+    },  # 3.8M
 }
 
 

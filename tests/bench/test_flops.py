@@ -1,0 +1,78 @@
+"""The count of weight products against PyTorch's own counter, and the sizes of the peers."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from tracformer import TracformerConfig
+from tracformer.attention import Layout, register
+from tracformer.bench.flops import asked, at_equal_parameters, at_equal_work, parameters_of, training_operations, weight_multiplies
+from tracformer.bench.steps import build
+from tracformer.families import find_family
+from tracformer.peers.mdlm import MDLMConfig
+
+ATEN = torch.ops.aten
+SMALL = {"vocab_size": 11, "max_length": 32, "n_layer": 2, "n_head": 2, "d_model": 8}
+
+
+class NoProducts:
+    """Passes gradients to queries, keys and values without a matrix product: what is left to count are the weights."""
+
+    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+        return q + k + v
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
+        return q + k.sum() + v.sum()
+
+
+register("no products", NoProducts)
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"), [("tracformer", "car"), ("tracformer", "ac"), ("tracformer", "ar"), ("gpt2", "ar"), ("bert", "ac"), ("bart", "car")]
+)
+def test_as_many_as_torch_counts(family: str, mode: str) -> None:
+    config = {**SMALL, "n_layer": 5} if family == "tracformer" else SMALL
+    model = build(family, config, "no products").train()
+    tokens = torch.randint(11, (2, 32))
+    context = torch.rand(2, 32) < 0.5
+    context[0, 0] = False
+    if asked(family)[1]:
+        context = torch.zeros_like(context)
+    with FlopCounterMode(display=False) as counter:
+        model.loss(tokens, context, mode).backward()
+    by_operation = counter.get_flop_counts()["Global"]
+    counted = sum(by_operation.get(operation, 0) for operation in (ATEN.mm, ATEN.addmm))  # attention's products are batched: bmm and others
+    assert counted == training_operations(model.config, 64, int((~context).sum()), mode)
+
+
+def test_in_units_of_the_width() -> None:
+    """An encoder pair does 24 d^2 multiply-adds a token and layer; keys and values are made everywhere, the rest at targets."""
+    config = TracformerConfig(vocab_size=10, max_length=1024, n_layer=10, d_model=576)
+    d2 = 576**2
+    assert weight_multiplies(config, 1000, 0) == 10 * 1000 * (24 + 4) * d2
+    assert weight_multiplies(config, 1000, 1000) - weight_multiplies(config, 1000, 0) == 10 * 1000 * 10 * d2 + 1000 * 10 * 576
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "bart"])
+@pytest.mark.parametrize("preset", ["laptop", "paper-small"])
+def test_peers_of_equal_parameters(family: str, preset: str) -> None:
+    ours = TracformerConfig.preset(preset)
+    assert parameters_of(at_equal_parameters(family, ours)) == pytest.approx(parameters_of(ours), rel=0.06)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "bart"])
+@pytest.mark.parametrize("length", [1024, 4096])
+def test_peers_of_equal_work(family: str, length: int) -> None:
+    ours = TracformerConfig(max_length=length, n_layer=(length - 1).bit_length(), n_head=12, d_model=768)
+    theirs = at_equal_work(family, ours, length, length // 2)
+    mode, all_targets = asked(family)
+    work = weight_multiplies(theirs, length, length if all_targets else length // 2, mode)
+    assert work == pytest.approx(weight_multiplies(ours, length, length // 2), rel=0.04)
+    assert find_family(family).config_class is type(theirs)
+
+
+def test_an_uncounted_system() -> None:
+    with pytest.raises(ValueError, match="'mdlm' are not counted"):
+        weight_multiplies(MDLMConfig(vocab_size=5), 1, 1)
