@@ -9,7 +9,7 @@ INT8_FASTER = 1.7
 
 
 def rows(found: Found) -> list[Row]:
-    return [*_speed_rows(found), *_weights_rows(found), *_cache_rows(found), *_hole_rows(found), *_memory_rows(found)]
+    return [*_speed_rows(found), *_weights_rows(found), *_engine_rows(found), *_cache_rows(found), *_hole_rows(found), *_memory_rows(found)]
 
 
 def _speed_rows(found: Found) -> list[Row]:
@@ -49,6 +49,15 @@ def _weights_rows(found: Found) -> list[Row]:
             target = INT8_FASTER if kind == "int8" and figures["bytes"]["float32"] > 400e6 else None
             lines.append(Row(PART, what, setting, speed, "tokens/s", seconds["float32"] / each, "times float32", target))
     return lines
+
+
+def _engine_rows(found: Found) -> list[Row]:
+    figures = found.get("generation/engine")
+    if figures is None:
+        return []
+    together, alone = figures["seconds"]["together"], figures["seconds"]["alone"]
+    what, setting = "requests of different lengths, all at once", f"{figures['tokens']} tokens in all"
+    return [Row(PART, what, setting, figures["tokens"] / together, "tokens/s", alone / together, "times one after the other")]
 
 
 def _cache_rows(found: Found) -> list[Row]:

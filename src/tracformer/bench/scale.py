@@ -45,6 +45,7 @@ class Scale:
     batches: tuple[int, ...] = (1, 16)
     tokens: int = 32
     generation_rounds: int = 5
+    requests: int = 16  # at once, of the engine
 
     # long sequences
     long_lengths: tuple[int, ...] = (8192, 16384, 32768)
