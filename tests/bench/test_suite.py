@@ -38,6 +38,7 @@ SCALE = Scale(
     batches=(1, 2),
     tokens=2,
     generation_rounds=1,
+    requests=3,
     long_lengths=(16, 32),
     long_preset="tiny",
 )

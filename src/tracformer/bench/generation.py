@@ -1,15 +1,14 @@
 """Generation with the cache, with random weights: speed does not depend on them. Rivals take turns; the median of a few rounds counts."""
 
 import importlib.util
-import statistics
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 
+from tracformer.bench import requests
+from tracformer.bench.decoding import in_turns, tracformer_of
 from tracformer.bench.flops import at_equal_parameters
 from tracformer.bench.generation_rows import PART, rows
 from tracformer.bench.measure import timed, watch_growth
@@ -18,7 +17,6 @@ from tracformer.bench.scale import Scale
 from tracformer.bench.steps import build
 from tracformer.model import Tracformer, TracformerConfig
 from tracformer.peers.gpt2 import GPT2
-from tracformer.runtime import keep_freed_memory
 
 __all__ = ["PART", "pieces", "rows"]
 
@@ -36,8 +34,8 @@ def pieces(scale: Scale) -> list[Piece]:
         arguments = {"config": config.to_dict(), "kinds": lean_kinds(), **rounds}
         found.append(Piece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
     if importlib.util.find_spec("tracformer.generation.engine") is not None:
-        arguments = {"config": config.to_dict(), "requests": scale.requests, "targets": scale.tokens}
-        found.append(Piece("generation/engine", engine, arguments, seconds=30))
+        arguments = {"config": config.to_dict(), "count": scale.requests, "rounds": max(1, scale.generation_rounds // 2)}
+        found.append(Piece("generation/engine", requests.together, arguments, seconds=60))
     found.append(Piece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25))
     found.append(Piece("generation/hole", hole, {"config": config.to_dict(), "rounds": scale.generation_rounds}, seconds=60))
     for system in ("tracformer", "gpt2"):
@@ -84,39 +82,6 @@ def lean(config: dict[str, Any], kinds: tuple[str, ...], batch: int, tokens: int
     start = config["max_length"] // 2
     seconds = in_turns(rounds, **{kind: partial(step_seconds, model, batch, start, tokens) for kind, model in models.items()})
     return {"seconds": seconds, "bytes": {kind: bytes_read(model) for kind, model in models.items()}, "batch": batch}
-
-
-def engine(config: dict[str, Any], requests: int, targets: int) -> Figures:
-    """Seconds for requests of different lengths and contexts, all at once through the engine and one after the other."""
-    engines: Any = importlib.import_module("tracformer.generation.engine")
-    model = tracformer_of(config)
-    questions = [mixed_request(model, number, targets) for number in range(requests)]
-    alone = timed(lambda: [engines.Here(model).fill(*question, seed=i) for i, question in enumerate(questions)])
-    shared = engines.Engine(model, rows=requests)
-
-    def ask(number: int) -> None:
-        with shared.request() as request:
-            request.fill(*questions[number], seed=number)
-
-    def together() -> None:
-        with ThreadPoolExecutor(requests) as callers:
-            list(callers.map(ask, range(requests)))
-
-    try:
-        seconds = timed(together)
-    finally:
-        shared.close()
-    return {"seconds": {"together": seconds, "alone": alone}, "tokens": sum(int((~context).sum()) for _, context in questions)}
-
-
-def mixed_request(model: Tracformer, number: int, targets: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sequence of its own length with one hole of `targets` to twice as many tokens at its own place."""
-    draw = torch.Generator().manual_seed(number)
-    T = int(torch.randint(model.config.max_length // 4, model.config.max_length, (), generator=draw))
-    hole = min(T, targets + number % (targets + 1))
-    start = int(torch.randint(T - hole + 1, (), generator=draw))
-    context = (torch.arange(T) < start) | (torch.arange(T) >= start + hole)
-    return torch.randint(model.config.vocab_size, (1, T), generator=draw), context[None]
 
 
 def cache(config: dict[str, Any], tokens: int, rounds: int) -> Figures:
@@ -171,26 +136,6 @@ def memory(config: dict[str, Any], gpt2: dict[str, Any], system: str, batch: int
     else:
         gpt2_step_seconds(model, batch, start, tokens)
     return {"peak_bytes": grown(), "weight_bytes": weight_bytes(model)}
-
-
-def in_turns(rounds: int, **runs: Callable[[], float]) -> dict[str, float]:
-    """Median seconds of each, measured in turns so that a busy moment hits all alike."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            times[name].append(run())
-    return {name: statistics.median(each) for name, each in times.items()}
-
-
-def tracformer_of(config: dict[str, Any]) -> Tracformer:
-    from tracformer.native import available
-
-    keep_freed_memory()
-    available()  # compile what is compiled before anything is timed
-    torch.manual_seed(0)
-    model = build("tracformer", config, "native").eval()
-    assert isinstance(model, Tracformer)
-    return model
 
 
 def gpt2_of(config: dict[str, Any]) -> torch.nn.Module:

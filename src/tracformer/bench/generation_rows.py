@@ -55,9 +55,12 @@ def _engine_rows(found: Found) -> list[Row]:
     figures = found.get("generation/engine")
     if figures is None:
         return []
-    together, alone = figures["seconds"]["together"], figures["seconds"]["alone"]
-    what, setting = "requests of different lengths, all at once", f"{figures['tokens']} tokens in all"
-    return [Row(PART, what, setting, figures["tokens"] / together, "tokens/s", alone / together, "times one after the other")]
+    at_once, one_by_one = figures["seconds"]["at_once"], figures["seconds"]["one_by_one"]
+    what, setting = (
+        f"{figures['requests']} requests at once",
+        f"{figures['tokens']} tokens in all, everything mixed",
+    )
+    return [Row(PART, what, setting, figures["tokens"] / at_once, "tokens/s", one_by_one / at_once, "times one after the other")]
 
 
 def _cache_rows(found: Found) -> list[Row]:

@@ -45,7 +45,7 @@ class Scale:
     batches: tuple[int, ...] = (1, 16)
     tokens: int = 32
     generation_rounds: int = 5
-    requests: int = 16  # at once, of the engine
+    requests: int = 32  # at once, of the engine
 
     # long sequences
     long_lengths: tuple[int, ...] = (8192, 16384, 32768)
@@ -75,5 +75,6 @@ QUICK = Scale(
     generation_preset="laptop",
     tokens=16,
     generation_rounds=2,
+    requests=8,
     long_lengths=(2048, 4096),
 )
