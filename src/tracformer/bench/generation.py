@@ -77,7 +77,7 @@ def lean_kinds() -> tuple[str, ...]:
 
 def lean(config: dict[str, Any], kinds: tuple[str, ...], batch: int, tokens: int, rounds: int) -> Figures:
     """Seconds a step with weights held in each of the ways, and the bytes that a step then reads."""
-    bytes_read = importlib.import_module("tracformer.model.lean").bytes_read
+    bytes_read = importlib.import_module("tracformer.model.step").bytes_read
     models = {kind: tracformer_of(config).lean(kind) for kind in kinds}  # type: ignore[operator]
     start = config["max_length"] // 2
     seconds = in_turns(rounds, **{kind: partial(step_seconds, model, batch, start, tokens) for kind, model in models.items()})
