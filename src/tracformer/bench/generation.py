@@ -33,9 +33,8 @@ def pieces(scale: Scale) -> list[Piece]:
     if lean_kinds():
         arguments = {"config": config.to_dict(), "kinds": lean_kinds(), **rounds}
         found.append(Piece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
-    if importlib.util.find_spec("tracformer.generation.engine") is not None:
-        arguments = {"config": config.to_dict(), "count": scale.requests, "rounds": max(1, scale.generation_rounds // 2)}
-        found.append(Piece("generation/engine", requests.together, arguments, seconds=60))
+    arguments = {"config": config.to_dict(), "count": scale.requests, "rounds": max(1, scale.generation_rounds // 2)}
+    found.append(Piece("generation/engine", requests.together, arguments, seconds=60))
     found.append(Piece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25))
     found.append(Piece("generation/hole", hole, {"config": config.to_dict(), "rounds": scale.generation_rounds}, seconds=60))
     for system in ("tracformer", "gpt2"):
@@ -78,7 +77,9 @@ def lean_kinds() -> tuple[str, ...]:
 def lean(config: dict[str, Any], kinds: tuple[str, ...], batch: int, tokens: int, rounds: int) -> Figures:
     """Seconds a step with weights held in each of the ways, and the bytes that a step then reads."""
     bytes_read = importlib.import_module("tracformer.model.step").bytes_read
-    models = {kind: tracformer_of(config).lean(kind) for kind in kinds}  # type: ignore[operator]
+    models: dict[str, Any] = {kind: tracformer_of(config) for kind in kinds}
+    for kind, model in models.items():
+        model.lean(kind)
     start = config["max_length"] // 2
     seconds = in_turns(rounds, **{kind: partial(step_seconds, model, batch, start, tokens) for kind, model in models.items()})
     return {"seconds": seconds, "bytes": {kind: bytes_read(model) for kind, model in models.items()}, "batch": batch}

@@ -1,6 +1,5 @@
 """Many requests of different lengths, contexts, modes and samplers that come at once: through the engine, and one after the other."""
 
-import importlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from tracformer.bench.decoding import in_turns, tracformer_of
 from tracformer.bench.measure import timed
 from tracformer.bench.results import Figures
+from tracformer.generation.engine import Engine
 from tracformer.generation.fill import fill
 from tracformer.generation.samplers import Sampler
 from tracformer.model import Tracformer
@@ -21,7 +21,7 @@ def together(config: dict[str, Any], count: int, rounds: int) -> Figures:
     """Seconds for `count` requests."""
     model = tracformer_of(config)
     questions = mixed_questions(model, count)
-    engine: Any = importlib.import_module("tracformer.generation.engine").Engine(model, rows=32)
+    engine = Engine(model, rows=32)
 
     def at_once() -> None:
         with ThreadPoolExecutor(count) as callers:
