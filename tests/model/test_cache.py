@@ -237,13 +237,13 @@ def test_equal_sequences_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     context[:, :3] = True
     which, lengths = [0, 1, 0, 0], torch.tensor([9, 8, 9, 7])  # the last is shorter, so not the same
     read: list[int] = []
-    inner = Cache._read_prefix
+    inner = Cache._read_suffix
 
     def counted(self: Cache, rows: Tensor, *rest: Tensor) -> None:
         read.append(len(rows))
         inner(self, rows, *rest)
 
-    monkeypatch.setattr(Cache, "_read_prefix", counted)
+    monkeypatch.setattr(Cache, "_read_suffix", counted)
     cache = open_cache(model, tokens[which], context[which], "car", lengths)
     assert read == [3]
     targets = targets_of(context[which], lengths)

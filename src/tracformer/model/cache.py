@@ -75,9 +75,9 @@ class Cache:
     """Generation from left to right in `car` or `ar` mode: at most `rows` sequences at a time, each of at most `length` tokens, with their
     own contexts and lengths.
 
-    `admit` takes sequences in, `release` lets them go. `reveal` tells it a token; `logits` answers for any position all of whose
-    predecessors are known, encoding on the way whatever has become known since: a long given prefix in one parallel pass when the sequence
-    is admitted, given stretches between targets together.
+    `admit` takes sequences in, `release` lets them go. `reveal` tells it a token; `logits` answers for any position from the first target
+    on all of whose predecessors are known, encoding on the way whatever has become known since: a long given prefix in one parallel pass
+    when the sequence is admitted, given stretches between targets together.
     """
 
     def __init__(self, model: "Tracformer", mode: str, rows: int, length: int) -> None:
@@ -112,9 +112,11 @@ class Cache:
         known = context.cumprod(1).sum(1)  # the given prefix of each
         self.tokens[rows, :T], self.lengths[rows] = tokens.to(self.tokens.dtype), lengths
         new, source = _first_of_equals(tokens.masked_fill(~context, -1), lengths)
-        if self.mode != "ar":
-            self._read_suffix(rows[new], tokens[new], context[new], lengths[new])
-        self._read_prefix(rows[new], tokens[new], known[new])
+        behind = lengths - 1 - known  # what follows the first target; nobody asks for what lies before it
+        for some in _alike(known.tolist(), new):
+            self._read_prefix(rows[some], tokens[some], known[some])
+        for some in _alike(behind.tolist(), new) if self.mode != "ar" else ():
+            self._read_suffix(rows[some], tokens[some].masked_fill(~context[some], self.model.config.mask_id), lengths[some], behind[some])
         if len(new) < N:
             self._copy(rows[source], rows, int(known.max()), T)
         for row, count in zip(taken, known.tolist(), strict=True):
@@ -134,7 +136,7 @@ class Cache:
 
     @torch.no_grad()
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """(N, vocab_size) at one position in each of some sequences, every token before it being known."""
+        """(N, vocab_size) at one position in each of some sequences, a target or behind one, every token before it being known."""
         self._advance(rows.tolist(), positions.tolist())
         parts = [self._decode(*some) for some in zip(*self._chunks(rows, positions), strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -153,24 +155,24 @@ class Cache:
 
     # ---- whole passes
 
-    def _read_suffix(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
-        """The suffix encoder over what is given, mirrored; its features go to the decoder's suffix slots."""
-        model = self.model
-        layout = Layout(lengths, tokens.shape[1], readings=1, rows=lengths[:0])
-        reading = tokens.masked_fill(~context, model.config.mask_id).gather(1, layout.mirror)
-        slots = (rows[:, None] * 2 * self.length + self.length + layout.mirror).flatten()  # slot length + t holds the feature at t
-        angles = self._at(layout.mirror)
-        x = model.embedding(reading)
+    def _read_suffix(self, rows: Tensor, given: Tensor, lengths: Tensor, behind: Tensor) -> None:
+        """The suffix encoder over the last `behind` tokens of each sequence, from the end: masks where not `given`. Its features go to the
+        decoder's suffix slots.
+        """
+        model, P = self.model, int(behind.max())
+        layout = Layout(behind, P, readings=1, rows=behind[:0])
+        places = (lengths[:, None] - 1 - torch.arange(P, device=rows.device)).clamp(min=0)  # those beyond `behind` are never read
+        slots = (rows[:, None] * 2 * self.length + self.length + places).flatten()  # slot length + t holds the feature at t
+        angles = self._at(places)
+        x = model.embedding(given.gather(1, places))
         for number, layer in enumerate(model.encoder, start=1):
             x = layer(x, angles, layout, model.attention)
-            self._keep(number, slots, x.flatten(0, 1), layout.mirror.flatten())
+            self._keep(number, slots, x.flatten(0, 1), places.flatten())
 
     def _read_prefix(self, rows: Tensor, tokens: Tensor, known: Tensor) -> None:
         """The prefix encoder over each sequence's first `known` tokens, in parallel."""
         model, P = self.model, int(known.max())
-        if P == 0:
-            return
-        layout = Layout(known.clamp(min=1), P, readings=1, rows=known[:0])
+        layout = Layout(known, P, readings=1, rows=known[:0])
         positions = torch.arange(P, device=known.device)
         slots, places = (rows[:, None] * self.length + positions).flatten(), positions.repeat(len(rows))
         decoder_slots = (rows[:, None] * self.decoder[0].slots + positions).flatten()
@@ -307,3 +309,14 @@ def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[i
         for number, (length, row) in enumerate(zip(lengths.tolist(), tokens.cpu().numpy(), strict=True))
     ]
     return list(firsts.values()), source
+
+
+def _alike(sizes: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+    """Those of `numbers` whose size is not zero, in groups of like size: little is padded in a pass over one of them."""
+    groups: list[list[int]] = []
+    for i in sorted((i for i in numbers if sizes[i] > 0), key=lambda i: sizes[i]):
+        if groups and sizes[i] <= 1.25 * sizes[groups[-1][0]] + 8:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
