@@ -388,3 +388,34 @@ def test_draining_ends_when_its_time_is_over(engine: Engine, pool: ThreadPoolExe
 def test_an_engine_needs_a_row() -> None:
     with pytest.raises(ValueError, match="rows is 0"):
         Engine(small_model(), rows=0)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+def test_clients_that_come_and_go_as_they_like(pool: ThreadPoolExecutor, seed: int) -> None:
+    """A third hang up, some have little time, some contradict themselves: whoever is answered gets what it would get alone."""
+    model = small_model(seed=seed)
+    engine = Engine(model, rows=5)
+
+    def client(number: int) -> str:
+        rng = random.Random(1000 * seed + number)
+        asked = random_question(model, rng)
+        request = engine.request(time.monotonic() + rng.uniform(0, 0.2) if rng.random() < 0.2 else None)
+        if rng.random() < 0.1:
+            asked["only"] = lambda row, position: ()
+        if rng.random() < 0.3:
+            threading.Timer(rng.uniform(0, 0.1), request.cancel).start()
+        try:
+            filled = request.fill(**asked)
+        except Cancelled as error:
+            return type(error).__name__
+        except ValueError as error:
+            return "refused" if "no token is left" in str(error) else repr(error)
+        assert_same(filled, fill(model, **asked))
+        return "answered"
+
+    ends = list(pool.map(client, range(200)))
+    assert eventually(lambda: (engine.load.rows, engine.load.waiting) == (0, 0))
+    assert ends.count("answered") > 50
+    assert {"answered", "refused", "Cancelled"} <= set(ends) <= {"answered", "refused", "Cancelled", "DeadlineExceeded"}
+    engine.close()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer, TracformerConfig
-from tracformer.model import cache as cache_module
+from tracformer.model import slots
 from tracformer.model.base import targets_of
 from tracformer.model.cache import Cache
 
@@ -73,7 +73,7 @@ def test_every_step_equals_a_whole_pass_at_length(**shape: Any) -> None:
 
 
 def test_keys_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "GATHERED_AT_ONCE", 50)
+    monkeypatch.setattr(slots, "GATHERED_AT_ONCE", 50)
     every_step_equals_a_whole_pass(29, 3, 4, "multiscope", "strided", "stepped", "car", 1)
 
 

@@ -8,41 +8,21 @@ A request that comes while others are halfway joins them at the next step, and g
 candidates that all but tie). Whole passes, such as scores, take turns with the steps.
 """
 
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor
 
-from tracformer.generation.fill import reverse_process
 from tracformer.generation.filling import Filling
-from tracformer.generation.job import Filled, Job, Only, Revealed, Stop, Watch
-from tracformer.generation.orders import Order
+from tracformer.generation.job import Job
+from tracformer.generation.request import Cancelled, Closed, DeadlineExceeded, End, Request, Work
 from tracformer.generation.runner import Here, Runner
-from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.generation.sessions import Session, open_session
 from tracformer.model.base import ConditionalModel
 
 __all__ = ["Cancelled", "Closed", "DeadlineExceeded", "Engine", "Here", "Load", "Request", "Runner"]
-
-A = TypeVar("A")
-
-
-class Cancelled(Exception):  # noqa: N818
-    """The request was given up; nothing more is computed for it."""
-
-
-class DeadlineExceeded(Cancelled):
-    """Its time was over."""
-
-
-class Closed(RuntimeError):  # noqa: N818
-    """The engine takes nothing new."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +34,6 @@ class Load:
     tokens: int  # filled so far
 
 
-class _Work:
-    """One blocking call: a job for the filling loop, or a function. What comes of it goes into the mail of the thread that waits."""
-
-    def __init__(self, request: "Request", job: Job | None = None, function: Callable[[], Any] | None = None) -> None:
-        self.request, self.job, self.function = request, job, function
-        self.mail: queue.SimpleQueue[list[Revealed] | _End] = queue.SimpleQueue()
-        self.left = False  # nobody waits for it any more
-
-    @property
-    def wanted(self) -> bool:
-        return not self.left and self.request.ended is None
-
-
-@dataclass(frozen=True)
-class _End:
-    value: Any = None
-    error: BaseException | None = None
-
-
 class Engine:
     """At most `rows` sequences are filled at a time; those beyond wait, in the order of their coming."""
 
@@ -81,52 +42,52 @@ class Engine:
             raise ValueError(f"rows is {rows}; it must be at least 1")
         self.model = model.eval()
         self._filling = Filling(model, rows, model.config.max_length)
-        self._changed = threading.Condition()  # guards all below
-        self._coming: list[_Work] = []
-        self._jobs: dict[Job, _Work] = {}
-        self._calls: deque[_Work] = deque()
-        self._open = 0  # requests inside their `with`
+        self.changed = threading.Condition()  # guards all below
+        self._coming: list[Work] = []
+        self._jobs: dict[Job, Work] = {}
+        self._calls: deque[Work] = deque()
+        self.open_requests = 0  # requests inside their `with`
         self._closing = self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tracformer-engine", daemon=True)
         self._thread.start()
 
-    def request(self, deadline: float | None = None) -> "Request":
+    def request(self, deadline: float | None = None) -> Request:
         """One client's share of the engine. deadline: a value of `time.monotonic()`, after which its calls raise DeadlineExceeded."""
-        self._require_open()
+        self.require_open()
         return Request(self, deadline)
 
     @property
     def load(self) -> Load:
         filling = self._filling
-        with self._changed:
+        with self.changed:
             coming = sum(work.job.left for work in self._coming if work.job is not None)
         return Load(len(filling.rows), len(filling.waiting) + coming, filling.capacity, filling.steps, filling.tokens)
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Take nothing new, and end. `drain`: first finish what runs, for at most `timeout` seconds; what is then left raises Cancelled."""
-        with self._changed:
+        with self.changed:
             self._closing = True
             self._stopping |= not drain
-            self._changed.notify_all()
+            self.changed.notify_all()
         self._thread.join(timeout)
         if self._thread.is_alive() and not self._stopping:
             self.close(drain=False)
 
     # ---- from requests' threads
 
-    def _submit(self, work: _Work) -> None:
-        with self._changed:
+    def submit(self, work: Work) -> None:
+        with self.changed:
             if work.request.ended is not None:
                 raise work.request.ended
             if not work.request.entered:
-                self._require_open()
+                self.require_open()
             if self._stopping:
                 raise Cancelled("the engine was closed")
             work.request.works.append(work)
             self._coming.append(work)
-            self._changed.notify_all()
+            self.changed.notify_all()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
         if self._closing:
             raise Closed("the engine is closed: it finishes what it has and takes nothing new")
 
@@ -143,9 +104,9 @@ class Engine:
 
     def _turn(self) -> bool:
         """One call, one step. False: the end."""
-        with self._changed:
-            while not (self._coming or self._jobs or self._calls or self._stopping or (self._closing and self._open == 0)):
-                self._changed.wait()
+        with self.changed:
+            while not (self._coming or self._jobs or self._calls or self._stopping or (self._closing and self.open_requests == 0)):
+                self.changed.wait()
             idle = not (self._coming or self._jobs or self._calls)
             if self._stopping or idle:
                 self._give_up(Cancelled("the engine was closed"))
@@ -175,19 +136,19 @@ class Engine:
         for job in gone:
             del self._jobs[job]
 
-    def _answer(self, call: _Work) -> None:
+    def _answer(self, call: Work) -> None:
         assert call.function is not None
         try:
-            end = _End(call.function())
+            end = End(call.function())
         except BaseException as error:  # the caller's, whatever it is
-            end = _End(error=error)
+            end = End(error=error)
         call.mail.put(end)
 
     def _end(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            with self._changed:
+            with self.changed:
                 work = self._jobs.pop(job)
-            work.mail.put(_End())
+            work.mail.put(End())
 
     def _start_over(self, error: Exception) -> None:
         """A failure that is no job's own: nothing is known of those that had begun. Those that only waited go on waiting."""
@@ -206,152 +167,4 @@ class Engine:
         self._stopping = True
         self._filling.drop(list(self._jobs))
         for work in (*self._coming, *self._jobs.values(), *self._calls):
-            work.mail.put(_End(error=why))
-
-
-class Request:
-    """A runner (see `runner.Runner`) whose calls block in the thread that makes them, while the engine computes.
-
-    As a context manager it tells the engine when a client that makes several calls is done: a closing engine waits for that.
-    """
-
-    def __init__(self, engine: Engine, deadline: float | None) -> None:
-        self.engine, self.deadline = engine, deadline
-        self.ended: Cancelled | None = None
-        self.entered = False
-        self.works: list[_Work] = []  # that are waited for
-
-    @property
-    def model(self) -> ConditionalModel:
-        return self.engine.model
-
-    def __enter__(self) -> Self:
-        with self.engine._changed:
-            self.engine._require_open()
-            self.entered = True
-            self.engine._open += 1
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self.engine._changed:
-            self.entered = False
-            self.engine._open -= 1
-            self.engine._changed.notify_all()
-
-    def cancel(self) -> None:
-        """From any thread: its rows are free before the next step, and its waiting calls raise Cancelled."""
-        self._end(Cancelled("the request was cancelled"))
-
-    def fill(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        sampler: Sampler | Sequence[Sampler] = PLAIN,
-        seed: int | Sequence[int] = 0,
-        order: Order | Sequence[Order] | None = None,
-        only: Only | None = None,
-        stop: int | Stop | None = None,
-        insist: bool = False,
-        watch: Watch | None = None,
-        top: int = 0,
-        drafts: bool = False,
-    ) -> Filled:
-        job = Job(
-            self.model.config,
-            tokens,
-            context,
-            mode,
-            lengths,
-            sampler=sampler,
-            seed=seed,
-            order=order,
-            only=only,
-            stop=stop,
-            insist=insist,
-            top=top,
-            drafts=drafts and watch is not None,
-        )
-        if mode == "diffusion":
-            told: list[Revealed] = []
-            job.watch = told.extend
-            filled = self.call(lambda: reverse_process(self.model, job))
-            if watch is not None:
-                watch(told)
-            return filled
-        if not job.done:
-            work = _Work(self, job)
-            job.watch = None if watch is None else work.mail.put
-            self._wait(work, watch)
-        return job.result()
-
-    def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
-        return _Session(self, self.call(lambda: open_session(self.model, tokens, context, mode, lengths)))
-
-    def call(self, f: Callable[[], A]) -> A:
-        return self._wait(_Work(self, function=f))
-
-    def check(self, now: float) -> None:
-        """Ends the request if its time is over."""
-        if self.deadline is not None and now >= self.deadline:
-            self._end(DeadlineExceeded("the request's deadline has passed"))
-
-    def _wait(self, work: _Work, watch: Watch | None = None) -> Any:
-        self.check(time.monotonic())
-        self.engine._submit(work)
-        try:
-            while True:
-                left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-                try:
-                    letter = work.mail.get(timeout=left)
-                except queue.Empty:
-                    self.check(time.monotonic())
-                    continue
-                if self.ended is not None:
-                    raise self.ended
-                if not isinstance(letter, _End):
-                    assert watch is not None
-                    watch(letter)
-                elif letter.error is not None:
-                    raise letter.error
-                else:
-                    return letter.value
-        finally:
-            self._leave(work)
-
-    def _leave(self, work: _Work) -> None:
-        with self.engine._changed:
-            work.left = True
-            self.works.remove(work)
-
-    def _end(self, why: Cancelled) -> None:
-        with self.engine._changed:
-            if self.ended is None:
-                self.ended = why
-                for work in self.works:
-                    work.mail.put(_End(error=why))
-                self.engine._changed.notify_all()
-
-
-class _Session:
-    """A session of the request's own: only what asks the model goes to the engine's thread."""
-
-    def __init__(self, request: Request, inner: Session) -> None:
-        self.request, self.inner = request, inner
-
-    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        return self.request.call(lambda: self.inner.admit(tokens, context, lengths))
-
-    def release(self, rows: Tensor | Sequence[int]) -> None:
-        self.inner.release(rows)
-
-    def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        return self.request.call(lambda: self.inner.logits(rows, positions))
-
-    def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
-        self.inner.reveal(rows, positions, tokens)
-
-    def select(self, rows: Tensor | Sequence[int]) -> Self:
-        return type(self)(self.request, self.inner.select(rows))
+            work.mail.put(End(error=why))

@@ -118,7 +118,7 @@ class Filling:
             if row.order.looks:
                 seen = logits[start : start + len(positions)]
                 chosen = row.turn(seen)
-                if row.job.drafts:
+                if row.job.drafts and row.job.watch is not None:
                     drafts[row] = _drafts(row, seen)
             turns += [(row, positions[i]) for i in chosen]
             kept += [start + i for i in chosen]

@@ -6,7 +6,7 @@ Bookkeeping is in plain lists and numbers: a step asks little of each sequence, 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -35,6 +35,20 @@ class Revealed(NamedTuple):
 
 
 Watch = Callable[[list[Revealed]], None]
+
+
+class Rules(TypedDict, total=False):
+    """The options of `fill.fill`, which explains them, for those who pass them on."""
+
+    sampler: Sampler | Sequence[Sampler]
+    seed: int | Sequence[int]
+    order: Order | Sequence[Order] | None
+    only: Only | None
+    stop: int | Stop | None
+    insist: bool
+    watch: Watch | None
+    top: int
+    drafts: bool
 
 
 class Top(NamedTuple):

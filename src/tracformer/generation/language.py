@@ -19,9 +19,8 @@ from torch import Tensor
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation import loading
-from tracformer.generation.blanks import Frame, Laid, Template, frame, literal_fills, parse, parse_lengths, spans_of, stack
-from tracformer.generation.infilling import Options, infill_texts, text_rules, word_start
-from tracformer.generation.job import Revealed
+from tracformer.generation.blanks import Frame, Laid, frame, literal_fills, parse, parse_lengths, spans_of, stack
+from tracformer.generation.infilling import Options, infill_texts
 from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import LeftToRight, Order
 from tracformer.generation.randomness import derived_seed
@@ -29,7 +28,7 @@ from tracformer.generation.results import Candidates, Infilled, Marginal, Sample
 from tracformer.generation.runner import Here, Runner
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.spelling import Spelling
-from tracformer.generation.stopping import StopStrings
+from tracformer.generation.writing import Writer, prompted
 from tracformer.model.base import EXACT, ConditionalModel
 from tracformer.model.check import check_mode, preferred_mode
 
@@ -209,69 +208,21 @@ class LanguageModel:
         """
         if n < 1 or batch < 1:
             raise ValueError(f"n is {n} and batch {batch}; both must be at least 1")
-        of = self._prompted(prompt)
+        of = prompted(prompt, self.spelling)
         room = self.model.config.max_length - of.given
         count = room if max_tokens is None else max_tokens
         if count < 1 or count > room:
             raise ValueError(
                 f"{count} tokens are asked for; this model takes {self.model.config.max_length}, and the prompt has {of.given}"
             )
-        laid = of.blank([count])
-        samples: list[Sampled] = []
-        for start in range(0, n, batch):
-            numbers = range(start, min(n, start + batch))
-            samples += self._continued(of, laid, [derived_seed(seed, i) for i in numbers], sampler, start, stop, top, watch)
-        return samples
-
-    def _prompted(self, prompt: str | Sequence[int]) -> Frame:
-        if isinstance(prompt, str):
-            return frame(Template((prompt, ""), ("",)), self.spelling, whole=False)
-        return Frame((self.tokenizer.decode(prompt), ""), (tuple(prompt), ()), (False,))
-
-    def _continued(
-        self,
-        of: Frame,
-        laid: Laid,
-        seeds: list[int],
-        sampler: Sampler,
-        first: int,
-        stop: Sequence[str],
-        top: int,
-        watch: Watch | None,
-    ) -> list[Sampled]:
         mode = "ar" if "ar" in self.model.config.modes else self._mode(None)
-        eot, [start] = self.tokenizer.eot_id, laid.starts
-        note = (
-            "" if mode == "ar" else f"mode {mode} with the length fixed beforehand, at {len(laid.tokens)} tokens: this model has no mode ar"
-        )
-        asked = stack([laid] * len(seeds), self.model.head.device)
-        stops = StopStrings(stop, self.tokenizer, eot)
-
-        def told(revealed: list[Revealed]) -> None:
-            assert watch is not None
-            watch([self.spelling.arrival(each, 0, first + each.row, 0, each.position - start) for each in revealed])
-
-        filled = self.runner.fill(
-            asked.tokens,
-            asked.context,
-            mode,
-            asked.lengths,
-            sampler=text_rules(sampler, self.spelling, allowed=[eot]),
-            seed=seeds,
-            only=lambda row, position: word_start(of, laid, position, self.spelling),
-            stop=stops if stop else eot,
-            watch=None if watch is None else told,
-            top=top,
-        )
-        candidates: list[Candidates] = [()] * len(seeds) if filled.top is None else self.spelling.candidates(*filled.top)
-        samples = []
-        for row, (seed, length) in enumerate(zip(seeds, filled.lengths.tolist(), strict=True)):
-            ids, log_probs = tuple(filled.tokens[row, start:length].tolist()), tuple(filled.log_probs[row, start:length].tolist())
-            ended = ids[-1] == eot
-            text, stopped = stops.cut(self.tokenizer.decode(ids[:-1] if ended else ids))
-            likely = candidates[row][start:length]
-            samples.append(Sampled(of.texts[0] + text, ids, log_probs, math.fsum(log_probs), seed, ended, mode, note, stopped, likely))
-        return samples
+        writer = Writer(self.runner, self.spelling, of, count, mode, sampler, stop, top, watch)
+        numbers = range(n)
+        return [
+            sample
+            for start in range(0, n, batch)
+            for sample in writer.write([derived_seed(seed, i) for i in numbers[start : start + batch]], start)
+        ]
 
     def _marked(self, text: str, whole: bool) -> tuple[Frame, Laid, list[str]]:
         template = parse(text)

@@ -1,15 +1,13 @@
 """Who runs the model for the text level: the caller's own thread (`Here`), or an engine that many callers share (`engine.Request`)."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
 from tracformer.generation.fill import fill
-from tracformer.generation.job import Filled, Only, Stop, Watch
-from tracformer.generation.orders import Order
-from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.job import Filled, Rules
 from tracformer.generation.sessions import Session, open_session
 from tracformer.model.base import ConditionalModel
 
@@ -22,23 +20,7 @@ class Runner(Protocol):
         """For its configuration, and what it can answer; to be computed with only inside `call`."""
         ...
 
-    def fill(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        sampler: Sampler | Sequence[Sampler] = PLAIN,
-        seed: int | Sequence[int] = 0,
-        order: Order | Sequence[Order] | None = None,
-        only: Only | None = None,
-        stop: int | Stop | None = None,
-        insist: bool = False,
-        watch: Watch | None = None,
-        top: int = 0,
-        drafts: bool = False,
-    ) -> Filled:
+    def fill(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, **rules: Unpack[Rules]) -> Filled:
         """As `generation.fill.fill`. `watch` is called in the caller's thread; `only` and `stop` in any."""
         ...
 
@@ -57,39 +39,8 @@ class Here:
     def __init__(self, model: ConditionalModel) -> None:
         self.model = model
 
-    def fill(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        sampler: Sampler | Sequence[Sampler] = PLAIN,
-        seed: int | Sequence[int] = 0,
-        order: Order | Sequence[Order] | None = None,
-        only: Only | None = None,
-        stop: int | Stop | None = None,
-        insist: bool = False,
-        watch: Watch | None = None,
-        top: int = 0,
-        drafts: bool = False,
-    ) -> Filled:
-        return fill(
-            self.model,
-            tokens,
-            context,
-            mode,
-            lengths,
-            sampler=sampler,
-            seed=seed,
-            order=order,
-            only=only,
-            stop=stop,
-            insist=insist,
-            watch=watch,
-            top=top,
-            drafts=drafts,
-        )
+    def fill(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, **rules: Unpack[Rules]) -> Filled:
+        return fill(self.model, tokens, context, mode, lengths, **rules)
 
     def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
         return open_session(self.model, tokens, context, mode, lengths)

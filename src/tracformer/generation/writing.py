@@ -1,0 +1,83 @@
+"""Writing on from a prompt, until the end of text, a stop string, or a number of tokens."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tracformer.generation.blanks import Frame, Template, frame, stack
+from tracformer.generation.infilling import text_rules, word_start
+from tracformer.generation.job import Revealed
+from tracformer.generation.results import Candidates, Sampled, Watch
+from tracformer.generation.runner import Runner
+from tracformer.generation.samplers import Sampler
+from tracformer.generation.spelling import Spelling
+from tracformer.generation.stopping import StopStrings
+
+
+def prompted(prompt: str | Sequence[int], spelling: Spelling) -> Frame:
+    """A text, or token ids as they are, and one blank behind it."""
+    if isinstance(prompt, str):
+        return frame(Template((prompt, ""), ("",)), spelling, whole=False)
+    return Frame((spelling.tokenizer.decode(prompt), ""), (tuple(prompt), ()), (False,))
+
+
+@dataclass(frozen=True)
+class Writer:
+    """At most `count` tokens behind the prompt `of`."""
+
+    runner: Runner
+    spelling: Spelling
+    of: Frame
+    count: int
+    mode: str
+    sampler: Sampler
+    stop: Sequence[str]
+    top: int
+    watch: Watch | None
+
+    def write(self, seeds: Sequence[int], first: int) -> list[Sampled]:
+        """One text a seed; to the watcher they are samples number `first` and following."""
+        tokenizer, watch = self.spelling.tokenizer, self.watch
+        laid = self.of.blank([self.count])
+        eot, [start] = tokenizer.eot_id, laid.starts
+        asked = stack([laid] * len(seeds), self.runner.model.head.device)
+        stops = StopStrings(self.stop, tokenizer, eot)
+
+        def told(revealed: list[Revealed]) -> None:
+            assert watch is not None
+            watch([self.spelling.arrival(each, 0, first + each.row, 0, each.position - start) for each in revealed])
+
+        filled = self.runner.fill(
+            asked.tokens,
+            asked.context,
+            self.mode,
+            asked.lengths,
+            sampler=text_rules(self.sampler, self.spelling, allowed=[eot]),
+            seed=seeds,
+            only=lambda row, position: word_start(self.of, laid, position, self.spelling),
+            stop=stops if self.stop else eot,
+            watch=None if watch is None else told,
+            top=self.top,
+        )
+        fixed = f"mode {self.mode} with the length fixed beforehand, at {len(laid.tokens)} tokens: this model has no mode ar"
+        candidates: list[Candidates] = [()] * len(seeds) if filled.top is None else self.spelling.candidates(*filled.top)
+        samples = []
+        for row, (seed, length) in enumerate(zip(seeds, filled.lengths.tolist(), strict=True)):
+            ids, log_probs = tuple(filled.tokens[row, start:length].tolist()), tuple(filled.log_probs[row, start:length].tolist())
+            ended = ids[-1] == eot
+            text, stopped = stops.cut(tokenizer.decode(ids[:-1] if ended else ids))
+            samples.append(
+                Sampled(
+                    text=self.of.texts[0] + text,
+                    token_ids=ids,
+                    log_probs=log_probs,
+                    log_prob=math.fsum(log_probs),
+                    seed=seed,
+                    ended=ended,
+                    mode=self.mode,
+                    note="" if self.mode == "ar" else fixed,
+                    stopped=stopped,
+                    candidates=candidates[row][start:length],
+                )
+            )
+        return samples
