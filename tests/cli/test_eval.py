@@ -54,6 +54,16 @@ def test_json(here: Path, tracformer: Caller, model: Path) -> None:
     assert perplexity[0] == pytest.approx(perplexity[2])  # nothing given, and no end of text in this file
 
 
+def test_rounded_weights_side_by_side(here: Path, tracformer: Caller, model: Path) -> None:
+    out = evaluated(tracformer, str(model), "ranges:ranges=[0.5,1]", "--mode", "car", "--weights", "float32,bfloat16,int8")
+    assert "bits_per_byte less letters car, paired by sequence" in out
+    assert "letters-bfloat16 car (exact)" in out
+    found = {result.model: result for result in read_results("out")}
+    bits = {name: next(row.value for row in result.rows if row.metric == "bits_per_byte") for name, result in found.items()}
+    assert len(set(bits.values())) == 3
+    assert bits == pytest.approx(dict.fromkeys(bits, bits["letters"]), rel=0.02)
+
+
 def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer: Caller, model: Path, tmp_path: Path) -> None:
     save_model(tmp_path / "bytes", byte_tokenizer())
     out = evaluated(tracformer, str(model), "bytes", "ranges:ranges=[0.5,1]", "--mode", "car")

@@ -30,6 +30,19 @@ def test_marks_can_be_scored_again(tracformer: Caller) -> None:
     assert scored["kind"] == "exact"
 
 
+def test_rounded_weights_fill_and_score_as_one_model(tracformer: Caller, model: Path) -> None:
+    """The step reads packed weights, the score reads them widened: the same numbers, and not those of float32."""
+    words = ("abc [[3]] def[[2]].", "--ban", "\n", "--weights", "int8")
+    [filled] = tracformer.json("infill", *words)
+    marked = tracformer("infill", *words, "--marks").removesuffix("\n")
+    [scored], [unrounded] = tracformer.json("score", marked, "--weights", "int8"), tracformer.json("score", marked)
+    assert scored["log_prob"] == pytest.approx(filled["log_prob"], abs=1e-4)
+    assert scored["log_prob"] != pytest.approx(unrounded["log_prob"], abs=1e-4)
+    code, _, complaint = tracformer.call("infill", "abc [[3]]", "--model", str(model), "--weights", "int4")
+    assert code != 0
+    assert "'int4'; allowed: float32, bfloat16, int8" in complaint
+
+
 def test_brackets_of_the_text_survive_the_marks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

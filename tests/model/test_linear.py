@@ -6,21 +6,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracformer import native
+from tracformer.model.lean import KINDS, packed, unpacked
 from tracformer.model.linear import Linear, linear
 
 needs_compiler = pytest.mark.skipif(not native.available(), reason="no native code on this machine")
 
 
 @needs_compiler
-@settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 16), width=st.integers(1, 140), outputs=st.integers(1, 70), seed=st.integers(0, 10**6), bias=st.booleans())
-def test_equals_torch(rows: int, width: int, outputs: int, seed: int, bias: bool) -> None:
+@settings(max_examples=90, deadline=None)
+@given(
+    rows=st.integers(1, 16),
+    width=st.integers(1, 140),
+    outputs=st.integers(1, 70),
+    seed=st.integers(0, 10**6),
+    bias=st.booleans(),
+    kind=st.sampled_from(KINDS),
+)
+def test_equals_torch(rows: int, width: int, outputs: int, seed: int, bias: bool, kind: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(n, width, generator=generator) for n in (rows, outputs))
     b = torch.randn(outputs, generator=generator) if bias else None
-    expected = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
-    got = torch.ops.tracformer.few_rows(x, weight, b)
-    assert torch.allclose(got.double(), expected, atol=1e-5 * width**0.5)
+    data, scale = (weight, None) if kind == "float32" else packed(weight, kind)
+    stored = weight if kind == "float32" else unpacked(packed(weight, kind), torch.float64)
+    expected = torch.nn.functional.linear(x.double(), stored.double(), None if b is None else b.double())
+    got = torch.ops.tracformer.few_rows(x, data, scale, b)
+    assert torch.allclose(got.double(), expected, rtol=0, atol=2e-6 * (width + 1) ** 0.5)
 
 
 @needs_compiler

@@ -3,6 +3,7 @@
     tracformer eval runs/stories --task ratios:mean=10 --task ranges --data stories/ --length 128
     tracformer eval ours=runs/a theirs=runs/b ratios:mean=10 --data held-out.txt --sequences 200 --mode car
     tracformer eval runs/a@car runs/a@ac prefixes --data wikitext103
+    tracformer eval runs/a unconditional --data held-out.txt --weights float32,bfloat16,int8
     torchrun --nproc-per-node 2 -m tracformer.cli.main eval runs/a ranges --data stories/
 
 A model is [NAME=]FOLDER[@MODE]: its folder, a run's, or an id of the hub. A task is NAME or NAME:KEY=VALUE,...; --tasks lists them with
@@ -54,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=32, metavar="N", help="sequences at once; changes no figure (default: 32)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument(
+        "--weights", default="float32", metavar="KIND,...", help="float32, bfloat16, int8: each model with weights rounded to each of them"
+    )
     parser.add_argument("--out", default="results", metavar="FOLDER", help="where results go, and are found again (default: results)")
     parser.add_argument("--json", action="store_true", help="one JSON object a result")
 
@@ -92,9 +96,15 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
 
     keep_freed_memory()
     with join_ranks(arguments.device) as ranks:
-        modes = [mode.strip() for mode in arguments.mode.split(",") if mode.strip()]
+        modes, kinds = ([word.strip() for word in words.split(",") if word.strip()] for words in (arguments.mode, arguments.weights))
         subjects = load_subjects(
-            models, modes, device=ranks.device, dtype=getattr(torch, arguments.dtype), batch=arguments.batch, ranks=ranks
+            models,
+            modes,
+            device=ranks.device,
+            dtype=getattr(torch, arguments.dtype),
+            weights=kinds,
+            batch=arguments.batch,
+            ranks=ranks,
         )
         results = []
         meter = Meter(len(subjects) * len(tasks), shown=ranks.first and show.is_terminal(sys.stderr))
@@ -113,7 +123,7 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
                 )
             raise
         if not arguments.json and ranks.first:
-            show.put(tables(results))
+            show.put(tables(results, per_byte=len(kinds) > 1))  # what rounding costs is too little to be seen in perplexity
     return 0
 
 

@@ -29,6 +29,7 @@ ORDER_OPTIONS = ("order", "per_step", "threshold", "steps")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_texts(parser)
     texts.add_model(parser)
+    texts.add_weights(parser)
     parser.add_argument("-n", type=int, default=1, metavar="N", help="fillings of each text (default: 1)")
     parser.add_argument(
         "--mode", help="car: from left to right, exact joint probability; ac: any order (default: car where the model has it)"
@@ -63,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--stream shows one text as it is filled; there are {len(lines)}")
     _check_blanks(lines)
     order = _order(arguments)
-    lm = texts.open_model(folder)
+    lm = texts.open_model(folder, arguments.weights)
     options: dict[str, Any] = {
         "n": arguments.n,
         "mode": arguments.mode,

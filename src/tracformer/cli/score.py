@@ -26,6 +26,7 @@ KINDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_texts(parser)
     texts.add_model(parser)
+    texts.add_weights(parser)
     parser.add_argument("--mode", help="car: exact joint; ac: marginals; ar: sees only what comes before (default: the model's best)")
     parser.add_argument(
         "--fragment", action="store_true", help="the text is cut from a longer one: it need not begin or end as a text does"
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         sampling.require_positive(arguments, name)
     folder = arguments.model or texts.default_model()
     lines = texts.read_texts(arguments)
-    lm = texts.open_model(folder)
+    lm = texts.open_model(folder, arguments.weights)
     colour = show.wants_colour(arguments)
     options = {"mode": arguments.mode, "whole": not arguments.fragment, "draws": arguments.draws, "seed": arguments.seed}
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.text]

@@ -9,15 +9,18 @@ from tracformer.evaluation.results import Result, Row
 LOGARITHM, PER_BYTE = "nll", "bits_per_byte"  # of another column; and only needed where tokenisers differ
 
 
-def tables(results: Sequence[Result]) -> str:
-    """One table for each task and metric, and the differences from the first model where models were asked the same."""
+def tables(results: Sequence[Result], per_byte: bool = False) -> str:
+    """One table for each task and metric, and the differences from the first model where models were asked the same.
+
+    per_byte: bits per byte are shown, and differences taken in them, even where the tokenisers agree.
+    """
     parts = []
     for group in _by_question(results):
         alike = len({result.manifest.get("hashes", {}).get("tokenizer") for result in group}) == 1
-        unshown = (LOGARITHM, PER_BYTE) if alike else (LOGARITHM,)
+        unshown = (LOGARITHM, PER_BYTE) if alike and not per_byte else (LOGARITHM,)
         metrics = dict.fromkeys(row.metric for result in group for row in result.rows if row.metric not in unshown)
         parts += [_metric_table(group, metric) for metric in metrics]
-        parts += _difference_tables(group)
+        parts += _difference_tables(group, per_byte)
     return "\n\n".join(parts)
 
 
@@ -39,12 +42,12 @@ def _metric_table(group: Sequence[Result], metric: str) -> str:
     return "\n".join([_title(group[0], metric), _grid(heads, columns), *(f"  {note}" for note in notes)])
 
 
-def _difference_tables(group: Sequence[Result]) -> list[str]:
+def _difference_tables(group: Sequence[Result], per_byte: bool) -> list[str]:
     first = group[0]
     others = [result for result in group[1:] if comparable(first, result) and _has_sums(first) and _has_sums(result)]
     if not others:
         return []
-    found = [differences(first, other) for other in others]
+    found = [differences(first, other, per_byte) for other in others]
     columns = [{label(row): cell(row, sign="+") for row in rows} for rows in found]
     title = f"less {first.model} {first.mode}, paired by sequence"
     unit = ", ".join(dict.fromkeys(row.metric.removesuffix("_difference") for rows in found for row in rows))

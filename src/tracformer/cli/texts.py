@@ -28,12 +28,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="FOLDER", help="a model's folder, or a run's")
 
 
-def open_model(folder: str) -> "LanguageModel":
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights", default="float32", metavar="KIND", help="float32, or rounded for speed to bfloat16 or int8 (default: float32)"
+    )
+
+
+def open_model(folder: str, weights: str = "float32") -> "LanguageModel":
     from tracformer.generation.language import load
     from tracformer.runtime import keep_freed_memory
 
     keep_freed_memory()
-    return load(folder)
+    return load(folder, weights=weights)
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:

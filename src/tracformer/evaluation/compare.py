@@ -19,11 +19,11 @@ def comparable(first: Result, other: Result) -> bool:
     return same and first.task == other.task and first.options == other.options
 
 
-def differences(first: Result, other: Result) -> list[Row]:
-    """`other` less `first`, setting by setting, with paired intervals: in perplexity, or in bits per byte where the tokenisers differ."""
+def differences(first: Result, other: Result, per_byte: bool = False) -> list[Row]:
+    """`other` less `first`, setting by setting, with paired intervals: in perplexity, or in bits per byte (always if tokenisers differ)."""
     if not comparable(first, other):
         raise ValueError(f"{first.model} and {other.model} were not asked the same by task {first.task!r}; evaluate them in one command")
-    per_byte = first.manifest["hashes"].get("tokenizer") != other.manifest["hashes"].get("tokenizer")
+    per_byte |= first.manifest["hashes"].get("tokenizer") != other.manifest["hashes"].get("tokenizer")
     metric = "bits_per_byte" if per_byte else "perplexity"
     kinds = {row.setting["contexts"]: (row.kind, row.setting) for row in first.rows if row.metric == metric}
     answered = {row.setting["contexts"]: row.kind for row in other.rows if row.metric == metric}

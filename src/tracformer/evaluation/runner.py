@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from os import PathLike
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tracformer.evaluation.tasks import ALONE, Progress, Silent, Subject, Task
 from tracformer.generation import loading
 from tracformer.model.base import ConditionalModel
 from tracformer.model.check import check_mode, preferred_mode
+from tracformer.model.lean import check_kind
 from tracformer.training.distributed import Ranks
 
 PARTIAL = ".partial"  # in the folder of results: what an unfinished task has so far
@@ -58,21 +60,27 @@ def load_subjects(
     *,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    weights: Sequence[str] = ("float32",),
     batch: int = 32,
     ranks: Ranks = ALONE,
 ) -> list[Subject]:
     """Models written as [NAME=]FOLDER[@MODE]: a folder, a run or an id of the hub. The first one's tokeniser cuts the windows for all.
 
     Without @MODE a model answers in the first of `modes` that it has, or if none is named in the first of car, ac, ar that it has.
+    Each stands there once for each kind of `weights` (see `model.lean`), under its name and the kind.
     """
+    for kind in weights:
+        check_kind(kind)
     subjects: list[Subject] = []
-    loaded: dict[Path, tuple[ConditionalModel, Tokenizer]] = {}
-    for text in models:
+    loaded: dict[tuple[Path, str], tuple[ConditionalModel, Tokenizer]] = {}
+    for text, kind in product(models, weights):
         name, where, mode = parse_model(text)
+        name = name if kind == "float32" else f"{name}-{kind}"
         folder = loading.find_folder(where)
-        if folder not in loaded:
-            loaded[folder] = loading.read(folder, device, dtype)
-        model, tokenizer = loaded[folder]
+        if (folder, kind) not in loaded:
+            model, tokenizer = loading.read(folder, device, dtype)
+            loaded[folder, kind] = model.lean(kind), tokenizer
+        model, tokenizer = loaded[folder, kind]
         subject = Subject(
             model=model.eval(),
             tokenizer=tokenizer,

@@ -31,6 +31,7 @@ from tracformer.generation.spelling import Spelling
 from tracformer.generation.writing import Writer, prompted
 from tracformer.model.base import EXACT, ConditionalModel
 from tracformer.model.check import check_mode, preferred_mode
+from tracformer.model.lean import check_kind
 
 
 class LanguageModel:
@@ -52,6 +53,14 @@ class LanguageModel:
         other = copy(self)
         other.runner = runner
         return other
+
+    def lean(self, weights: str) -> Self:
+        """Round a Tracformer's weights, where they stand and for good, to "bfloat16" or "int8".
+
+        Generation from left to right then reads fewer bytes a token. Fillings, scores and marginals all speak of the rounded weights.
+        """
+        self.model.lean(weights)
+        return self
 
     def infill(
         self,
@@ -264,9 +273,12 @@ def load(
     tokenizer: str | PathLike[str] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    weights: str = "float32",
 ) -> LanguageModel:
     """A model's folder, a run's folder (its `best` or else its `model`), or an id OWNER/NAME of the Hugging Face hub.
 
     Published weights of GPT-2, SEDD and MDLM are read as well; `tokenizer` names one where none lies beside the weights.
+    `weights` rounds a Tracformer's to "bfloat16" or "int8", see `LanguageModel.lean`.
     """
-    return LanguageModel(*loading.read(loading.find_folder(where), device, dtype, tokenizer), str(where))
+    check_kind(weights)
+    return LanguageModel(*loading.read(loading.find_folder(where), device, dtype, tokenizer), str(where)).lean(weights)

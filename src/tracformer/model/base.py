@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tracformer.model import likelihood, storage
 from tracformer.model.check import check_batch
 from tracformer.model.config import ModelConfig
+from tracformer.model.lean import check_kind
 
 EXACT, MARGINAL, BOUND = "exact", "marginal", "bound"
 
@@ -36,6 +37,7 @@ class ConditionalModel(nn.Module):
     answers: ClassVar[Mapping[str, str]]  # mode -> exact joint (chain rule), marginal of each target, or bound on the joint
     limits: ClassVar[Mapping[str, str]] = {}  # mode -> what it cannot do, shown wherever its figures are
     checkpoint_activations: bool = False  # recompute each block in the backward pass instead of keeping its inner tensors
+    weights: str = "float32"  # what they were rounded to, see `lean`
     built_on_meta: ClassVar[bool] = True  # False where buffers are computed at construction or tensors are tied
 
     @abstractmethod
@@ -167,6 +169,18 @@ class ConditionalModel(nn.Module):
         if cache is not None:
             cache.admit(tokens, context, lengths)
         return cache
+
+    def lean(self, kind: str) -> Self:
+        """Round the weights to `bfloat16` or `int8` where they stand, for quicker generation; see `model.lean`. There is no way back."""
+        if kind != self.weights:
+            self._check_lean(kind)
+            raise ValueError(f"weights is {kind!r}; a model of type {self.config.model_type!r} has only {self.weights}")
+        return self
+
+    def _check_lean(self, kind: str) -> None:
+        check_kind(kind)
+        if self.weights != "float32":
+            raise ValueError(f"the weights are already rounded to {self.weights}; load the model again for {kind}")
 
     def num_parameters(self, embeddings: bool = True) -> int:
         counted = sum(parameter.numel() for parameter in self.parameters())

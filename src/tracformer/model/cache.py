@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from tracformer import native
 from tracformer.attention import Layout
 from tracformer.geometry import paired_encoder_layer
 from tracformer.model.likelihood import logits_of
 from tracformer.model.linear import FEW
 from tracformer.model.rotary import Angles, rotary_angles
 from tracformer.model.slots import Slots
+from tracformer.model.step import compiled_step
 
 if TYPE_CHECKING:
     from tracformer.model.tracformer import Tracformer
@@ -49,7 +49,7 @@ class Cache:
         self.offsets = [
             torch.tensor(range(length) if layer.offsets is None else layer.offsets, device=weight.device) for layer in model.encoder
         ]
-        self.step = _Step(model)
+        self.step = compiled_step(model, self.offsets)
 
     @torch.no_grad()
     def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
@@ -164,16 +164,16 @@ class Cache:
 
     def _chunks(self, rows: Tensor, places: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Compiled steps take a few rows at a time: what is computed for one does not depend on how many come with it."""
-        if len(rows) <= FEW or not self._compiled():
+        if len(rows) <= FEW or self.step is None:
             return [rows], [places]
         return rows.split(FEW), places.split(FEW)
 
     def _encode(self, row: Tensor, place: Tensor) -> None:
+        if self.step is not None:
+            return self._compiled_encode(row, place)
         model, angles = self.model, self._at(place)
         slot, decoder_slot = row * self.length + place, row * self.decoder[0].slots + place
         x = model.embedding(self.tokens[row, place])
-        if self._compiled():
-            return self._compiled_encode(x, row, place, decoder_slot, angles)
         for number, layer in enumerate(model.encoder, start=1):
             kept = self.encoder[number - 1]
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
@@ -184,11 +184,10 @@ class Cache:
             self._keep(number, decoder_slot, x, place)
 
     def _decode(self, rows: Tensor, positions: Tensor) -> Tensor:
+        if self.step is not None:
+            return self._compiled_decode(rows, positions)
         model, angles = self.model, self._at(positions)
         x = model.embedding.weight.new_zeros(len(rows), model.config.d_model)
-        if self._compiled():
-            x = self._compiled_decode(x, rows, positions, angles)
-            return logits_of(model.norm(x), model.head)
         for layer, kept in zip(model.decoder, self.decoder, strict=True):
             index, present = self._decoder_keys(rows, positions, int(layer.stride), kept.slots)  # type: ignore[arg-type]
             x = layer.finish(x, kept.attend(layer.query(x, angles), index, present))  # type: ignore[operator]
@@ -206,26 +205,20 @@ class Cache:
         present = i < count[:, None]
         return rows[:, None] * slots + index.masked_fill(~present, 0), present
 
-    # ---- the same in compiled code, a layer a call
+    # ---- the same in compiled code, all layers in a call
 
-    def _compiled(self) -> bool:
-        weight = self.model.embedding.weight
-        return weight.device.type == "cpu" and weight.dtype == torch.float32 and native.ready()
+    def _compiled_encode(self, rows: Tensor, places: Tensor) -> None:
+        sides = self.decoder[0].slots // self.length
+        readers = [self.decoder[paired_encoder_layer(number, len(self.decoder)) - 1] for number in range(1, len(self.encoder) + 1)]
+        caches = [[getattr(kept, name) for kept in layers] for layers in (self.encoder, readers) for name in ("keys", "values")]
+        self.step.encode(self.tokens[rows, places].long(), rows, places, *self.angles, sides, *caches)
 
-    def _compiled_encode(self, x: Tensor, rows: Tensor, places: Tensor, decoder_slots: Tensor, angles: Angles) -> None:
-        heads, ops, step = self.model.config.n_head, torch.ops.tracformer, self.step
-        for number, (weights, kept, offsets) in enumerate(zip(step.encoder, self.encoder, self.offsets, strict=True), start=1):
-            x = ops.encoder_step(x, weights, kept.keys, kept.values, rows, places, offsets, self.length, *angles, heads)
-            reader = paired_encoder_layer(number, len(self.decoder)) - 1
-            slots = self.decoder[reader]
-            ops.keys_step(x, step.keys[reader], slots.keys, slots.values, decoder_slots, *angles, heads)
-
-    def _compiled_decode(self, x: Tensor, rows: Tensor, places: Tensor, angles: Angles) -> Tensor:
-        heads, ops, step = self.model.config.n_head, torch.ops.tracformer, self.step
+    def _compiled_decode(self, rows: Tensor, places: Tensor) -> Tensor:
+        sides = self.decoder[0].slots // self.length
         lengths = torch.zeros_like(rows) if self.mode == "ar" else self.lengths[rows]
-        for weights, stride, kept in zip(step.decoder, step.strides, self.decoder, strict=True):
-            x = ops.decoder_step(x, weights, kept.keys, kept.values, rows, places, lengths, stride, self.length, *angles, heads)
-        return x
+        caches = [[getattr(kept, name) for kept in self.decoder] for name in ("keys", "values")]
+        logits: Tensor = self.step.decode(rows, places, lengths, *self.angles, sides, *caches)
+        return logits
 
     def _reachable(self, number: int, place: Tensor) -> Tensor:
         """The layer's offsets, less those that reach before the first position from everywhere."""
@@ -244,16 +237,6 @@ class Cache:
 
     def _at(self, positions: Tensor) -> Angles:
         return Angles(self.angles.cos[positions], self.angles.sin[positions])
-
-
-class _Step:
-    """What compiled steps read of the model, gathered once."""
-
-    def __init__(self, model: "Tracformer") -> None:
-        self.encoder: list[list[Tensor]] = [layer.step_weights() for layer in model.encoder]  # type: ignore[operator]
-        self.decoder: list[list[Tensor]] = [layer.step_weights() for layer in model.decoder]  # type: ignore[operator]
-        self.keys: list[list[Tensor]] = [layer.key_weights() for layer in model.decoder]  # type: ignore[operator]
-        self.strides = [int(layer.stride) for layer in model.decoder]  # type: ignore[arg-type]
 
 
 def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[int]]:

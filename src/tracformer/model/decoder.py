@@ -46,15 +46,6 @@ class DecoderLayer(nn.Module):
         [v] = split_heads(self.v(feature), angles, self.n_head, turned=0)
         return k, v
 
-    def step_weights(self) -> list[Tensor]:
-        """What a compiled step reads, in its order."""
-        modules = (self.norm_query, self.q, self.out, self.norm_feedforward, self.feedforward.up, self.feedforward.out)
-        return [tensor for module in modules for tensor in (module.weight, module.bias)]
-
-    def key_weights(self) -> list[Tensor]:
-        """The same, of the keys."""
-        return [tensor for module in (self.norm_feature, self.k, self.v) for tensor in (module.weight, module.bias)]
-
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The rest of the layer, from what attention mixed (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))

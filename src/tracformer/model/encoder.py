@@ -33,11 +33,6 @@ class EncoderLayer(nn.Module):
         q, k, v = split_heads(self.qkv(self.norm_attention(x)), angles, self.n_head, parts=3, turned=2)
         return q, k, v
 
-    def step_weights(self) -> list[Tensor]:
-        """What a compiled step reads, in its order."""
-        modules = (self.norm_attention, self.qkv, self.out, self.norm_feedforward, self.feedforward.up, self.feedforward.out)
-        return [tensor for module in modules for tensor in (module.weight, module.bias)]
-
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The rest of the layer, from what attention mixed (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))

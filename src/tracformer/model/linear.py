@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
 
 from tracformer import native
+from tracformer.model.lean import Packed
 
 FEW = 16  # rows
 
@@ -12,7 +13,7 @@ FEW = 16  # rows
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in) times weight (out, in), plus bias (out,)."""
     if x.numel() <= FEW * x.shape[-1] and not torch.is_grad_enabled() and serves(x, weight):
-        return torch.ops.tracformer.few_rows(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
+        return torch.ops.tracformer.few_rows(x.reshape(-1, x.shape[-1]), weight, None, bias).view(*x.shape[:-1], len(weight))
     return torch_linear(x, weight, bias)
 
 
@@ -23,5 +24,7 @@ def serves(x: Tensor, weight: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
+    packed: Packed | None = None  # the weight in fewer bytes, of a lean model
+
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)

@@ -1,6 +1,6 @@
 """The Tractable Transformer: a pair of encoders that share weights, and a decoder that answers any subset from its complement."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from tracformer.model.cache import Cache
 from tracformer.model.config import TracformerConfig
 from tracformer.model.decoder import DecoderLayer
 from tracformer.model.encoder import EncoderLayer
+from tracformer.model.lean import Packed, round_weights
+from tracformer.model.linear import Linear
 from tracformer.model.rotary import Angles, rotary_angles
 
 
@@ -31,6 +33,7 @@ class Tracformer(ConditionalModel):
     config_class = TracformerConfig
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
     limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+    packed_embedding: Packed | None = None  # of a lean model
 
     def __init__(self, config: TracformerConfig, attention: str = "native") -> None:
         super().__init__()
@@ -66,6 +69,16 @@ class Tracformer(ConditionalModel):
 
     def embedding_tables(self) -> list[Tensor]:
         return [self.embedding.weight]
+
+    def lean(self, kind: str) -> Self:
+        if kind != self.weights:
+            self._check_lean(kind)
+            layers = [module for module in self.modules() if isinstance(module, Linear)]
+            self.packed_embedding, *packed = round_weights([self.embedding.weight, *(layer.weight for layer in layers)], kind)
+            for layer, stored in zip(layers, packed, strict=True):
+                layer.packed = stored
+            self.weights = kind
+        return self
 
     def empty_cache(self, mode: str, rows: int, length: int) -> Cache | None:
         """For `car` and `ar`, which go from left to right; the caller holds it."""

@@ -1,100 +1,129 @@
-// x W' for a handful of rows x: every weight is read once, in order, so that memory sets the pace.
+// x W' for a handful of rows x: every weight is read once, in order, so that memory sets the pace. No prefetch instructions: the
+// processor follows a single stream by itself, and they were measured to cost more than they bring.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
-#include "simd.h"
+#include "pack.h"
+#include "stored.h"
 
 namespace tracformer {
 
-constexpr int64_t kFewRows = 16;      // above that, a matrix product with packed weights pays
-constexpr int64_t kAloneRows = 4;     // up to that, each row keeps its own sums along the weights' row
-constexpr int64_t kAhead = 2048 / 4;  // weights between what is read and what is fetched
-
-template <int Rows>
-struct Sums {
-  Vector<float> sum[Rows][2];
-};
+constexpr int64_t kFewRows = 16;   // above that, a matrix product with packed weights pays
+constexpr int64_t kAloneRows = 4;  // up to that, each row keeps its own sums along the weights' row
+constexpr int kWidened = 64;       // weights of a row that are widened together, where all rows go together
 
 // Rows n < Rows of x against one row of weights.
-template <int Rows>
-inline void dot_rows(const float* x, int64_t stride, const float* weight, int64_t width, float* out, int64_t out_stride, float bias) {
-  constexpr int L = kLanes<float>;
-  Sums<Rows> sums{};
+template <typename S, int Rows>
+inline void dot_rows(const float* x, int64_t width, const S* weight, float* sums) {
+  constexpr int L = kLanes<float>, Chains = Rows == 1 ? 4 : 2;
+  Vector<float> sum[Rows][Chains] = {};
   int64_t k = 0;
-  for (; k + 2 * L <= width; k += 2 * L) {
-    __builtin_prefetch(weight + k + kAhead);
-    __builtin_prefetch(weight + k + L + kAhead);
-    const Vector<float> w0 = load(weight + k), w1 = load(weight + k + L);
+  for (; k + Chains * L <= width; k += Chains * L) {
 #pragma GCC unroll 4
-    for (int n = 0; n < Rows; ++n) {
-      sums.sum[n][0] += w0 * load(x + n * stride + k);
-      sums.sum[n][1] += w1 * load(x + n * stride + k + L);
+    for (int c = 0; c < Chains; ++c) {
+      const Vector<float> w = widened(weight + k + c * L);
+#pragma GCC unroll 4
+      for (int n = 0; n < Rows; ++n) sum[n][c] += w * load(x + n * width + k + c * L);
     }
   }
-  float rest[Rows] = {};
+  for (; k + L <= width; k += L) {
+    const Vector<float> w = widened(weight + k);
+#pragma GCC unroll 4
+    for (int n = 0; n < Rows; ++n) sum[n][0] += w * load(x + n * width + k);
+  }
+  for (int n = 0; n < Rows; ++n) {
+    for (int c = 1; c < Chains; ++c) sum[n][0] += sum[n][c];
+    sums[n] = sum_of_lanes<float>(sum[n][0]);
+  }
   for (; k < width; ++k)
-    for (int n = 0; n < Rows; ++n) rest[n] += weight[k] * x[n * stride + k];
-  for (int n = 0; n < Rows; ++n) out[n * out_stride] = sum_of_lanes<float>(sums.sum[n][0] + sums.sum[n][1]) + rest[n] + bias;
+    for (int n = 0; n < Rows; ++n) sums[n] += widened_one(weight[k]) * x[n * width + k];
 }
 
-// Columns of outputs from .. to-1, for at most kAloneRows rows.
-inline void product_alone(const float* x, int64_t rows, int64_t width, const float* weight, int64_t weight_stride, const float* bias,
-                          float* out, int64_t out_width, int64_t from, int64_t to) {
+// Outputs from .. to-1 for at most kAloneRows rows; they are added to what stands in `out` if `add`.
+template <typename S, int Rows>
+void product_alone(const Matrix& m, const float* x, float* out, int64_t out_width, int64_t from, int64_t to, bool add) {
   for (int64_t o = from; o < to; ++o) {
-    const float* w = weight + o * weight_stride;
-    const float b = bias ? bias[o] : 0.0f;
-    switch (rows) {
-      case 1: dot_rows<1>(x, width, w, width, out + o, out_width, b); break;
-      case 2: dot_rows<2>(x, width, w, width, out + o, out_width, b); break;
-      case 3: dot_rows<3>(x, width, w, width, out + o, out_width, b); break;
-      default: dot_rows<4>(x, width, w, width, out + o, out_width, b);
+    float sums[Rows];
+    dot_rows<S, Rows>(x, m.width, m.row<S>(o), sums);
+    for (int n = 0; n < Rows; ++n) {
+      float& result = out[n * out_width + o];
+      result = m.finished(sums[n], o) + (add ? result : 0.0f);
     }
   }
 }
 
-// x turned so that a vector holds one coordinate of all rows: (width, kFewRows), zero beyond the last row.
-inline std::vector<float> turned(const float* x, int64_t rows, int64_t width) {
-  std::vector<float> packed(width * kFewRows, 0.0f);
-  for (int64_t n = 0; n < rows; ++n)
-    for (int64_t k = 0; k < width; ++k) packed[k * kFewRows + n] = x[n * width + k];
-  return packed;
-}
-
-// Outputs o .. o+Block-1 of all rows at once: one weight is spread over a vector of rows.
-template <int Block>
-inline void product_block(const float* packed, int64_t rows, int64_t width, const float* weight, int64_t weight_stride, const float* bias,
-                          float* out, int64_t out_width) {
-  constexpr int V = kFewRows / kLanes<float>;
+// Outputs o .. o+Block-1 of all rows at once: one weight is spread over a vector of rows. `turned` is (width, kFewRows).
+template <typename S, int Block>
+void product_block(const Matrix& m, const float* turned, int64_t rows, float* out, int64_t out_width, int64_t o, bool add) {
+  constexpr int L = kLanes<float>, V = kFewRows / L;
+  constexpr bool direct = std::is_same_v<S, float>;
   Vector<float> sum[Block][V] = {};
-  for (int64_t k = 0; k < width; ++k) {
-    if (k % kLanes<float> == 0)
-      for (int o = 0; o < Block; ++o) __builtin_prefetch(weight + (o + Block) * weight_stride + k);
-    Vector<float> x[V];
+  alignas(64) float tile[direct ? 1 : Block][kWidened];
+  for (int64_t start = 0; start < m.width; start += kWidened) {
+    const int64_t some = std::min<int64_t>(kWidened, m.width - start);
+    const float* weights[Block];
+    for (int b = 0; b < Block; ++b) {
+      const S* row = m.row<S>(o + b) + start;
+      if constexpr (direct) {
+        weights[b] = row;
+        for (int64_t k = 0; k < some; k += L) __builtin_prefetch(m.row<S>(o + b + Block) + start + k);
+      } else {
+        weights[b] = tile[b];
+        int64_t k = 0;
+        for (; k + L <= some; k += L) store(tile[b] + k, widened(row + k));
+        for (; k < some; ++k) tile[b][k] = widened_one(row[k]);
+      }
+    }
+    const float* x = turned + start * kFewRows;
+    for (int64_t k = 0; k < some; ++k, x += kFewRows) {
+      Vector<float> column[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) x[v] = load(packed + k * kFewRows + v * kLanes<float>);
+      for (int v = 0; v < V; ++v) column[v] = load(x + v * L);
 #pragma GCC unroll 8
-    for (int o = 0; o < Block; ++o) {
-      const Vector<float> w = broadcast<float>(weight[o * weight_stride + k]);
+      for (int b = 0; b < Block; ++b) {
+        const Vector<float> w = broadcast<float>(weights[b][k]);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[o][v] += w * x[v];
+        for (int v = 0; v < V; ++v) sum[b][v] += w * column[v];
+      }
     }
   }
-  for (int o = 0; o < Block; ++o)
-    for (int64_t n = 0; n < rows; ++n)
-      out[n * out_width + o] = sum[o][n / kLanes<float>][n % kLanes<float>] + (bias ? bias[o] : 0.0f);
+  for (int b = 0; b < Block; ++b)
+    for (int64_t n = 0; n < rows; ++n) {
+      float& result = out[n * out_width + o + b];
+      result = m.finished(sum[b][n / L][n % L], o + b) + (add ? result : 0.0f);
+    }
 }
 
-inline void product_together(const float* packed, int64_t rows, int64_t width, const float* weight, int64_t weight_stride,
-                             const float* bias, float* out, int64_t out_width, int64_t from, int64_t to) {
+template <typename S>
+void product_of(const Matrix& m, const float* x, int64_t rows, float* out, int64_t out_width, int64_t from, int64_t to, bool add) {
+  switch (rows) {
+    case 1: return product_alone<S, 1>(m, x, out, out_width, from, to, add);
+    case 2: return product_alone<S, 2>(m, x, out, out_width, from, to, add);
+    case 3: return product_alone<S, 3>(m, x, out, out_width, from, to, add);
+    case 4: return product_alone<S, 4>(m, x, out, out_width, from, to, add);
+    default: break;
+  }
   constexpr int Block = kVectorBytes == 64 ? 8 : 4;
   int64_t o = from;
-  for (; o + Block <= to; o += Block)
-    product_block<Block>(packed, rows, width, weight + o * weight_stride, weight_stride, bias ? bias + o : nullptr, out + o, out_width);
-  for (; o < to; ++o)
-    product_block<1>(packed, rows, width, weight + o * weight_stride, weight_stride, bias ? bias + o : nullptr, out + o, out_width);
+  for (; o + Block <= to; o += Block) product_block<S, Block>(m, x, rows, out, out_width, o, add);
+  for (; o < to; ++o) product_block<S, 1>(m, x, rows, out, out_width, o, add);
+}
+
+// Outputs from .. to-1 of every row, (rows, out_width). x is (rows, width) up to kAloneRows rows, above that turned: (width, kFewRows).
+inline void product(const Matrix& m, const float* x, int64_t rows, float* out, int64_t out_width, int64_t from, int64_t to,
+                    bool add = false) {
+  switch (m.kind) {
+    case Kind::kFloat32: return product_of<float>(m, x, rows, out, out_width, from, to, add);
+    case Kind::kBfloat16: return product_of<uint16_t>(m, x, rows, out, out_width, from, to, add);
+    case Kind::kInt8: return product_of<int8_t>(m, x, rows, out, out_width, from, to, add);
+  }
+}
+
+// Columns from .. to-1 of x (rows, width), turned. What stands in the lanes beyond the last row is never looked at.
+inline void turn_columns(const float* x, int64_t rows, int64_t width, int64_t from, int64_t to, float* turned) {
+  pack_transposed(x + from, width, rows, to - from, turned + from * kFewRows, kFewRows);
 }
 
 }  // namespace tracformer

@@ -1,214 +1,339 @@
-// One layer of one step of generation, for a handful of rows: everything between a layer's input and its output in one call.
-// Float32. Rows are (sequence, position) pairs; caches are (B * slots, d), each token's heads side by side.
-#include <ATen/Parallel.h>
+// A step of generation for a handful of rows, whole: the prefix encoder over some tokens with the decoder's keys of them, and the decoder
+// over some positions up to the logits, each in one call.
+//
+// Rows are (sequence, position) pairs. Caches are (B * slots, d), each token's heads side by side. States are float32, weights are stored
+// as `Matrix` says. All threads run through all layers; a product's outputs are divided among them, and so are attention's heads.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/gelu.h>
 #include <torch/library.h>
 
-#include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "few_rows.h"
-#include "linear.h"
+#include "matrix.h"
+#include "pieces.h"
+#include "team.h"
 
 namespace tracformer {
 namespace {
 
 using at::Tensor;
-using Weights = at::TensorList;
+using Tensors = std::vector<Tensor>;
 
-constexpr double kNormEpsilon = 1e-5;  // PyTorch's default
+constexpr int64_t kLeastPortion = 1 << 14;  // bytes of weights: with less, threads wait more than they work
+constexpr int64_t kPortion = 1 << 19;       // with more, one may be left waiting for another
 
-// LayerNorm of each row of x (N, d).
-Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  const int64_t N = x.size(0), d = x.size(1);
-  Tensor out = at::empty_like(x);
-  const float *from = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>(), *b = bias.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  for (int64_t n = 0; n < N; ++n, from += d, to += d) {
-    double sum = 0.0, squares = 0.0;
-    for (int64_t i = 0; i < d; ++i) sum += from[i];
-    const double mean = sum / d;
-    for (int64_t i = 0; i < d; ++i) squares += (from[i] - mean) * (from[i] - mean);
-    const float scale = static_cast<float>(1.0 / std::sqrt(squares / d + kNormEpsilon)), centre = static_cast<float>(mean);
-    for (int64_t i = 0; i < d; ++i) to[i] = (from[i] - centre) * scale * w[i] + b[i];
+struct Rest {  // of a layer, behind its attention
+  Matrix out;
+  Norm norm;
+  Matrix up, down;
+};
+
+struct EncoderLayer {
+  Norm norm;
+  Matrix qkv;
+  Rest rest;
+  Norm norm_feature;  // of the decoder layer that reads this one
+  Matrix k, v;
+  const int64_t* offsets;  // ascending: keys are so far behind their query
+  int64_t reach;           // how many there are
+};
+
+struct DecoderLayer {
+  Norm norm;
+  Matrix q;
+  Rest rest;
+  int64_t stride;
+};
+
+// Takes the flat list of weights apart in the order in which it was written.
+class Reader {
+ public:
+  Reader(const Tensors& weights, int64_t d) : weights_(weights), d_(d) {}
+  Norm norm() {
+    const float* weight = floats(next(), d_);
+    return {weight, floats(next(), d_)};
   }
-  return out;
+  Matrix matrix(int64_t outputs, int64_t width) {  // three tensors; an empty one stands for no scale, or no bias
+    const Tensor &weight = next(), &scale = next(), &bias = next();
+    const auto unless_empty = [](const Tensor& x) { return x.numel() ? std::optional<Tensor>(x) : std::nullopt; };
+    TORCH_CHECK(weight.dim() == 2 && weight.size(0) == outputs && weight.size(1) == width, "a weight is ", weight.sizes(), ", not (", outputs,
+                ", ", width, ")");
+    const Matrix matrix = matrix_of(weight, unless_empty(scale), unless_empty(bias));
+    bytes += matrix.bytes(), ++products;
+    return matrix;
+  }
+  Rest rest() {
+    const Matrix out = matrix(d_, d_);
+    const Norm after = norm();
+    const Matrix up = matrix(4 * d_, d_);
+    return {out, after, up, matrix(d_, 4 * d_)};
+  }
+  const Tensor& next() {
+    TORCH_CHECK(at_ < weights_.size(), "there are only ", weights_.size(), " weights");
+    return weights_[at_++];
+  }
+  void finish() const { TORCH_CHECK(at_ == weights_.size(), "there are ", weights_.size(), " weights, not ", at_); }
+  int64_t bytes = 0, products = 0;
+
+ private:
+  const Tensors& weights_;
+  const int64_t d_;
+  size_t at_ = 0;
+};
+
+const int64_t* integers(const Tensor& x, int64_t count) {
+  TORCH_CHECK(x.scalar_type() == at::kLong && x.is_contiguous() && x.numel() == count, "a tensor is ", x.scalar_type(), " ", x.sizes(),
+              "; it must be dense int64 with ", count, " elements");
+  return x.const_data_ptr<int64_t>();
 }
 
-// The pair (x_i, x_{i + D/2}) of every head turned by its row's angles; cos and sin are (N, D/2).
-void turn(const float* from, float* to, int64_t heads, int64_t D, const float* cos, const float* sin) {
-  const int64_t half = D / 2;
-  for (int64_t h = 0; h < heads; ++h, from += D, to += D)
-    for (int64_t i = 0; i < half; ++i) {
-      const float a = from[i], b = from[i + half];
-      to[i] = a * cos[i] - b * sin[i];
-      to[i + half] = b * cos[i] + a * sin[i];
+// Keys and values of one layer.
+struct Slots {
+  float *keys, *values;
+};
+
+// The rows of one call: where they stand, and what is computed for them.
+struct Batch {
+  int64_t N, d, heads, D;
+  const int64_t *row, *place;
+  const float *cos, *sin;                    // (T, D/2) tables
+  Scratch<float> memory;
+  float *x, *projected, *mixed, *inner, *turned;  // (N, d), (N, 3d), (N, d), (N, 4d), (4d, kFewRows)
+
+  Batch(int64_t N, int64_t d, int64_t heads, const int64_t* row, const int64_t* place, const float* cos, const float* sin)
+      : N(N), d(d), heads(heads), D(d / heads), row(row), place(place), cos(cos), sin(sin) {
+    x = memory.take(N * d), projected = memory.take(3 * N * d), mixed = memory.take(N * d), inner = memory.take(4 * N * d);
+    turned = memory.take(N > kAloneRows ? 4 * d * kFewRows : 0);
+  }
+  void rotate_head(const float* from, int64_t n, float* to) const {
+    rotate(from, to, D, cos + place[n] * (D / 2), sin + place[n] * (D / 2));
+  }
+};
+
+struct Product {
+  const Matrix* matrix = nullptr;
+  float* out = nullptr;  // (N, out_width)
+  int64_t out_width = 0;
+  bool add = false, gelu = false;  // added to what is there; followed by GELU
+};
+
+// One thread's way through the layers.
+class Worker {
+ public:
+  static constexpr int64_t kStages = 14;  // of a layer, at most
+
+  Worker(Member me, Batch& at, int64_t most_keys) : me_(me), at_(at), alone_(at.N <= kAloneRows) {
+    own_ = memory_.take(at.N * at.d), query_ = memory_.take(at.D), scores_ = memory_.take(most_keys + kLanes<float>);
+  }
+
+  void encode(const EncoderLayer& layer, const Slots& kept, const Slots& read, int64_t length, int64_t sides) {
+    const int64_t N = at_.N, d = at_.d, D = at_.D;
+    multiply({&layer.qkv, at_.projected, 3 * d}, at_.x, &layer.norm);
+    me_.stage(at_.heads, 1, me_.size(), [&](int64_t first, int64_t last) {
+      for (int64_t h = first * D; h < last * D; h += D) {  // a head's keys are read by the thread that writes them
+        for (int64_t n = 0; n < N; ++n) {
+          const int64_t slot = at_.row[n] * length + at_.place[n];
+          at_.rotate_head(at_.projected + n * 3 * d + d + h, n, kept.keys + slot * d + h);
+          std::copy_n(at_.projected + n * 3 * d + 2 * d + h, D, kept.values + slot * d + h);
+        }
+        for (int64_t n = 0; n < N; ++n) {
+          const int64_t count = std::upper_bound(layer.offsets, layer.offsets + layer.reach, at_.place[n]) - layer.offsets;
+          const int64_t here = at_.row[n] * length + at_.place[n];
+          at_.rotate_head(at_.projected + n * 3 * d + h, n, query_);
+          attend(query_, kept.keys + h, kept.values + h, d, D, count, [&](int64_t i) { return here - layer.offsets[i]; },
+                 at_.mixed + n * d + h, scores_);
+        }
+      }
+    });
+    finish(layer.rest);
+    multiply({&layer.k, at_.projected, 2 * d}, at_.x, &layer.norm_feature, {&layer.v, at_.projected + d, 2 * d});
+    me_.stage(at_.heads, 1, N, [&](int64_t first, int64_t last) {
+      for (int64_t h = first * D; h < last * D; h += D)
+        for (int64_t n = 0; n < N; ++n) {
+          const int64_t slot = at_.row[n] * sides * length + at_.place[n];
+          at_.rotate_head(at_.projected + n * 2 * d + h, n, read.keys + slot * d + h);
+          std::copy_n(at_.projected + n * 2 * d + d + h, D, read.values + slot * d + h);
+        }
+    });
+  }
+
+  // Row n, at place t, reads prefix slots t-1, t-1-stride, ... and, where its length is positive, suffix slots length + t+1,
+  // length + t+1+stride, ... below its text's own length.
+  void decode(const DecoderLayer& layer, const Slots& read, const int64_t* lengths, int64_t length, int64_t sides) {
+    const int64_t N = at_.N, d = at_.d, D = at_.D, stride = layer.stride;
+    multiply({&layer.q, at_.projected, d}, at_.x, &layer.norm);
+    me_.stage(N * at_.heads, 1, 4 * me_.size(), [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) {
+        const int64_t n = task / at_.heads, h = task % at_.heads * D, t = at_.place[n], origin = at_.row[n] * sides * length;
+        const int64_t before = (t + stride - 1) / stride, after = lengths[n] > 0 ? (lengths[n] - 1 - t + stride - 1) / stride : 0;
+        at_.rotate_head(at_.projected + n * d + h, n, query_);
+        const auto slot = [&](int64_t i) { return origin + (i < before ? t - 1 - stride * i : length + t + 1 + stride * (i - before)); };
+        attend(query_, read.keys + h, read.values + h, d, D, before + after, slot, at_.mixed + n * d + h, scores_);
+      }
+    });
+    finish(layer.rest);
+  }
+
+  void answer(const Norm& norm, const Matrix& head, float* logits) { multiply({&head, logits, head.outputs}, at_.x, &norm); }
+
+ private:
+  // x (N, width), normalised if there is a norm, times one matrix or two of the same shape.
+  void multiply(const Product& first, const float* x, const Norm* norm, const Product& second = {}) {
+    const Matrix& m = *first.matrix;
+    if (!alone_)
+      me_.stage(m.width, 16, me_.size(), [&](int64_t from, int64_t to) {
+        if (norm) normalise_columns(x, *norm, from, to);
+        turn_columns(norm ? own_ : x, at_.N, m.width, from, to, at_.turned);
+      });
+    const float* operand = alone_ ? x : at_.turned;
+    bool ready = !alone_ || !norm;
+    const int64_t bytes = m.bytes(), portions = std::max(bytes / kPortion, std::min(bytes / kLeastPortion, 4 * int64_t{me_.size()}));
+    me_.stage(m.outputs, 16, portions, [&](int64_t from, int64_t to) {
+      if (!ready) {  // a few rows every thread normalises for itself: that is sooner done than waiting
+        normalise_columns(x, *norm, 0, m.width);
+        operand = own_, ready = true;
+      }
+      for (const Product& each : {first, second})
+        if (each.matrix) {
+          product(*each.matrix, operand, at_.N, each.out, each.out_width, from, to, each.add);
+          if (each.gelu)
+            for (int64_t n = 0; n < at_.N; ++n) gelu(each.out + n * each.out_width + from, to - from);
+        }
+    });
+  }
+  void normalise_columns(const float* x, const Norm& norm, int64_t from, int64_t to) {
+    for (int64_t n = 0; n < at_.N; ++n) normalise(x + n * at_.d, at_.d, norm, from, to, own_ + n * at_.d);
+  }
+
+  // x + out(mixed), then x + down(gelu(up(norm(x)))).
+  void finish(const Rest& rest) {
+    const int64_t d = at_.d;
+    multiply({&rest.out, at_.x, d, true}, at_.mixed, nullptr);
+    multiply({&rest.up, at_.inner, 4 * d, false, true}, at_.x, &rest.norm);
+    multiply({&rest.down, at_.x, d, true}, at_.inner, nullptr);
+  }
+
+  Member me_;
+  Batch& at_;
+  const bool alone_;  // rows go alone through products, not turned
+  Scratch<float> memory_;
+  float *own_, *query_, *scores_;  // (N, d); (D); (keys)
+};
+
+struct Step : torch::CustomClassHolder {
+  // weights: embedding; each encoder layer's norm_attention, qkv, out, norm_feedforward, up, down, then norm_feature, k, v of the decoder layer
+  // that reads it; each decoder layer's norm_query, q, out, norm_feedforward, up, down; norm, head. offsets: of each encoder layer, ascending.
+  Step(Tensors weights, Tensors offsets, std::vector<int64_t> strides, int64_t heads)
+      : weights_(std::move(weights)), offsets_(std::move(offsets)), heads_(heads) {
+    TORCH_CHECK(!weights_.empty() && weights_[0].dim() == 2, "the first weight must be the embedding");
+    d_ = weights_[0].size(1);
+    TORCH_CHECK(heads > 0 && d_ % heads == 0 && d_ / heads % 2 == 0, "a width of ", d_, " is not divided by ", heads, " into even heads");
+    Reader read(weights_, d_);
+    const Tensor& embedding = read.next();
+    vocabulary_ = embedding.size(0), embedding_ = floats(embedding, vocabulary_ * d_);
+    for (const Tensor& each : offsets_) {
+      const Norm norm = read.norm();
+      const Matrix qkv = read.matrix(3 * d_, d_);
+      const Rest rest = read.rest();
+      const Norm feature = read.norm();
+      const Matrix k = read.matrix(d_, d_);
+      encoder_.push_back({norm, qkv, rest, feature, k, read.matrix(d_, d_), integers(each, each.numel()), each.numel()});
+      TORCH_CHECK(each.numel() > 0 && encoder_.back().offsets[0] >= 0, "a query reads itself or what is behind it");
     }
-}
-
-float dot(const float* a, const float* b, int64_t D) {
-  constexpr int L = kLanes<float>;
-  Vector<float> sum{};
-  int64_t i = 0;
-  for (; i + L <= D; i += L) sum += load(a + i) * load(b + i);
-  float total = sum_of_lanes<float>(sum);
-  for (; i < D; ++i) total += a[i] * b[i];
-  return total;
-}
-
-// Softmax attention of one head's query over the slots that `slot(0..count-1)` names.
-template <typename Slot>
-void attend(const float* q, const float* keys, const float* values, int64_t width, int64_t D, int64_t count, const Slot& slot, float* out,
-            std::vector<float>& scores) {
-  scores.resize(count);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
-  float highest = -INFINITY;
-  for (int64_t k = 0; k < count; ++k) {
-    scores[k] = dot(q, keys + slot(k) * width, D) * scale;
-    highest = std::max(highest, scores[k]);
-  }
-  float total = 0.0f;
-  for (int64_t i = 0; i < D; ++i) out[i] = 0.0f;
-  for (int64_t k = 0; k < count; ++k) {
-    const float weight = std::exp(scores[k] - highest);
-    total += weight;
-    const float* value = values + slot(k) * width;
-    for (int64_t i = 0; i < D; ++i) out[i] += weight * value[i];
-  }
-  if (count > 0)
-    for (int64_t i = 0; i < D; ++i) out[i] /= total;
-}
-
-// Each (row, head) on its own; count(n) and slot(n, k) say which slots row n reads. q and the result: (N, d)
-template <typename Count, typename Slot>
-Tensor attended(const Tensor& q, int64_t stride, const Tensor& keys, const Tensor& values, int64_t heads, const Count& count, const Slot& slot,
-                int64_t N, int64_t d) {
-  const int64_t D = d / heads;
-  Tensor out = at::empty({N, d}, keys.options());
-  const float *from = q.const_data_ptr<float>(), *k = keys.const_data_ptr<float>(), *v = values.const_data_ptr<float>();
-  float* to = out.mutable_data_ptr<float>();
-  at::parallel_for(0, N * heads, 4, [&](int64_t begin, int64_t end) {
-    std::vector<float> scores;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t n = task / heads, h = task % heads;
-      attend(from + n * stride + h * D, k + h * D, v + h * D, d, D, count(n), [&](int64_t i) { return slot(n, i); }, to + n * d + h * D,
-             scores);
+    for (const int64_t stride : strides) {
+      TORCH_CHECK(stride > 0, "a stride is ", stride);
+      const Norm norm = read.norm();
+      const Matrix q = read.matrix(d_, d_);
+      decoder_.push_back({norm, q, read.rest(), stride});
     }
-  });
-  return out;
-}
-
-// x + out(mixed), then x + feed-forward(norm(x)). weights: out, norm, up, down, each a weight and a bias.
-Tensor finished(const Tensor& x, const Tensor& mixed, Weights w) {
-  Tensor y = few_rows(mixed, w[0], w[1]).add_(x);
-  const Tensor inner = at::gelu(few_rows(normalised(y, w[2], w[3]), w[4], w[5]));
-  return few_rows(inner, w[6], w[7]).add_(y);
-}
-
-void check(const Tensor& x, Weights weights, size_t count, const Tensor& keys, const Tensor& values, const Tensor& rows,
-           const Tensor& places, const Tensor& cos, const Tensor& sin) {
-  TORCH_CHECK(weights.size() == count, "there are ", weights.size(), " weights, not ", count);
-  for (const Tensor& each : {x, keys, values, cos, sin})
-    TORCH_CHECK(each.scalar_type() == at::kFloat && each.is_contiguous(), "states, caches and angles must be dense float32");
-  TORCH_CHECK(x.dim() == 2 && x.size(0) <= kFewRows, "x is ", x.sizes(), "; at most ", kFewRows, " rows");
-  TORCH_CHECK(keys.sizes() == values.sizes() && keys.dim() == 2 && keys.size(1) == x.size(1), "the cache is ", keys.sizes());
-  for (const Tensor& each : {rows, places})
-    TORCH_CHECK(each.scalar_type() == at::kLong && each.is_contiguous() && each.numel() == x.size(0), "rows and places must be (N,) int64");
-}
-
-// weights: norm_attention, qkv, out, norm_feedforward, up, down. Row n reads the slots at its place less each offset, and writes its own.
-Tensor encoder_step(const Tensor& x, Weights w, Tensor keys, Tensor values, const Tensor& rows, const Tensor& places, const Tensor& offsets,
-                    int64_t length, const Tensor& cos, const Tensor& sin, int64_t heads) {
-  check(x, w, 12, keys, values, rows, places, cos, sin);
-  TORCH_CHECK(offsets.scalar_type() == at::kLong && offsets.is_contiguous(), "offsets must be int64");
-  const int64_t N = x.size(0), d = x.size(1), D = d / heads, K = offsets.numel();
-  const int64_t *row = rows.const_data_ptr<int64_t>(), *place = places.const_data_ptr<int64_t>(), *off = offsets.const_data_ptr<int64_t>();
-  Tensor qkv = few_rows(normalised(x, w[0], w[1]), w[2], w[3]);  // (N, 3d)
-  float* p = qkv.mutable_data_ptr<float>();
-  float *k = keys.mutable_data_ptr<float>(), *v = values.mutable_data_ptr<float>();
-  std::vector<float> turned_query(d);
-  for (int64_t n = 0; n < N; ++n, p += 3 * d) {
-    const int64_t slot = row[n] * length + place[n];
-    TORCH_CHECK(place[n] >= 0 && place[n] < length && slot < keys.size(0), "row ", row[n], ", place ", place[n], " is outside the cache");
-    const float *c = cos.const_data_ptr<float>() + n * (D / 2), *s = sin.const_data_ptr<float>() + n * (D / 2);
-    turn(p + d, k + slot * d, heads, D, c, s);
-    std::copy_n(p + 2 * d, d, v + slot * d);
-    turn(p, turned_query.data(), heads, D, c, s);
-    std::copy_n(turned_query.data(), d, p);
+    norm_ = read.norm();
+    const Tensor& head = weights_[weights_.size() - 3];
+    head_ = read.matrix(head.size(0), d_);
+    read.finish();
+    threads_ = std::max<int64_t>(1, read.bytes / read.products / kLeastPortion);
   }
-  const auto count = [&](int64_t n) { return std::upper_bound(off, off + K, place[n]) - off; };
-  const auto slot = [&](int64_t n, int64_t i) { return row[n] * length + place[n] - off[i]; };
-  return finished(x, attended(qkv, 3 * d, keys, values, heads, count, slot, N, d), w.slice(4));
-}
 
-// weights: norm_feature, k, v. Keys and values of features (N, d) go to their slots.
-void keys_step(const Tensor& feature, Weights w, Tensor keys, Tensor values, const Tensor& slots, const Tensor& cos, const Tensor& sin,
-               int64_t heads) {
-  check(feature, w, 6, keys, values, slots, slots, cos, sin);
-  const int64_t N = feature.size(0), d = feature.size(1), D = d / heads;
-  const Tensor x = normalised(feature, w[0], w[1]), k = few_rows(x, w[2], w[3]), v = few_rows(x, w[4], w[5]);
-  for (int64_t n = 0; n < N; ++n) {
-    const int64_t slot = slots.const_data_ptr<int64_t>()[n];
-    TORCH_CHECK(slot >= 0 && slot < keys.size(0), "slot ", slot, " is outside the cache");
-    turn(k.const_data_ptr<float>() + n * d, keys.mutable_data_ptr<float>() + slot * d, heads, D,
-         cos.const_data_ptr<float>() + n * (D / 2), sin.const_data_ptr<float>() + n * (D / 2));
-    std::copy_n(v.const_data_ptr<float>() + n * d, d, values.mutable_data_ptr<float>() + slot * d);
+  // Tokens (N) at (rows, places), all before them being encoded. Keys and values of encoder and decoder go to their slots; `read_*` are the
+  // decoder's, in the order of the encoder layers that they belong to.
+  void encode(const Tensor& tokens, const Tensor& rows, const Tensor& places, const Tensor& cos, const Tensor& sin, int64_t sides,
+              const Tensors& kept_keys, const Tensors& kept_values, const Tensors& read_keys, const Tensors& read_values) const {
+    const int64_t N = tokens.numel(), length = cos.size(0);
+    Batch at = rows_of(N, rows, places, cos, sin);
+    const std::vector<Slots> kept = slots_of(kept_keys, kept_values, at, length), read = slots_of(read_keys, read_values, at, sides * length);
+    const int64_t* token = integers(tokens, N);
+    for (int64_t n = 0; n < N; ++n) {
+      TORCH_CHECK(token[n] >= 0 && token[n] < vocabulary_, "token ", token[n], " of ", vocabulary_);
+      std::copy_n(embedding_ + token[n] * d_, d_, at.x + n * d_);
+    }
+    int64_t most = 0;
+    for (const EncoderLayer& layer : encoder_) most = std::max(most, layer.reach);
+    together(threads_, encoder_.size() * Worker::kStages, [&](const Member& me) {
+      Worker worker(me, at, most);
+      for (size_t i = 0; i < encoder_.size(); ++i) worker.encode(encoder_[i], kept[i], read[i], length, sides);
+    });
   }
-}
 
-// weights: norm_query, q, out, norm_feedforward, up, down. Row n, at place t, reads prefix slots t-1, t-1-stride, ... and, where `lengths`
-// are positive, the suffix slots length + t+1, length + t+1+stride, ... below its text's own length.
-Tensor decoder_step(const Tensor& x, Weights w, const Tensor& keys, const Tensor& values, const Tensor& rows, const Tensor& places,
-                    const Tensor& lengths, int64_t stride, int64_t length, const Tensor& cos, const Tensor& sin, int64_t heads) {
-  check(x, w, 12, keys, values, rows, places, cos, sin);
-  TORCH_CHECK(lengths.scalar_type() == at::kLong && lengths.is_contiguous() && lengths.numel() == x.size(0), "lengths must be (N,) int64");
-  const int64_t N = x.size(0), d = x.size(1), D = d / heads;
-  const int64_t *row = rows.const_data_ptr<int64_t>(), *place = places.const_data_ptr<int64_t>();
-  const int64_t* ends = lengths.const_data_ptr<int64_t>();
-  std::vector<int64_t> before(N), counts(N);
-  bool both = false;
-  for (int64_t n = 0; n < N; ++n) {
-    TORCH_CHECK(place[n] >= 0 && place[n] < length && ends[n] <= length, "place ", place[n], ", text of ", ends[n], ", cache of ", length);
-    before[n] = (place[n] + stride - 1) / stride;
-    counts[n] = before[n] + (ends[n] > 0 ? (ends[n] - 1 - place[n] + stride - 1) / stride : 0);
-    both |= ends[n] > 0;
+  // Logits (N, vocabulary) at (rows, places), all before them being encoded; lengths (N) of their texts, zero where no suffix is read.
+  Tensor decode(const Tensor& rows, const Tensor& places, const Tensor& lengths, const Tensor& cos, const Tensor& sin, int64_t sides,
+                const Tensors& read_keys, const Tensors& read_values) const {
+    const int64_t N = rows.numel(), length = cos.size(0);
+    Batch at = rows_of(N, rows, places, cos, sin);
+    const std::vector<Slots> read = slots_of(read_keys, read_values, at, sides * length);
+    const int64_t* ends = integers(lengths, N);
+    for (int64_t n = 0; n < N; ++n)
+      TORCH_CHECK(ends[n] <= length && (ends[n] <= 0 || sides == 2), "a text of ", ends[n], ", a cache of ", length, " with ", sides, " sides");
+    Tensor logits = at::empty({N, head_.outputs}, cos.options());
+    float* out = logits.mutable_data_ptr<float>();
+    together(threads_, (decoder_.size() + 1) * Worker::kStages, [&](const Member& me) {
+      Worker worker(me, at, 2 * length);
+      for (size_t i = 0; i < decoder_.size(); ++i) worker.decode(decoder_[i], read[i], ends, length, sides);
+      worker.answer(norm_, head_, out);
+    });
+    return logits;
   }
-  const int64_t slots = both ? 2 * length : length;
-  for (int64_t n = 0; n < N; ++n) TORCH_CHECK((row[n] + 1) * slots <= keys.size(0), "row ", row[n], " is outside the cache");
-  const Tensor q = few_rows(normalised(x, w[0], w[1]), w[2], w[3]);
-  Tensor turned_q = at::empty_like(q);
-  for (int64_t n = 0; n < N; ++n)
-    turn(q.const_data_ptr<float>() + n * d, turned_q.mutable_data_ptr<float>() + n * d, heads, D, cos.const_data_ptr<float>() + n * (D / 2),
-         sin.const_data_ptr<float>() + n * (D / 2));
-  const auto count = [&](int64_t n) { return counts[n]; };
-  const auto slot = [&](int64_t n, int64_t i) {
-    return row[n] * slots + (i < before[n] ? place[n] - 1 - stride * i : length + place[n] + 1 + stride * (i - before[n]));
-  };
-  return finished(x, attended(turned_q, d, keys, values, heads, count, slot, N, d), w.slice(4));
-}
+
+ private:
+  Batch rows_of(int64_t N, const Tensor& rows, const Tensor& places, const Tensor& cos, const Tensor& sin) const {
+    const int64_t length = cos.size(0), D = d_ / heads_;
+    TORCH_CHECK(N > 0 && N <= kFewRows, "there are ", N, " rows; from 1 to ", kFewRows, " are computed together");
+    const int64_t *row = integers(rows, N), *place = integers(places, N);
+    for (int64_t n = 0; n < N; ++n)
+      TORCH_CHECK(row[n] >= 0 && place[n] >= 0 && place[n] < length, "row ", row[n], ", place ", place[n], " is outside a cache of ", length);
+    return Batch(N, d_, heads_, row, place, floats(cos, length * (D / 2)), floats(sin, length * (D / 2)));
+  }
+
+  std::vector<Slots> slots_of(const Tensors& keys, const Tensors& values, const Batch& at, int64_t slots) const {
+    TORCH_CHECK(keys.size() == encoder_.size() && values.size() == encoder_.size(), "there are ", keys.size(), " caches");
+    std::vector<Slots> found;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      for (const Tensor& each : {keys[i], values[i]}) {
+        floats(each, each.numel());
+        for (int64_t n = 0; n < at.N; ++n)
+          TORCH_CHECK((at.row[n] + 1) * slots * d_ <= each.numel(), "row ", at.row[n], " is outside a cache of ", each.sizes());
+      }
+      found.push_back({keys[i].mutable_data_ptr<float>(), values[i].mutable_data_ptr<float>()});
+    }
+    return found;
+  }
+
+  const Tensors weights_, offsets_;  // kept alive: layers point into them
+  const int64_t heads_;
+  int64_t d_ = 0, vocabulary_ = 0, threads_ = 1;
+  const float* embedding_ = nullptr;
+  std::vector<EncoderLayer> encoder_;
+  std::vector<DecoderLayer> decoder_;
+  Norm norm_{};
+  Matrix head_;
+};
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tracformer, m) {
-  m.def(
-      "encoder_step(Tensor x, Tensor[] weights, Tensor(a!) keys, Tensor(b!) values, Tensor rows, Tensor places, Tensor offsets, int length,"
-      " Tensor cos, Tensor sin, int heads) -> Tensor");
-  m.def(
-      "keys_step(Tensor feature, Tensor[] weights, Tensor(a!) keys, Tensor(b!) values, Tensor slots, Tensor cos, Tensor sin, int heads)"
-      " -> ()");
-  m.def(
-      "decoder_step(Tensor x, Tensor[] weights, Tensor keys, Tensor values, Tensor rows, Tensor places, Tensor lengths, int stride,"
-      " int length, Tensor cos, Tensor sin, int heads) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(tracformer, CPU, m) {
-  m.impl("encoder_step", encoder_step);
-  m.impl("keys_step", keys_step);
-  m.impl("decoder_step", decoder_step);
+  m.class_<Step>("Step")
+      .def(torch::init<Tensors, Tensors, std::vector<int64_t>, int64_t>())
+      .def("encode", &Step::encode)
+      .def("decode", &Step::decode);
 }
 
 }  // namespace tracformer
