@@ -1,7 +1,8 @@
 """Weights in fewer bytes, for generation: a step multiplies few rows by all weights, so the bytes of the weights set its pace.
 
 `bfloat16` keeps the upper half of a float32. `int8` keeps, of an output row w, the integers q = round(w / s) with s = max |w| / 127: one
-scale a row, since scales of 64 or 128 weights were measured to lose no less (docs/generation-speed.md). Biases and norms stay float32.
+scale a row, since a scale for every 64 or 128 weights was measured to lose no less. Biases and norms stay float32. What is lost, and how to
+measure it: docs/kernels.md.
 
 A lean model is one model: its matrices are rounded where they stand, so that whole passes, which read them as float32, and the compiled
 step, which reads the packed copy, speak of the same numbers. All sums are float32.
