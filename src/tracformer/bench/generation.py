@@ -1,6 +1,5 @@
 """Generation with the cache, with random weights: speed does not depend on them. Rivals take turns; the median of a few rounds counts."""
 
-import importlib.util
 import time
 from functools import partial
 from typing import Any
@@ -16,6 +15,8 @@ from tracformer.bench.results import Figures, Piece
 from tracformer.bench.scale import Scale
 from tracformer.bench.steps import build
 from tracformer.model import Tracformer, TracformerConfig
+from tracformer.model.lean import KINDS
+from tracformer.model.step import bytes_read
 from tracformer.peers.gpt2 import GPT2
 
 __all__ = ["PART", "pieces", "rows"]
@@ -30,9 +31,8 @@ def pieces(scale: Scale) -> list[Piece]:
         Piece(f"generation/batch/{batch}", cached, {**shapes, "batch": batch, **rounds}, seconds=20 + scale.tokens * batch / 16)
         for batch in scale.batches
     ]
-    if lean_kinds():
-        arguments = {"config": config.to_dict(), "kinds": lean_kinds(), **rounds}
-        found.append(Piece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
+    arguments: dict[str, Any] = {"config": config.to_dict(), "kinds": KINDS, **rounds}
+    found.append(Piece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
     arguments = {"config": config.to_dict(), "count": scale.requests, "rounds": max(1, scale.generation_rounds // 2)}
     found.append(Piece("generation/engine", requests.together, arguments, seconds=60))
     found.append(Piece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25))
@@ -66,17 +66,8 @@ def cached(config: dict[str, Any], gpt2: dict[str, Any], batch: int, tokens: int
     }
 
 
-def lean_kinds() -> tuple[str, ...]:
-    """How weights may be held for generation; empty where there is no choice."""
-    if importlib.util.find_spec("tracformer.model.lean") is None:
-        return ()
-    kinds: tuple[str, ...] = importlib.import_module("tracformer.model.lean").KINDS
-    return kinds
-
-
 def lean(config: dict[str, Any], kinds: tuple[str, ...], batch: int, tokens: int, rounds: int) -> Figures:
     """Seconds a step with weights held in each of the ways, and the bytes that a step then reads."""
-    bytes_read = importlib.import_module("tracformer.model.step").bytes_read
     models: dict[str, Any] = {kind: tracformer_of(config) for kind in kinds}
     for kind, model in models.items():
         model.lean(kind)

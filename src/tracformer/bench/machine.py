@@ -58,7 +58,7 @@ def bandwidths(mebibytes: int, device: torch.device, rounds: int) -> dict[str, A
     target, row = torch.empty_like(weights), torch.ones(width, device=device)
     size = float(weights.numel() * weights.element_size())
     native = device.type == "cpu" and available()
-    if native and hasattr(torch.ops.tracformer, "large_pages"):
+    if native:
         torch.ops.tracformer.large_pages([weights])  # as generation reads its own
     read = partial(torch.ops.tracformer.streamed_sum, weights) if native else partial(Tensor.sum, weights)
     seconds = {
