@@ -38,8 +38,8 @@ class Lengths(NamedTuple):
     high: int | None
 
 
-def parse(text: str) -> Template:
-    """Cut a text at its blanks; a text without one, or with one that is not closed, is an error."""
+def parse(text: str, required: bool = True) -> Template:
+    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one without any where they are `required`."""
     parts, current, opened, at = [], "", -1, 0
     while match := MARK.search(text, at):
         slashes, bracket = match["slashes"], match["bracket"]
@@ -63,7 +63,7 @@ def parse(text: str) -> Template:
         raise ValueError(
             f"the blank that opens at character {opened} is not closed; write ]] behind it, or \\[[ for the characters themselves"
         )
-    if not parts:
+    if not parts and required:
         raise ValueError("the text has no blank; mark one with [[ and ]], for instance [[8]]")
     return Template((*parts[0::2], current + text[at:]), tuple(parts[1::2]))
 

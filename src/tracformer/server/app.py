@@ -1,6 +1,7 @@
 """The application: routes, the page, and the model that is loaded while the first callers are told to wait."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,56 +10,97 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from tracformer import __version__
 from tracformer.generation.language import LanguageModel
-from tracformer.server import native
-from tracformer.server.errors import NOT_FOUND, Problem, body_of, invalid
-from tracformer.server.models import describe
+from tracformer.server import errors, llamacpp, logs, mistral, models, native, openai, reference
+from tracformer.server.errors import ApiError, body_of, invalid
+from tracformer.server.front import Front
 from tracformer.server.service import Service, service_of
 from tracformer.server.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build(load: Callable[[], LanguageModel], name: str, settings: Settings) -> FastAPI:
-    """`load` is called once, in a thread, when the server has begun to listen."""
+def build(load: Callable[[], LanguageModel], name: str, settings: Settings, failed: Callable[[], None] | None = None) -> FastAPI:
+    """`load` is called once, in a thread, when the server has begun to listen; should it fail, `failed` is called."""
     service = Service(settings, name)
+
+    async def open_up() -> None:
+        try:
+            lm = await asyncio.to_thread(load)
+            service.open(lm)
+        except Exception as error:
+            logs.tell("the model could not be loaded", logging.CRITICAL, error, reason=str(error))
+            if failed is not None:
+                failed()
+            return
+        logs.tell("ready", model=name, parameters=lm.model.num_parameters())
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        async def open_up() -> None:
-            service.open(await asyncio.to_thread(load))
-
         opening = asyncio.create_task(open_up())
         yield
         opening.cancel()
-        service.close()
+        await asyncio.to_thread(service.close)
+        logs.tell("stopped")
 
-    app = FastAPI(title="tracformer", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="tracformer",
+        version=__version__,
+        description="Fill holes in texts, and say exactly how probable the filling is.",
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.service = service
-    app.include_router(native.router)
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
+    for protocol in (native, openai, llamacpp, mistral):
+        app.include_router(protocol.router)
+    for kind, handler in ((ApiError, _problem), (RequestValidationError, _invalid), (HTTPException, _http)):
+        app.add_exception_handler(kind, handler)
+    _add_pages(app)
+    app.openapi = lambda: reference.describe(app)  # type: ignore[method-assign]
+    known = frozenset(reference.describe(app)["paths"]) | {"/", "/docs", "/openapi.json"}
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_middleware(Front, settings=settings, metrics=service.metrics, paths=known)
+    return app
 
-    @app.get("/health")
-    async def health() -> Response:
-        return JSONResponse({"status": "ok"} if service.ready else {"status": "loading"}, 200 if service.ready else 503)
 
-    @app.get("/v1/models")
-    async def models(http: Request) -> Response:
+def _add_pages(app: FastAPI) -> None:
+    @app.get("/health", summary="Is the model loaded?", responses={503: {"description": "It is being loaded."}})
+    async def health(http: Request) -> Response:
+        service_of(http).desk  # noqa: B018 - raises 503 until the model is there
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/v1/models", summary="The models here: one")
+    async def listed(http: Request) -> Response:
         service = service_of(http)
-        return JSONResponse({"object": "list", "data": [describe(service.desk.lm, service.name)]})
+        return JSONResponse({"object": "list", "data": [models.describe(service.desk.lm, service.name, service.created)]})
+
+    @app.get("/metrics", summary="Numbers for Prometheus")
+    async def metrics(http: Request) -> Response:
+        return Response(service_of(http).metrics.text(), media_type=METRICS)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(reference.page(app.openapi()))
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
-    return app
 
 
 async def _problem(http: Request, problem: Any) -> Response:
@@ -71,5 +113,6 @@ async def _invalid(http: Request, error: Any) -> Response:
 
 
 async def _http(http: Request, error: Any) -> Response:
-    kind = NOT_FOUND if error.status_code == 404 else "invalid_request_error"
-    return await _problem(http, Problem(error.status_code, str(error.detail), kind, headers=error.headers))
+    """What the framework refuses: a path that is not there, a method that is not allowed, a body that cannot be read."""
+    kind = errors.NOT_FOUND if error.status_code == 404 else errors.INVALID
+    return await _problem(http, ApiError(error.status_code, str(error.detail), kind, headers=error.headers))

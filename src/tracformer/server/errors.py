@@ -7,7 +7,7 @@ INVALID, AUTHENTICATION, NOT_FOUND = "invalid_request_error", "authentication_er
 TIMEOUT, BUSY, UNAVAILABLE, SERVER = "timeout_error", "rate_limit_error", "unavailable_error", "server_error"
 
 
-class Problem(Exception):
+class ApiError(Exception):
     """An answer other than the wanted one. `param` names the field that is wrong, `code` is for programs."""
 
     def __init__(
@@ -28,26 +28,31 @@ class Problem(Exception):
         self.details = [dict(detail) for detail in details]
 
 
-def busy(message: str, retry_after: int) -> Problem:
-    return Problem(429, message, BUSY, code="queue_full", headers={"Retry-After": str(retry_after)})
+def busy(message: str, retry_after: int) -> ApiError:
+    return ApiError(429, message, BUSY, code="queue_full", headers={"Retry-After": str(retry_after)})
 
 
-def late(seconds: float) -> Problem:
-    return Problem(408, f"the request was not done within {seconds:g} seconds; ask for less, or for more time", TIMEOUT, code="timeout")
+def late(seconds: float) -> ApiError:
+    return ApiError(408, f"the request was not done within {seconds:g} seconds; ask for less, or for more time", TIMEOUT, code="timeout")
 
 
-def invalid(errors: Iterable[Mapping[str, Any]]) -> Problem:
+def invalid(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     """From pydantic's list of complaints; what the client sent is not repeated."""
     details = [
-        {"loc": [_printable(part) for part in error["loc"]], "msg": _printable(error["msg"]), "type": error["type"]} for error in errors
+        {
+            "loc": [_printable(part) for part in error["loc"] if "[" not in str(part)],  # pydantic's names of alternatives are not fields
+            "msg": _printable(error["msg"]).removeprefix("Value error, "),
+            "type": error["type"],
+        }
+        for error in errors
     ]
     first = details[0]
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     message = f"{where}: {first['msg']}" if where else str(first["msg"])
-    return Problem(400, message[:500], param=where[:100] or None, code=str(first["type"]), details=details[:20])
+    return ApiError(400, message[:500], param=where[:100] or None, code=str(first["type"]), details=details[:20])
 
 
-def body_of(problem: Problem, path: str) -> tuple[int, dict[str, Any]]:
+def body_of(problem: ApiError, path: str) -> tuple[int, dict[str, Any]]:
     """Status and JSON of the answer, in the shape of the protocol that lives at this path."""
     if path == "/infill":
         return problem.status, {"error": {"code": problem.status, "message": problem.message, "type": problem.kind}}
@@ -57,7 +62,7 @@ def body_of(problem: Problem, path: str) -> tuple[int, dict[str, Any]]:
     return problem.status, {"error": error}
 
 
-def _mistral(problem: Problem) -> tuple[int, dict[str, Any]]:
+def _mistral(problem: ApiError) -> tuple[int, dict[str, Any]]:
     if problem.details:  # what does not fit the schema
         return 422, {"detail": problem.details}
     told = {"object": "error", "message": problem.message, "type": problem.kind, "param": problem.param, "code": problem.code}

@@ -1,77 +1,81 @@
 """One request's work: it waits for its turn, runs in a worker thread, tells of tokens as they come, and can be given up at any time."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import Request as Http
 
+from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine, Request
 from tracformer.generation.language import LanguageModel
-from tracformer.generation.results import Arrival
-from tracformer.server import errors
+from tracformer.server.errors import UNAVAILABLE, ApiError, late
 from tracformer.server.limits import Gate
+from tracformer.server.spelt import Names
 
 A = TypeVar("A")
-Watch = Callable[[list[Arrival]], None]
-Ask = Callable[[LanguageModel, Watch], A]  # runs in a thread: the model to ask, and whom to tell of tokens
+Tell = Callable[[Any], None]
+Ask = Callable[[LanguageModel, Tell], A]  # runs in a thread: the model to ask, and whom to tell of what comes before the result
 
 
-class Gone(Exception):
+class ClientGoneError(Exception):
     """The client went away: nobody reads the answer."""
 
 
-class _Cancelled(Exception):
-    pass
-
-
 class Desk:
-    """Where jobs are handed in: the model, its threads and the gate before them."""
+    """Where jobs are handed in: the engine that runs the model, a thread for each job that runs, and the gate before them."""
 
     def __init__(self, lm: LanguageModel, rows: int, queue: int) -> None:
-        self.lm, self.gate = lm, Gate(rows, queue)
-        self.lock = threading.Lock()
+        self.lm, self.names = lm, Names(lm)
+        self.engine = Engine(lm.model, rows=rows)
+        self.gate = Gate(rows, queue)
         self.threads = ThreadPoolExecutor(rows, thread_name_prefix="request")
 
-    def start(self, http: Request, ask: Ask[A], seconds: float) -> "Job[A]":
+    def start(self, http: Http, ask: Ask[A], seconds: float) -> "Job[A]":
         return Job(self, http, ask, seconds)
 
     def close(self) -> None:
+        """What still runs is cancelled: whoever wanted to wait for it has done so."""
+        self.engine.close(drain=False)
         self.threads.shutdown(wait=True, cancel_futures=True)
 
 
 class Job(Generic[A]):
-    """`async for` gives the tokens in batches as they come, then `result` is there. A job that fails raises at the end of the loop."""
+    """`async for` gives what the work tells, and then `result` is there. A job that fails raises at the end of the loop."""
 
-    def __init__(self, desk: Desk, http: Request, ask: Ask[A], seconds: float) -> None:
+    def __init__(self, desk: Desk, http: Http, ask: Ask[A], seconds: float) -> None:
         self.desk, self.ask, self.seconds = desk, ask, seconds
         self.arrived = time.monotonic()
         self.started = self.first = self.ended = 0.0  # when it left the queue, when its first token came, when it was done
+        self.result: A
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[list[Arrival] | None] = asyncio.Queue()  # None: nothing more will come
+        self._told: asyncio.Queue[Any] = asyncio.Queue()  # None: nothing more will come
+        self._head: list[Any] = []  # taken from the queue before the loop began
+        self._request: Request | None = None
         self._why: Exception | None = None  # it was given up
-        self._cancelled = threading.Event()
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda _: self._told.put_nowait(None))
         self._listener = asyncio.create_task(self._listen(http))
-        self._timer = self._loop.call_later(seconds, self.give_up, errors.late(seconds))
+        self._timer = self._loop.call_later(seconds, self.give_up, late(seconds))
 
-    async def __aiter__(self) -> AsyncIterator[list[Arrival]]:
+    async def begun(self) -> None:
+        """Returns when there is something to tell; a job that fails before that raises, while the answer's status can still say so."""
         try:
-            while (arrivals := await self._told.get()) is not None:
-                yield arrivals
-            if self._why is not None:
-                raise self._why
-            try:
-                self.result = self._task.result()
-            except ValueError as mistake:
-                raise errors.Problem(400, str(mistake)) from mistake
+            self._head = [await self._told.get()]
+            if self._head == [None]:
+                self._take()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            while (told := self._head.pop() if self._head else await self._told.get()) is not None:
+                yield told
+            self._take()
         finally:
-            self.give_up(Gone())
-            self._listener.cancel()
-            self._timer.cancel()
+            self._leave()
 
     async def done(self) -> A:
         async for _ in self:
@@ -83,34 +87,11 @@ class Job(Generic[A]):
         if self._why is not None or self._task.done():
             return
         self._why = why
-        if not self.started:
+        if self._request is not None:
+            self._request.cancel()
+        else:
             self._task.cancel()
-        self._cancelled.set()
         self._told.put_nowait(None)
-
-    async def _run(self) -> A:
-        async with self.desk.gate.turn():
-            self.started = time.monotonic()
-            result = await self._loop.run_in_executor(self.desk.threads, self._work)
-            self.ended = time.monotonic()
-            return result
-
-    def _work(self) -> A:
-        """In a thread of its own."""
-
-        def watch(arrivals: list[Arrival]) -> None:
-            if self._cancelled.is_set():
-                raise _Cancelled
-            self.first = self.first or time.monotonic()
-            self._loop.call_soon_threadsafe(self._told.put_nowait, arrivals)
-
-        with self.desk.lock:
-            return self.ask(self.desk.lm, watch)
-
-    async def _listen(self, http: Request) -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-        self.give_up(Gone())
 
     def timings(self, tokens: int) -> dict[str, Any]:
         """Milliseconds, as the client is told them."""
@@ -121,6 +102,47 @@ class Job(Generic[A]):
             "total_ms": _ms(self.ended - self.arrived),
             "tokens_per_second": round(tokens / spent, 3) if spent > 0 else None,
         }
+
+    def _take(self) -> None:
+        if self._why is not None:
+            raise self._why
+        try:
+            self.result = self._task.result()
+        except ValueError as mistake:
+            raise ApiError(400, str(mistake)) from mistake
+        except DeadlineExceeded as error:
+            raise late(self.seconds) from error
+        except (Cancelled, Closed) as error:
+            raise ApiError(503, "the server is stopping", UNAVAILABLE, code="stopping") from error
+
+    def _leave(self) -> None:
+        self.give_up(ClientGoneError())
+        self._listener.cancel()
+        self._timer.cancel()
+
+    async def _run(self) -> A:
+        async with self.desk.gate.turn():
+            self.started = time.monotonic()
+            self._request = self.desk.engine.request(self.arrived + self.seconds)
+            result = await self._loop.run_in_executor(self.desk.threads, self._work, self._request)
+            self.ended = time.monotonic()
+            return result
+
+    def _work(self, request: Request) -> A:
+        """In a thread of its own."""
+
+        def tell(what: Any) -> None:
+            self.first = self.first or time.monotonic()
+            self._loop.call_soon_threadsafe(self._told.put_nowait, what)
+
+        with request:
+            return self.ask(self.desk.lm.on(request), tell)
+
+    async def _listen(self, http: Http) -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        http.scope["entry"].fields["gone"] = True
+        self.give_up(ClientGoneError())
 
 
 def _ms(seconds: float) -> float:

@@ -6,6 +6,8 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
+from tracformer.server.jobs import Job
+
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second: proxies shall not hold events back
 
@@ -16,5 +18,7 @@ def event(data: Any, name: str | None = None) -> bytes:
     return (line if name is None else f"event: {name}\n{line}").encode()
 
 
-def answer(events: AsyncIterator[bytes]) -> StreamingResponse:
+async def answer(job: Job[Any], events: AsyncIterator[bytes]) -> StreamingResponse:
+    """Begins when the job has something to tell, so that a request that is refused gets a status that says so."""
+    await job.begun()
     return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
