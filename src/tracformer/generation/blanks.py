@@ -38,8 +38,13 @@ class Lengths(NamedTuple):
     high: int | None
 
 
-def parse(text: str, required: bool = True) -> Template:
-    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one without any where they are `required`."""
+def parse(text: str | Template, required: bool = True) -> Template:
+    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one without any where they are `required`.
+
+    What is cut already stays as it is: so a caller asks about texts in which brackets are brackets.
+    """
+    if isinstance(text, Template):
+        return text
     parts, current, opened, at = [], "", -1, 0
     while match := MARK.search(text, at):
         slashes, bracket = match["slashes"], match["bracket"]
