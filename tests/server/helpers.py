@@ -27,7 +27,7 @@ class Slow(Tracformer):
 
     seconds = 0.02
 
-    def cache(self, *arguments: Any, **options: Any) -> None:
+    def empty_cache(self, *arguments: Any, **options: Any) -> None:
         return None
 
     def hidden(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:

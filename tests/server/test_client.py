@@ -55,7 +55,7 @@ def test_orders_are_sent(client: Client, lm: LanguageModel, order: Order | str) 
 def test_an_order_that_has_no_name_is_refused(client: Client) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         client.infill("the [[4]] mat", order=GivenOrder((3, 2)))
-    with pytest.raises(ValueError, match="diffusion|ancestral|order"):
+    with pytest.raises(ValueError, match="goes from left to right"):
         client.infill("the [[4]] mat", mode="car", order=Ancestral(4))
 
 
@@ -83,7 +83,8 @@ def test_tokens_come_while_the_answer_is_on_its_way(client: Client, lm: Language
     [answer] = client.infill(TEXT, seed=5, top=2, watch=remote)
     [expected] = lm.infill(TEXT, seed=5, top=2, watch=local)
     assert equal(answer, expected)
-    assert len(remote.heard) == len(local.heard) and all(map(equal, remote.heard, local.heard))
+    assert len(remote.heard) == len(local.heard)
+    assert all(map(equal, remote.heard, local.heard))
     assert remote.chosen == local.chosen
 
 
@@ -114,7 +115,7 @@ def test_a_server_that_is_loading_is_asked_again() -> None:
     def load() -> LanguageModel:
         import time
 
-        time.sleep(1.5)
+        time.sleep(0.5)
         return make()
 
     with running(load, wait=False) as there:
@@ -127,7 +128,7 @@ def test_a_server_that_is_loading_is_asked_again() -> None:
 def test_what_is_not_a_server(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="must begin with http"):
         Client("localhost:8000")
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionRefusedError):
         Client("http://127.0.0.1:9", retries=0).models()
 
 

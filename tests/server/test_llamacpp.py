@@ -23,7 +23,8 @@ def test_the_text_between(server: Running, lm: LanguageModel) -> None:
     assert (answer["stop"], answer["stop_type"], answer["stopping_word"], answer["truncated"]) == (True, "eos", "", False)
     assert (answer["tokens_predicted"], answer["tokens_evaluated"]) == (filled, len(local.token_ids) - filled)
     assert (answer["index"], answer["model"], answer["tokens"]) == (0, "tiny", [])
-    assert answer["generation_settings"]["seed"] == 3 and answer["generation_settings"]["top_k"] == 40
+    assert answer["generation_settings"]["seed"] == 3
+    assert answer["generation_settings"]["top_k"] == 40
     for part, count in (("prompt", answer["tokens_evaluated"]), ("predicted", filled)):
         assert answer["timings"][f"{part}_n"] == count
         assert answer["timings"][f"{part}_ms"] >= 0
@@ -31,7 +32,16 @@ def test_the_text_between(server: Running, lm: LanguageModel) -> None:
 
 
 def test_samplers_are_the_librarys(server: Running, lm: LanguageModel) -> None:
-    asked = {"input_prefix": "a dog", "n_predict": 6, "seed": 1, "temperature": 1.3, "top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1.5}
+    asked = {
+        "input_prefix": "a dog",
+        "n_predict": 6,
+        "seed": 1,
+        "temperature": 1.3,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+        "repeat_penalty": 1.5,
+    }
     [local] = lm.sample(prompt="a dog", max_tokens=6, seed=1, sampler=Sampler(1.3, repetition_penalty=1.5))
     answer = server.good("/infill", asked)
     assert "a dog" + answer["content"] == local.text
@@ -59,7 +69,8 @@ def test_a_stream_adds_up_to_the_plain_answer(server: Running) -> None:
         *chunks, last = [data for _, data in server.stream("/infill", asked)]
         assert "".join(chunk["content"] for chunk in chunks) == plain["content"]
         assert not any(chunk["stop"] for chunk in chunks)
-        assert last["stop"] and last["content"] == ""
+        assert last["stop"]
+        assert last["content"] == ""
         assert {name: last[name] for name in ("tokens_predicted", "tokens_evaluated", "stop_type", "prompt")} == {
             name: plain[name] for name in ("tokens_predicted", "tokens_evaluated", "stop_type", "prompt")
         }

@@ -62,7 +62,8 @@ def test_a_stop_string(client: Mistral) -> None:
     whole = str(client.fim.complete(**ASKED).choices[0].message.content)  # type: ignore[union-attr]
     stop = whole[1:3]
     cut = client.fim.complete(**ASKED, stop=stop).choices[0]
-    assert cut.message is not None and cut.message.content == whole[: whole.index(stop)]
+    assert cut.message is not None
+    assert cut.message.content == whole[: whole.index(stop)]
 
 
 def test_what_does_not_fit_the_schema_is_a_validation_error(client: Mistral, server: Running) -> None:
@@ -85,9 +86,11 @@ def test_what_does_not_fit_the_schema_is_a_validation_error(client: Mistral, ser
 def test_other_mistakes_are_told(client: Mistral, changes: dict[str, Any], status: int, told: str) -> None:
     with pytest.raises(errors.SDKError) as caught:
         client.fim.complete(**{**ASKED, **changes})
-    assert caught.value.status_code == status and told in caught.value.body
+    assert caught.value.status_code == status
+    assert told in caught.value.body
 
 
 def test_an_error_has_mistrals_shape(server: Running) -> None:
     error = server.refused("/v1/fim/completions", {**ASKED, "model": "codestral"}, 404)
-    assert error["object"] == "error" and set(error) == {"object", "message", "type", "param", "code"}
+    assert error["object"] == "error"
+    assert set(error) == {"object", "message", "type", "param", "code"}

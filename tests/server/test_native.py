@@ -24,7 +24,9 @@ def test_an_answer_is_the_librarys(server: Running, lm: LanguageModel) -> None:
     answer = server.good("/v1/infill", {**asked, "repetition_penalty": 1.2, "no_repeat_ngram": 2})
     sampler = Sampler(0.8, 50, 0.9, 0.01, 1.2, 2)
     assert same(answer["results"], as_json(lm.infill(TEXT, 3, seed=5, sampler=sampler, top=2)))
-    assert answer["object"] == "infill" and answer["model"] == "tiny" and answer["seed"] == 5
+    assert answer["object"] == "infill"
+    assert answer["model"] == "tiny"
+    assert answer["seed"] == 5
     given = len(answer["results"][0]["token_ids"]) - 5
     assert answer["usage"] == {"prompt_tokens": given, "completion_tokens": 15, "total_tokens": given + 15}
     assert set(answer["timings"]) == {"queued_ms", "first_token_ms", "total_ms", "tokens_per_second"}
@@ -65,7 +67,9 @@ def test_a_stream_tells_lengths_then_tokens_then_the_whole_answer(server: Runnin
     asked = {"text": "the [[2-3]] cat [[2]]", "n": 2, "seed": 4, "top": 2, "length_draws": 2}
     told = server.stream("/v1/infill", asked)
     names = [name for name, _ in told]
-    assert names[0] == "start" and names[-1] == "result" and set(names) == {"start", "lengths", "token", "result"}
+    assert names[0] == "start"
+    assert names[-1] == "result"
+    assert set(names) == {"start", "lengths", "token", "result"}
     answer = told[-1][1]
     plain = server.good("/v1/infill", asked)
     assert same(answer["results"], plain["results"])
@@ -94,7 +98,8 @@ def test_an_order_that_looks_streams_drafts(server: Running) -> None:
 
 def test_scores_are_the_librarys(server: Running, lm: LanguageModel) -> None:
     marked = server.good("/v1/score", {"text": "the [[cat]] sat", "top": 3})
-    assert marked["object"] == "score" and marked["usage"]["total_tokens"] == marked["tokens"]
+    assert marked["object"] == "score"
+    assert marked["usage"]["total_tokens"] == marked["tokens"]
     local = lm.score("the [[cat]] sat", top=3)
     assert same({name: marked[name] for name in local.to_dict()}, as_json([local])[0])
     assert server.good("/v1/score", {"text": "the [[cat]] sat", "mode": "ac"})["kind"] == "marginal"
@@ -105,7 +110,8 @@ def test_a_text_without_marks_is_scored_as_a_whole(server: Running, lm: Language
         scored = server.good("/v1/score", {"text": text, "whole": False})
         literal = text.replace("\\[[", "[[")
         ids = lm.tokenizer.encode(literal)
-        assert scored["text"] == literal and scored["mode"] == "ar"
+        assert scored["text"] == literal
+        assert scored["mode"] == "ar"
         assert scored["log_prob"] == pytest.approx(math.fsum(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-5)
 
 
@@ -169,5 +175,6 @@ def test_mistakes_are_told(server: Running, asked: dict[str, Any], told: str) ->
 
 def test_a_model_that_is_not_there(server: Running) -> None:
     error = server.refused("/v1/infill", {"text": TEXT, "model": "other"}, 404)["error"]
-    assert error["code"] == "model_not_found" and "'tiny'" in error["message"]
+    assert error["code"] == "model_not_found"
+    assert "'tiny'" in error["message"]
     assert server.good("/v1/infill", {"text": TEXT, "model": "tiny"})["model"] == "tiny"

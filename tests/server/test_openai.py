@@ -37,7 +37,7 @@ def test_without_a_suffix_it_is_a_sample(client: openai.OpenAI, lm: LanguageMode
 
 
 def test_a_text_ends_where_the_model_ends_it(client: openai.OpenAI, lm: LanguageModel) -> None:
-    seed = next(s for s in range(200) if lm.sample(prompt=PROMPT, max_tokens=20, seed=s)[0].ended)
+    seed = next(sample.seed for sample in lm.sample(100, prompt=PROMPT, max_tokens=20, batch=100) if sample.ended)
     [choice] = ask(client, max_tokens=20, seed=seed, logprobs=0).choices
     [sample] = lm.sample(prompt=PROMPT, max_tokens=20, seed=seed)
     assert (PROMPT + choice.text, choice.finish_reason) == (sample.text, "stop")
@@ -88,7 +88,8 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, lm: LanguageModel) -
         assert top[token] == log_prob
         assert max(top.values()) == pytest.approx(likeliest[0].log_prob, abs=1e-4)
         assert 1 <= len(top) <= 4
-    assert told.text_offset[0] == len(PROMPT) and told.text_offset == sorted(told.text_offset)
+    assert told.text_offset[0] == len(PROMPT)
+    assert told.text_offset == sorted(told.text_offset)
     for i, token in enumerate(told.tokens):
         if not token.startswith("bytes:") and token != lm.tokenizer.eot:
             assert (PROMPT + choice.text)[told.text_offset[i] :].startswith(token)
@@ -125,7 +126,8 @@ def test_a_stream_adds_up_to_the_plain_answer(client: openai.OpenAI, prompt: str
     asked: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "n": 2, "logprobs": 2}
     plain = ask(client, **asked)
     chunks = list(ask(client, **asked, stream=True, stream_options={"include_usage": True}))
-    assert chunks[-1].choices == [] and chunks[-1].usage == plain.usage
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage == plain.usage
     assert all(chunk.usage is None for chunk in chunks[:-1])
     for choice in plain.choices:
         parts = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]

@@ -50,7 +50,8 @@ def test_metrics_count(server: Running) -> None:
     assert grown("tracformer_engine_tokens_total{}") == 6
     assert grown("tracformer_request_seconds_count{path=/v1/infill}") == 2
     assert grown("tracformer_first_token_seconds_count{}") == 1
-    assert after["tracformer_rows_capacity{}"] == 32 and after["tracformer_rows_running{}"] == 0
+    assert after["tracformer_rows_capacity{}"] == 32
+    assert after["tracformer_rows_running{}"] == 0
     assert not any("made" in name for name in after)
 
 
@@ -76,7 +77,9 @@ def test_an_exception_is_logged_without_its_message() -> None:
     except RuntimeError as error:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), (type(error), error, error.__traceback__))
     line = logs.Lines().format(record)
-    assert "secretly" not in line and json.loads(line)["error"] == "RuntimeError" and __file__ in line
+    assert "secretly" not in line
+    assert json.loads(line)["error"] == "RuntimeError"
+    assert __file__ in line
 
 
 def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +89,8 @@ def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(server: Running, monk
     with monkeypatch.context() as patch:
         patch.setattr("tracformer.server.native.usage_of", broken)
         error = server.refused("/v1/infill", {"text": "the [[1]]"}, 500)["error"]
-        assert error["type"] == "server_error" and "secretly" not in error["message"]
+        assert error["type"] == "server_error"
+        assert "secretly" not in error["message"]
     server.good("/v1/infill", {"text": "the [[1]]"})
 
 
@@ -96,7 +100,8 @@ def test_the_api_is_described(server: Running) -> None:
     assert paths <= set(document["paths"])
     page = server.http.get("/docs")
     assert all(path in page.text for path in paths)
-    assert "http://" not in page.text and "https://" not in page.text  # nothing comes from elsewhere
+    assert "http://" not in page.text
+    assert "https://" not in page.text
     assert "default-src 'self'" in page.headers["content-security-policy"]
 
 
@@ -107,7 +112,7 @@ def test_every_answer_has_an_id(server: Running) -> None:
 
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
     """The whole command, in a process of its own."""
-    folder = save_model(tmp_path / "letters", train_bpe(WORDS, 300), max_length=256, n_layer=8)
+    folder = save_model(tmp_path / "letters", train_bpe(WORDS, 300), max_length=128, n_layer=7)
     command = [sys.executable, "-m", "tracformer.cli.main", "serve", str(folder), "--port", "0", "--drain", "30"]
     environment = {**os.environ, "TRACFORMER_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -122,7 +127,7 @@ def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
         answer: list[str] = []
 
         def ask() -> None:
-            asked = {"text": "the [[200]] cat", "stream": True}
+            asked = {"text": "the [[100]] cat", "stream": True}
             headers = {"Authorization": "Bearer sesame"}
             with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/infill", json=asked, headers=headers, timeout=60) as response:
                 for part in response.iter_text():
@@ -187,5 +192,8 @@ def test_half_a_character_is_held_back() -> None:
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, LENGTHS), (1, 16), (3, 128), (1, 1000)])
 def test_the_lengths_that_are_weighed_stand_for_all(low: int, high: int) -> None:
     prior = length_prior(low, high)
-    assert len(prior) <= LENGTHS and min(prior) == low and max(prior) == high
-    assert sum(prior.values()) == pytest.approx(high - low + 1) and min(prior.values()) > 0
+    assert len(prior) <= LENGTHS
+    assert min(prior) == low
+    assert max(prior) == high
+    assert sum(prior.values()) == pytest.approx(high - low + 1)
+    assert min(prior.values()) > 0

@@ -86,7 +86,7 @@ class Front:
             return
         kind, _, given = headers.get("authorization", "").partition(" ")
         given = given.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), key.encode()):
+        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise ApiError(
                 401,
                 "this server wants its API key, as `Authorization: Bearer KEY`",

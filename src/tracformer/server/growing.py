@@ -31,24 +31,29 @@ class Growing:
         self.stopped: str | None = None
         self.pieces: list[Piece] = []
         self._ids: list[int] = []
+        self._raw = ""  # their text, half a character at its end included
         self._told = skip
         self._told_pieces = 0
 
     def add(self, token_id: int, log_prob: float, candidates: tuple[Candidate, ...] = ()) -> None:
         if self.stopped is not None:
             return
-        self.pieces.append(Piece(token_id, log_prob, candidates, len(self.text), token_id == self.eot))
         if token_id == self.eot:
+            self.pieces.append(Piece(token_id, log_prob, candidates, len(self._raw), special=True))
             return
+        before = self._raw
         self._ids.append(token_id)
-        text = self.decode(self._ids)
-        if not text.endswith(HALF):
-            self._grow(text)
+        self._raw = self.decode(self._ids)
+        apart = len(self._raw) > len(before) and self._raw.startswith(before)  # else it goes on with a character that began before it
+        start = len(before) if apart or not self.pieces else self.pieces[-1].start
+        self.pieces.append(Piece(token_id, log_prob, candidates, start))
+        if not self._raw.endswith(HALF):
+            self._grow(self._raw)
 
     def finish(self) -> None:
         """Nothing more will come: half a character stays half."""
         if self.stopped is None:
-            self._grow(self.decode(self._ids))
+            self._grow(self._raw)
 
     def release(self, finished: bool = False) -> tuple[str, list[Piece]]:
         """What is certain and was not told yet."""
@@ -60,9 +65,10 @@ class Growing:
         return text, pieces
 
     def _grow(self, text: str) -> None:
-        found = [(at, stop) for stop in self.stops if (at := text.find(stop, self.skip)) >= 0]
+        found = [(at, number) for number, stop in enumerate(self.stops) if (at := text.find(stop, self.skip)) >= 0]
         if found:
-            at, self.stopped = min(found)
+            at, number = min(found)
+            self.stopped = self.stops[number]
             self.text = text[:at]
             self.pieces = [piece for piece in self.pieces if piece.start < at]
         else:

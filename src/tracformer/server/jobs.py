@@ -55,7 +55,7 @@ class Job(Generic[A]):
         self._request: Request | None = None
         self._why: Exception | None = None  # it was given up
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(lambda _: self._told.put_nowait(None))
+        self._task.add_done_callback(self._ended)
         self._listener = asyncio.create_task(self._listen(http))
         self._timer = self._loop.call_later(seconds, self.give_up, late(seconds))
 
@@ -102,6 +102,11 @@ class Job(Generic[A]):
             "total_ms": _ms(self.ended - self.arrived),
             "tokens_per_second": round(tokens / spent, 3) if spent > 0 else None,
         }
+
+    def _ended(self, task: "asyncio.Task[A]") -> None:
+        if not task.cancelled():
+            task.exception()  # seen, also where nobody waits for it any more
+        self._told.put_nowait(None)
 
     def _take(self) -> None:
         if self._why is not None:

@@ -156,19 +156,23 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
 
 
 class _Listener(Watcher):
-    """Tells of everything by the event's name and its data."""
+    """Tells of everything by the event's name and its data; of lengths with the first tokens, when nothing can be refused any more."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
+        self.chosen: list[dict[str, Any]] = []
 
     def __call__(self, arrivals: list[Arrival]) -> None:
+        for lengths in self.chosen:
+            self.tell(("lengths", lengths))
+        self.chosen = []
         for arrival in arrivals:
             told = arrival.to_dict()
             del told["text"]  # there is one
             self.tell(("token", told))
 
     def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
-        self.tell(("lengths", {"sample": sample, "lengths": list(lengths)}))
+        self.chosen.append({"sample": sample, "lengths": list(lengths)})
 
 
 async def _events(http: Request, job: Job[list[Infilled]], head: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -1,6 +1,9 @@
 """Listen, and stop well: SIGTERM lets the requests that are there finish, then leaves."""
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from socket import socket
 
 import uvicorn
@@ -29,6 +32,19 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=int(settings.drain),
             )
         )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A server that was asked to stop and did has not failed: uvicorn would raise the signal again and end with its code."""
+        if threading.current_thread() is not threading.main_thread():  # only that one may
+            yield
+            return
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
     @property
     def port(self) -> int:
