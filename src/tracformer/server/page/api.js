@@ -1,6 +1,7 @@
 // The server's native protocol: plain calls, and fills as a stream of events.
 
 const KEY = "tracformer-key";
+const STATUS = { invalid_request_error: 400, timeout_error: 408, unavailable_error: 503 }; // of what goes wrong when a stream has begun
 let key = sessionStorage.getItem(KEY) ?? "";
 
 export function setKey(value) {
@@ -48,7 +49,7 @@ export async function infill(body, hear, signal) {
   let done = false;
   try {
     for await (const { name, data } of events(response.body)) {
-      if (name === "error") throw new ApiError(data.error.message, data.error.code === "timeout" ? 408 : 500);
+      if (name === "error") throw new ApiError(data.error.message, STATUS[data.error.type] ?? 500);
       hear(name, data);
       done ||= name === "result";
     }

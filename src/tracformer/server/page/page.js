@@ -27,19 +27,21 @@ const editor = new Editor(byId("text"), byId("mirror"), byId("bubble"), { change
 
 const parsed = () => parse(state.text);
 const sample = () => state.run?.samples[state.at] ?? null;
-const moves = () => state.model?.tokenizer !== "characters";
+const moves = () => state.model?.tokenizer === "bpe";
 
 // Drawing
 
 let asked = 0;
+
+// At the next frame: tokens come faster than a screen shows them.
 function paint() {
-  asked ||= requestAnimationFrame(() => {
-    asked = 0;
-    draw(parsed());
-  });
+  asked ||= requestAnimationFrame(draw);
 }
 
-function draw(text) {
+function draw() {
+  cancelAnimationFrame(asked);
+  asked = 0;
+  const text = parsed();
   const busy = state.filling !== null;
   sheet.render({ parsed: text, sample: sample(), fresh: Boolean(state.run?.fresh), busy, kind: state.kind, moves: moves() });
   candidates.refresh();
@@ -61,7 +63,7 @@ function preview(low, high, k) {
 // Editing
 
 function edited(text, kind) {
-  if (text === state.text) return paint();
+  if (text === state.text) return draw();
   stop();
   const run = carried(state.run, parsed(), parse(text), state.text, text);
   enter({ text, run, at: run ? state.at : 0 }, kind);
@@ -74,7 +76,7 @@ function enter(changes, kind = "step") {
   chrome.clearError();
   showScore(null);
   remember();
-  paint();
+  draw();
 }
 
 function travel(step) {
@@ -84,7 +86,7 @@ function travel(step) {
   editor.set(step.text, step.selection);
   showScore(null);
   remember();
-  paint();
+  draw();
 }
 
 // The selected words, or the word at the caret, become a blank of as many tokens.
@@ -109,7 +111,7 @@ async function fill() {
   Object.assign(state, { filling: control, run: begin(wanted.n, text.marks), at: 0, wanted });
   chrome.clearError();
   showScore(null);
-  paint();
+  draw();
   chrome.announce("Filling.");
   try {
     await api.infill({ ...bodyOf(state.text, wanted), model: state.model.id, top: TOP }, (name, data) => {
@@ -129,7 +131,7 @@ function finish() {
   history.amend({ run: state.run, at: state.at });
   settings.showSeed(state.run?.seed ?? null);
   remember();
-  paint();
+  draw();
   const result = sample()?.result;
   chrome.announce(result ? `Filled. ${result.text}` : "Stopped.");
 }
@@ -147,7 +149,7 @@ function alternative(steps) {
   history.amend({ at: state.at });
   showScore(null);
   candidates.hide();
-  paint();
+  draw();
   chrome.announce(`Alternative ${state.at + 1} of ${count}. ${sample().result?.text ?? ""}`);
 }
 
@@ -172,7 +174,6 @@ function locked({ text, run }, told) {
   candidates.hide();
   editor.set(text, [text.length, text.length]);
   enter({ text, run, at: 0 });
-  draw(parsed());
   const rest = parse(text).marks.length;
   chrome.announce(told + (rest ? ` ${rest} blank${rest > 1 ? "s" : ""} left to fill again.` : ""));
   (rest ? byId("fill") : byId("text")).focus({ preventScroll: true });
@@ -243,7 +244,7 @@ function restore(from) {
   Object.assign(state, { text: from.text, run: null, at: 0 });
   editor.set(from.text, [from.text.length, from.text.length]);
   history.push({ text: state.text, selection: editor.selection, run: null, at: 0 }, "step");
-  paint();
+  draw();
   if (from.run) fill();
 }
 

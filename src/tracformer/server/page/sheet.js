@@ -11,6 +11,7 @@ export class Sheet {
   constructor(root, lock) {
     Object.assign(this, { root, lock });
     this.key = "";
+    this.drawn = new WeakMap(); // what each element shows
     root.addEventListener("focusin", (event) => this.rove(event.target.closest(".token")));
     root.addEventListener("keydown", (event) => this.walk(event));
   }
@@ -87,6 +88,9 @@ export class Sheet {
   }
 
   drawToken(node, token, { parsed, fresh, kind, moves }, blank, index, count) {
+    const last = this.drawn.get(node);
+    if (last?.token === token && last.fresh === fresh) return;
+    this.drawn.set(node, { token, fresh });
     const place = `${index + 1} of ${count} in blank ${blank + 1}`;
     const draft = token !== null && (token.draft || !fresh);
     const letter = kind !== "text" && token?.text ? ` is-${classOf(kind, token.text)}` : "";
