@@ -59,8 +59,9 @@ def test_dragging_the_grip_changes_the_length(screen: Screen) -> None:
 
 
 def test_the_length_is_also_set_in_figures(screen: Screen) -> None:
-    screen.write("the [[3]] mat")
+    screen.fill("the [[3]] mat", seed=1)
     screen.page.click(".grip")
+    assert screen.page.locator("#sheet .token:not(.open):not(.draft)").count() == 3  # looking changes nothing
     screen.page.get_by_label("At most").fill("8")
     assert screen.text == "the [[3-8]] mat"
     screen.page.get_by_label("the model chooses").check()

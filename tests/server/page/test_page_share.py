@@ -91,6 +91,7 @@ def test_what_the_server_refuses_is_told(texts: Site, screens: Open) -> None:
     screen.page.click("#fill")
     screen.page.wait_for_selector("#error:visible")
     assert "128" in screen.page.inner_text("#error")
+    assert screen.page.inner_text("#fill") == "Fill"
     screen.write("the mat")
     assert not screen.page.is_visible("#error")
     screen.page.click("#fill")

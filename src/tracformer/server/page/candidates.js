@@ -79,6 +79,7 @@ export class Candidates {
   button(candidate, token, lockable, blank, index) {
     const same = candidate.token_id === token.id;
     const whole = !candidate.text.includes("\ufffd") && candidate.text !== "";
+    const spaced = /^ (?=\S)/.test(candidate.text) ? 1 : 0;
     const made = element(
       "button",
       {
@@ -87,7 +88,7 @@ export class Candidates {
         title: whole ? "Lock this token in place" : "Part of a character: cannot stand alone",
         onclick: () => this.choose(blank, index, candidate.text),
       },
-      element("span", { class: "word" }, visible(candidate.text)),
+      element("span", { class: "word" }, spaced && element("i", {}, "␣"), visible(candidate.text.slice(spaced))),
       element("span", { class: "odds" }, percent(candidate.probability)),
     );
     made.style.setProperty("--p", candidate.probability.toFixed(3));

@@ -7,24 +7,17 @@ import { isDark, switchTheme } from "./theme.js";
 const APPLE = /Mac|iPhone|iPad/.test(navigator.platform);
 
 export function listen(actions) {
-  const on = (id, action) => byId(id).addEventListener("click", () => action());
-  on("fill", actions.fill);
-  on("stop", actions.stop);
-  on("blank", actions.blank);
-  on("undo", actions.undo);
-  on("redo", actions.redo);
-  on("clear", actions.clear);
-  on("score", actions.score);
-  on("code", actions.showCode);
-  on("link", actions.copyLink);
-  on("copy", actions.copyText);
-  on("previous", () => actions.alternative(-1));
-  on("next", () => actions.alternative(1));
-  on("help", () => byId("help-dialog").showModal());
-  on("theme", () => {
-    switchTheme();
-    labelTheme();
-  });
+  const pressed = {
+    ...actions,
+    previous: () => actions.alternative(-1),
+    next: () => actions.alternative(1),
+    help: () => byId("help-dialog").showModal(),
+    theme: () => {
+      switchTheme();
+      labelTheme();
+    },
+  };
+  for (const [id, action] of Object.entries(pressed)) byId(id)?.addEventListener("click", () => action());
   labelTheme();
   byId("blank").addEventListener("pointerdown", (event) => event.preventDefault()); // the selection stays
   for (const dialog of document.querySelectorAll("dialog")) {
@@ -131,6 +124,7 @@ export function showBusy(busy, parsed, run) {
   byId("fill").hidden = busy;
   byId("stop").hidden = !busy;
   byId("fill-label").textContent = run && !busy ? (run.fresh ? "Fill again" : "Fill the rest") : "Fill";
+  byId("status").textContent = !busy ? "" : run.samples[0].fills.includes(null) ? "Finding the lengths…" : "Filling…";
   byId("sheet").setAttribute("aria-busy", String(busy));
   byId("nothing").hidden = parsed.marks.length > 0;
 }

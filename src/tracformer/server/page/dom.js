@@ -2,7 +2,7 @@
 
 export const byId = (id) => document.getElementById(id);
 
-// element("button", {class: "quiet", onclick: f}, "text", child): null, undefined and false leave an attribute or a child out.
+// element("button", {class: "plain", onclick: f}, "text", child): what is null, undefined or false is left out.
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -10,7 +10,7 @@ export function element(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  made.append(...children.filter(Boolean));
   return made;
 }
 

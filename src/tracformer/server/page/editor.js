@@ -9,7 +9,7 @@ const STEP = 11; // pixels of a drag that make one token
 const MOST = 512; // longest blank that a drag makes; a number typed in may be larger
 
 export class Editor {
-  // `changed(text, kind)`: after every edit; kind is "typing" or "step". `preview(low, high, blank)`: while a grip is dragged.
+  // `changed(text, kind)`: after every edit; kind is "typing" or "step". `preview({blank, low, high})`: while a grip is dragged; null: let go.
   constructor(area, mirror, bubble, { changed, preview, blank }) {
     Object.assign(this, { area, mirror, bubble, changed, preview });
     this.panel = new LengthPanel((k, low, high) => this.setLength(k, low, high));
@@ -94,20 +94,21 @@ export class Editor {
     let now = [low, high], moved = false;
     const move = (event) => {
       const steps = Math.round((event.clientX - down.clientX) / STEP);
-      moved ||= steps !== 0;
-      now = moved ? stepped(low, high, steps, event.shiftKey) : [low, high];
+      if (!moved && !steps) return;
+      moved = true;
+      now = stepped(low, high, steps, event.shiftKey);
       this.draw(this.text.slice(0, start) + `[[${contentOf(...now)}]]` + this.text.slice(stop));
-      this.preview(...now, k);
+      this.preview({ blank: k, low: now[0], high: now[1] });
     };
     const end = (event) => {
       grip.removeEventListener("pointermove", move);
       grip.removeEventListener("pointerup", end);
       grip.removeEventListener("pointercancel", end);
       this.draw();
-      if (event.type === "pointercancel" || !moved) this.preview(low, high, k);
-      if (event.type === "pointercancel") return;
-      if (moved) this.setLength(k, ...now);
-      else this.panel.open(k, low, high, grip);
+      const kept = event.type === "pointerup" && contentOf(...now) !== contentOf(low, high);
+      if (kept) this.setLength(k, ...now);
+      else this.preview(null);
+      if (event.type === "pointerup" && !moved) this.panel.open(k, low, high, grip);
     };
     grip.addEventListener("pointermove", move);
     grip.addEventListener("pointerup", end);

@@ -4,7 +4,7 @@ import { byId, element, figure, percent } from "./dom.js";
 
 const WORTH = { car: "exact joint", ar: "exact joint", ac: "exact given the order" };
 
-export function showFigures(run, at, parsed) {
+export function showFigures(run, at) {
   const result = run?.samples[at]?.result;
   const list = byId("figures");
   if (!result) {

@@ -62,6 +62,7 @@ function tokensOf(span) {
 }
 
 export const isComplete = (fill) => fill !== null && fill.length > 0 && fill.every((token) => token !== null && !token.draft);
+export const hasTokens = (sample) => sample.fills.some((fill) => fill?.some(Boolean));
 export const textOf = (fill) => fill.map((token) => token?.text ?? "").join("");
 
 // After an edit of the text: fills of blanks that the edit did not touch stay, as drafts. Blanks are found again by what stands

@@ -6,7 +6,7 @@ import { Candidates } from "./candidates.js";
 import { byId } from "./dom.js";
 import { Editor } from "./editor.js";
 import { examplesFor } from "./examples.js";
-import { begin, carried, completed, hear, isComplete, lockBlank, lockToken } from "./fills.js";
+import { begin, carried, completed, hasTokens, hear, isComplete, lockBlank, lockToken } from "./fills.js";
 import { History } from "./history.js";
 import { parse, write } from "./marks.js";
 import { tokensToBlank } from "./blanking.js";
@@ -16,7 +16,7 @@ import { Sheet } from "./sheet.js";
 import { showFigures, showScore } from "./figures.js";
 import * as chrome from "./chrome.js";
 
-const TOP = 8; // candidates asked for
+const TOP = 6; // candidates asked for
 
 const state = { text: "", run: null, at: 0, model: null, kind: "text", filling: null, wanted: null };
 const history = new History({ text: "", selection: [0, 0], run: null, at: 0 });
@@ -49,11 +49,13 @@ function draw() {
   chrome.showBusy(busy, text, state.run);
   chrome.showPager(state.run, state.at);
   chrome.showSteps(history);
-  showFigures(state.run, state.at, text);
+  showFigures(state.run, state.at);
 }
 
 // The text while a grip is dragged, before the edit itself.
-function preview(low, high, k) {
+function preview(dragged) {
+  if (!dragged) return draw();
+  const { blank: k, low, high } = dragged;
   const text = parsed();
   text.marks[k] = { ...text.marks[k], low, high };
   const without = sample() && { ...sample(), fills: sample().fills.map((fill, i) => (i === k ? null : fill)) };
@@ -107,7 +109,7 @@ async function fill() {
     return chrome.showError({ message: text.problem || "Nothing is blank yet: select some words and press Blank, or write [[8]] where eight tokens are missing." });
   }
   const control = new AbortController();
-  const wanted = settings.value;
+  const wanted = settings.value, before = { run: state.run, at: state.at };
   Object.assign(state, { filling: control, run: begin(wanted.n, text.marks), at: 0, wanted });
   chrome.clearError();
   showScore(null);
@@ -120,26 +122,27 @@ async function fill() {
       paint();
     }, control.signal);
   } catch (error) {
-    if (state.filling === control && error.name !== "AbortError") chrome.showError(error, fill, setKey);
+    if (state.filling !== control || error.name === "AbortError") return;
+    if (!state.run.samples.some(hasTokens)) Object.assign(state, before);
+    finish("");
+    return chrome.showError(error, fill, setKey);
   }
-  if (state.filling !== control) return;
-  finish();
+  if (state.filling === control) finish(`Filled. ${sample().result.text}`);
 }
 
-function finish() {
+function finish(told) {
   state.filling = null;
   history.amend({ run: state.run, at: state.at });
   settings.showSeed(state.run?.seed ?? null);
   remember();
   draw();
-  const result = sample()?.result;
-  chrome.announce(result ? `Filled. ${result.text}` : "Stopped.");
+  chrome.announce(told);
 }
 
 function stop() {
   if (!state.filling) return;
   state.filling.abort();
-  finish();
+  finish("Stopped.");
 }
 
 function alternative(steps) {
@@ -196,10 +199,13 @@ async function score() {
   }
 }
 
+// Is what is shown the answer to the text and the settings as they stand?
+const answered = () => Boolean(state.run?.fresh && sample()?.result) && JSON.stringify(state.wanted) === JSON.stringify(settings.value);
+
 // The seed that was drawn goes into links and code, so that they give the same again.
 function shared() {
-  const wanted = state.run?.fresh && state.wanted ? state.wanted : settings.value;
-  return { ...wanted, seed: wanted.seed ?? (state.run?.fresh ? state.run.seed : null) };
+  const wanted = settings.value;
+  return { ...wanted, seed: wanted.seed ?? (answered() ? state.run.seed : null) };
 }
 
 let timer = 0;
@@ -208,7 +214,7 @@ function remember() {
   timer = setTimeout(() => window.history.replaceState(null, "", link()), 150);
 }
 
-const link = () => toHash({ text: state.text, model: several ? state.model?.id : null, ...shared(), run: Boolean(state.run?.fresh && sample()?.result) });
+const link = () => toHash({ text: state.text, model: several ? state.model?.id : null, ...shared(), run: answered() });
 
 async function copyLink() {
   clearTimeout(timer);
@@ -272,12 +278,13 @@ async function start() {
   document.body.dataset.ready = "yes";
 }
 
+// Those named like a button are what it does.
 chrome.listen({
-  fill, stop, blank, score, showCode, copyLink, alternative, focusSheet: () => sheet.focus(),
+  fill, stop, blank, score, code: showCode, link: copyLink, alternative, focusSheet: () => sheet.focus(),
   undo: () => travel(history.undo()),
   redo: () => travel(history.redo()),
   clear: () => editor.replace(0, editor.text.length, ""),
-  copyText: async () => {
+  copy: async () => {
     await copy(full() ?? state.text);
     chrome.toast("Text copied");
   },

@@ -3,7 +3,6 @@
 
 import { element, icon, percent } from "./dom.js";
 import { describe } from "./marks.js";
-import { isComplete } from "./fills.js";
 import { classOf } from "./alphabet.js";
 
 export class Sheet {
@@ -27,11 +26,10 @@ export class Sheet {
       this.key = key;
       this.build(view, blanks);
     }
-    blanks.forEach(({ mark, fill, unknown }, k) => {
+    blanks.forEach(({ fill, unknown }, k) => {
       if (unknown) return;
       fill.forEach((token, i) => this.drawToken(this.tokens[k][i], token, view, k, i, fill.length));
       this.locks[k].hidden = view.busy || !fill.length || fill.includes(null);
-      this.locks[k].classList.toggle("settled", view.fresh && isComplete(fill));
     });
     this.root.classList.toggle("busy", view.busy);
   }
