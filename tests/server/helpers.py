@@ -25,7 +25,7 @@ NAME = "tiny"
 class Slow(Tracformer):
     """Takes its time over each step."""
 
-    seconds = 0.02
+    seconds = 0.04
 
     def empty_cache(self, *arguments: Any, **options: Any) -> None:
         return None

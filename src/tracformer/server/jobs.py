@@ -15,7 +15,7 @@ from tracformer.server.limits import Gate
 from tracformer.server.spelt import Names
 
 A = TypeVar("A")
-Tell = Callable[[Any], None]
+Tell = Callable[[Any], None]  # None: a token came, and nobody wants to hear more of it
 Ask = Callable[[LanguageModel, Tell], A]  # runs in a thread: the model to ask, and whom to tell of what comes before the result
 
 
@@ -138,7 +138,8 @@ class Job(Generic[A]):
 
         def tell(what: Any) -> None:
             self.first = self.first or time.monotonic()
-            self._loop.call_soon_threadsafe(self._told.put_nowait, what)
+            if what is not None:
+                self._loop.call_soon_threadsafe(self._told.put_nowait, what)
 
         with request:
             return self.ask(self.desk.lm.on(request), tell)

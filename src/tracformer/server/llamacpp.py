@@ -111,7 +111,7 @@ class Infill:
         )
 
         def told(_: int, text: str, pieces: list[Piece]) -> None:
-            tell((text, pieces))
+            tell((text, pieces) if self.asked.stream else None)
 
         return write_on(lm, wish, told)[0]
 

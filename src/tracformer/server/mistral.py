@@ -83,7 +83,7 @@ class Fim:
             seed=self.seed,
             stop=self.stop,
         )
-        return write_on(lm, wish, lambda _, text, __: tell(text))[0]
+        return write_on(lm, wish, lambda _, text, __: tell(text if self.asked.stream else None))[0]
 
     async def events(self, http: Request, job: Job[Written]) -> AsyncIterator[bytes]:
         role: dict[str, Any] = {"role": "assistant"}
