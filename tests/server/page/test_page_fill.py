@@ -119,7 +119,7 @@ def test_pointing_shows_candidates_and_choosing_one_locks_it(screen: Screen) -> 
     assert len(odds) >= 2
     assert odds[:8] == sorted(odds[:8], reverse=True)
     assert box.locator(".candidate.same").count() == 1
-    other = box.locator(".candidate:not(.same)").first
+    other = box.locator(".candidate:not(.same):enabled").first
     chosen = (other.locator(".word").text_content() or "").replace("␣", " ")
     other.click()
     assert screen.text == f"the cat [[1]]{chosen}[[2]] the mat"

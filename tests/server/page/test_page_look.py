@@ -104,6 +104,17 @@ def test_sequences_stand_in_tens_under_their_positions(genes: Site, screens: Ope
     assert "mono" in screen.page.evaluate("getComputedStyle(document.getElementById('sheet')).fontFamily").lower()
 
 
+def test_the_end_of_a_text_is_no_letter_to_lock(genes: Site, screens: Open) -> None:
+    screen = screens(genes)
+    screen.fill("ACGTACGT[[5]]TTGACAGGCA", seed=1)
+    screen.page.locator(".token").first.focus()
+    lockable = {
+        text: screen.page.locator(".candidate").nth(i).is_enabled()
+        for i, text in enumerate(screen.page.locator(".word").all_text_contents())
+    }
+    assert lockable == {"A": True, "C": True, "G": True, "T": True, "<|endoftext|>": False}
+
+
 def test_pasted_fasta_becomes_a_sequence(genes: Site, screens: Open) -> None:
     screen = screens(genes)
     screen.write("")

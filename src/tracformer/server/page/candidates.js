@@ -78,14 +78,14 @@ export class Candidates {
 
   button(candidate, token, lockable, blank, index) {
     const same = candidate.token_id === token.id;
-    const whole = !candidate.text.includes("\ufffd") && candidate.text !== "";
+    const whole = candidate.text !== "" && !candidate.text.includes("\ufffd") && !/^<\|.*\|>$/.test(candidate.text);
     const spaced = /^ (?=\S)/.test(candidate.text) ? 1 : 0;
     const made = element(
       "button",
       {
         type: "button", class: same ? "candidate same" : "candidate", disabled: !lockable || !whole,
         "aria-label": `${candidate.text.trim() || visible(candidate.text)}, ${percent(candidate.probability)}${same ? ", chosen" : ""}`,
-        title: whole ? "Lock this token in place" : "Part of a character: cannot stand alone",
+        title: whole ? "Lock this token in place" : "Not text by itself: it cannot be locked",
         onclick: () => this.choose(blank, index, candidate.text),
       },
       element("span", { class: "word" }, spaced && element("i", {}, "␣"), visible(candidate.text.slice(spaced))),

@@ -133,7 +133,6 @@ async function fill() {
 function finish(told) {
   state.filling = null;
   history.amend({ run: state.run, at: state.at });
-  settings.showSeed(state.run?.seed ?? null);
   remember();
   draw();
   chrome.announce(told);

@@ -56,11 +56,6 @@ export class Settings {
     byId("temperature-value").textContent = Number(this.fields.temperature.value).toFixed(2);
     byId("top_p-value").textContent = Number(this.fields.top_p.value).toFixed(2);
   }
-
-  // The seed that the server drew, where none was asked for.
-  showSeed(seed) {
-    this.fields.seed.placeholder = seed === null ? "drawn anew" : `drawn: ${seed}`;
-  }
 }
 
 function whole(text, name) {
