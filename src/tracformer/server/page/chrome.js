@@ -165,33 +165,3 @@ export function showExamples(examples, use) {
     ...examples.map(({ title, text }) => element("li", {}, element("button", { type: "button", class: "example", title: text, onclick: () => use(text) }, title))),
   );
 }
-
-// Code to take along
-
-export function showCode(codes, copy) {
-  const dialog = byId("code-dialog"), shown = byId("code-text");
-  const tabs = [...dialog.querySelectorAll('[role="tab"]')];
-  const choose = (tab) => {
-    tabs.forEach((each) => {
-      each.setAttribute("aria-selected", String(each === tab));
-      each.tabIndex = each === tab ? 0 : -1;
-    });
-    shown.textContent = codes[tab.dataset.code];
-  };
-  tabs.forEach((tab, i) => {
-    tab.onclick = () => choose(tab);
-    tab.onkeydown = (event) => {
-      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-      const other = tabs[(i + 1) % tabs.length];
-      other.focus();
-      choose(other);
-    };
-  });
-  byId("code-copy").onclick = async () => {
-    await copy(shown.textContent);
-    byId("code-copy").textContent = "Copied";
-    setTimeout(() => (byId("code-copy").textContent = "Copy"), 1600);
-  };
-  choose(tabs[0]);
-  dialog.showModal();
-}

@@ -3,7 +3,6 @@
 
 import { element, place } from "./dom.js";
 import { parse, contentOf, describe } from "./marks.js";
-import { LengthPanel } from "./lengths.js";
 
 const STEP = 11; // pixels of a drag that make one token
 const MOST = 512; // longest blank that a drag makes; a number typed in may be larger
@@ -12,7 +11,6 @@ export class Editor {
   // `changed(text, kind)`: after every edit; kind is "typing" or "step". `preview({blank, low, high})`: while a grip is dragged; null: let go.
   constructor(area, mirror, bubble, { changed, preview, blank }) {
     Object.assign(this, { area, mirror, bubble, changed, preview });
-    this.panel = new LengthPanel((k, low, high) => this.setLength(k, low, high));
     area.addEventListener("input", (event) => {
       this.draw();
       changed(area.value, event.inputType?.startsWith("insertFrom") ? "step" : "typing");
@@ -108,11 +106,17 @@ export class Editor {
       const kept = event.type === "pointerup" && contentOf(...now) !== contentOf(low, high);
       if (kept) this.setLength(k, ...now);
       else this.preview(null);
-      if (event.type === "pointerup" && !moved) this.panel.open(k, low, high, grip);
+      if (event.type === "pointerup" && !moved) this.openPanel(k, low, high, grip);
     };
     grip.addEventListener("pointermove", move);
     grip.addEventListener("pointerup", end);
     grip.addEventListener("pointercancel", end);
+  }
+
+  async openPanel(k, low, high, grip) {
+    const { LengthPanel } = await import("./lengths.js"); // few need it
+    this.panel ??= new LengthPanel((blank, ...range) => this.setLength(blank, ...range));
+    this.panel.open(k, low, high, grip);
   }
 
   stepByKey(event, grip, k) {
@@ -120,7 +124,7 @@ export class Editor {
     const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 5, PageDown: -5 }[event.key];
     if (steps) this.setLength(k, ...stepped(low, high, steps, event.shiftKey));
     else if (event.key === "Delete" || event.key === "Home") this.setLength(k, 1, null);
-    else if (event.key === "Enter" || event.key === " ") this.panel.open(k, low, high, grip);
+    else if (event.key === "Enter" || event.key === " ") this.openPanel(k, low, high, grip);
     else return;
     event.preventDefault();
   }

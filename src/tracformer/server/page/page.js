@@ -11,7 +11,7 @@ import { History } from "./history.js";
 import { parse, write } from "./marks.js";
 import { tokensToBlank } from "./blanking.js";
 import { Settings } from "./settings.js";
-import { asCurl, asPython, bodyOf, copy, fromHash, toHash } from "./share.js";
+import { bodyOf, copy, fromHash, toHash } from "./share.js";
 import { Sheet } from "./sheet.js";
 import { showFigures, showScore } from "./figures.js";
 import * as chrome from "./chrome.js";
@@ -222,9 +222,9 @@ async function copyLink() {
   chrome.toast("Link copied");
 }
 
-function showCode() {
-  const body = bodyOf(state.text, shared());
-  chrome.showCode({ curl: asCurl(body), python: asPython(body) }, copy);
+async function showCode() {
+  const code = await import("./code.js");
+  code.showCode(bodyOf(state.text, shared()));
 }
 
 // Beginning

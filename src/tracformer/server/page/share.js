@@ -1,6 +1,5 @@
-// Ways to take a fill elsewhere: a link with everything in its hash, a curl command, a few lines of Python.
+// Ways to take a fill elsewhere: a link with everything in its hash, the body of a request, the clipboard.
 
-import { address } from "./api.js";
 import { DEFAULTS } from "./settings.js";
 
 // {text, model, run, ...settings} as a hash, without what is as usual. `run`: fill when the link is opened.
@@ -36,32 +35,6 @@ export function fromHash(hash) {
 export function bodyOf(text, settings) {
   return { text, ...Object.fromEntries(Object.entries(settings).filter(([name, value]) => value !== null && value !== DEFAULTS[name])) };
 }
-
-export function asCurl(body) {
-  const quoted = "'" + JSON.stringify(body, null, 2).replaceAll("'", "'\\''") + "'";
-  return `curl ${address("v1/infill")} \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted}`;
-}
-
-export function asPython({ text, model, temperature, top_p, ...rest }) {
-  const sampler = Object.entries({ temperature, top_p }).filter(([, value]) => value !== undefined).map(([name, value]) => `${name}=${value}`);
-  const options = Object.entries(rest).map(([name, value]) => `    ${name}=${python(value)},`);
-  if (sampler.length) options.push(`    sampler=Sampler(${sampler.join(", ")}),`);
-  return [
-    "import tracformer",
-    ...(sampler.length ? ["from tracformer.generation.samplers import Sampler"] : []),
-    "",
-    `client = tracformer.Client(${python(address("."))})`,
-    "results = client.infill(",
-    `    ${python(text)},`,
-    ...options,
-    ")",
-    "for result in results:",
-    "    print(result.text, result.log_prob)",
-  ].join("\n");
-}
-
-// JSON's strings and numbers are Python's too, but for characters beyond the basic plane, which stay themselves in both.
-const python = (value) => JSON.stringify(value);
 
 // The clipboard, or where the page may not use it (plain http on another machine) a selected field and the old way.
 export async function copy(text) {
