@@ -107,6 +107,14 @@ def test_long_texts_within_the_limit(server: Running, path: str) -> None:
     assert shaped(path, response.json())
 
 
+@pytest.mark.parametrize("unit", ["[", "]", "\\", "[[1]]", "\\[[", "[[", "€", "\n"])
+def test_texts_that_are_hard_to_read_are_read_in_time(server: Running, unit: str) -> None:
+    text = unit * (500_000 // len(unit.encode()))
+    assert server.post("/v1/infill", {"text": text}).status_code == 400
+    assert server.post("/v1/score", {"text": text + "[[a]]"}).status_code == 400
+    assert server.post("/v1/completions", {"prompt": text, "suffix": text, "max_tokens": 1}).status_code in (400, 413)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_bodies_that_break_off(server: Running, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
@@ -245,6 +253,9 @@ def test_origins(lm: LanguageModel, server: Running) -> None:
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == friend
         assert there.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": other}).status_code == 403
+        refused = there.post("/v1/infill", {"text": "a" * 2**21}, headers={"Origin": friend})
+        assert refused.status_code == 413
+        assert refused.headers["access-control-allow-origin"] == friend
 
 
 def test_loading_is_told(lm: LanguageModel) -> None:

@@ -65,7 +65,8 @@ def build(load: Callable[[], LanguageModel], name: str, settings: Settings, fail
     _add_pages(app)
     app.openapi = lambda: reference.describe(app)  # type: ignore[method-assign]
     known = frozenset(reference.describe(app)["paths"]) | {"/", "/docs", "/openapi.json"}
-    if settings.origins:
+    app.add_middleware(Front, settings=settings, metrics=service.metrics, paths=known)
+    if settings.origins:  # outermost, so that a page from there can read refusals too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
@@ -73,7 +74,6 @@ def build(load: Callable[[], LanguageModel], name: str, settings: Settings, fail
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(Front, settings=settings, metrics=service.metrics, paths=known)
     return app
 
 

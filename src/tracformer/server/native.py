@@ -76,17 +76,18 @@ class InfillRequest(Strict):
         """The text, cut at its blanks."""
         if self.text is not None:
             return parse(self.text)
-        pieces, contents = [""], []
+        pieces: list[list[str]] = [[]]
+        contents: list[str] = []
         for segment in self.segments or []:
             if isinstance(segment, str):
-                pieces[-1] += segment
+                pieces[-1].append(segment)
             else:
                 blank = segment.blank
                 contents.append("" if blank is None else str(blank) if isinstance(blank, int) else f"{blank.min}-{blank.max}")
-                pieces.append("")
+                pieces.append([])
         if not contents:
             raise ValueError('the segments have no blank; write one as {"blank": 8}')
-        return Template(tuple(pieces), tuple(contents))
+        return Template(tuple(map("".join, pieces)), tuple(contents))
 
     def sampler(self) -> Sampler:
         return Sampler(
@@ -228,6 +229,10 @@ class TokenizeRequest(Strict):
 @router.post("/v1/tokenize", summary="The tokens of a text")
 async def tokenize(http: Request, asked: TokenizeRequest) -> Response:
     service = service_of(http)
-    job = service.desk.start(http, lambda lm, _: lm.tokenizer.encode(asked.text), service.seconds(None))
-    token = service.desk.lm.spelling.token
-    return JSONResponse({"tokens": [{"id": i, "text": token(i)} for i in await job.done()]})
+    desk = service.desk
+    job = desk.start(
+        http,
+        lambda lm, _: [{"id": i, "text": lm.spelling.token(i)} for i in lm.tokenizer.encode(asked.text)],
+        service.seconds(None),
+    )
+    return JSONResponse({"tokens": await job.done()})
