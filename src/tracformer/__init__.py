@@ -4,13 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tracformer.client import Client
     from tracformer.generation.language import LanguageModel, load
     from tracformer.model import Tracformer, TracformerConfig
 
 __version__ = "0.1.0.dev0"
-__all__ = ["LanguageModel", "Tracformer", "TracformerConfig", "load"]
+__all__ = ["Client", "LanguageModel", "Tracformer", "TracformerConfig", "load"]
 
 _HOMES = {
+    "Client": "tracformer.client",
     "LanguageModel": "tracformer.generation.language",
     "Tracformer": "tracformer.model",
     "TracformerConfig": "tracformer.model",

@@ -10,7 +10,7 @@ from tokenizers import decoders, models
 
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.tokenizer import reserve
-from tracformer.generation.blanks import Lengths, frame, literal_fills, parse, parse_lengths, write
+from tracformer.generation.blanks import Lengths, Template, frame, literal_fills, parse, parse_lengths, write
 from tracformer.generation.spelling import Spelling
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
@@ -149,3 +149,9 @@ def test_ranges_are_cut_to_the_room() -> None:
         of.fitting(wanted, 6, 32)
     with pytest.raises(ValueError, match="shorten the text"):
         of.fitting(wanted, 4, 32)
+
+
+def test_what_is_cut_already_stays_as_it_is() -> None:
+    template = Template(("[[", "]]"), ("3",))
+    assert parse(template) is template
+    assert parse(r"a \[[", required=False) == Template(("a [[",), ())

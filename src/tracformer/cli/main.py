@@ -17,6 +17,7 @@ VERBS = {
     "train": "train a model, or go on with an interrupted run",
     "plot": "draw the curves of a run",
     "eval": "perplexity, infilling quality, exact benchmark and more, of one model or several",
+    "serve": "answer over HTTP: a native protocol, those of OpenAI, llama.cpp and Mistral, and a page",
     "report": "one page from results: pictures, tables, intervals, fills",
     "reproduce": "a table or figure of the paper, from data to report",
     "bench": "speed and memory on this machine, against rivals, as ratios",

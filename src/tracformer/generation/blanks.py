@@ -21,7 +21,8 @@ from torch import Tensor
 from tracformer.generation.results import Candidates, Span
 from tracformer.generation.spelling import Spelling
 
-MARK = re.compile(r"(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
+MARK = re.compile(r"(?<!\\)(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")  # a row of backslashes is tried once, from its first
+ROW = re.compile(r"\[*")
 
 
 class Template(NamedTuple):
@@ -38,34 +39,39 @@ class Lengths(NamedTuple):
     high: int | None
 
 
-def parse(text: str) -> Template:
-    """Cut a text at its blanks; a text without one, or with one that is not closed, is an error."""
-    parts, current, opened, at = [], "", -1, 0
+def parse(text: str | Template, required: bool = True) -> Template:
+    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one without any where they are `required`.
+
+    What is cut already stays as it is: so a caller asks about texts in which brackets are brackets.
+    """
+    if isinstance(text, Template):
+        return text
+    parts: list[str] = []
+    current: list[str] = []  # of the part that is being read
+    opened, at = -1, 0
     while match := MARK.search(text, at):
         slashes, bracket = match["slashes"], match["bracket"]
-        current += text[at : match.start()] + "\\" * (len(slashes) // 2)
+        current += (text[at : match.start()], "\\" * (len(slashes) // 2))
         at = match.end()
-        if len(slashes) % 2:
-            current += bracket
-        elif bracket == "[[" and opened < 0:
-            while text[at : at + 1] == "[":  # the last two of the row open
-                current, at = current + "[", at + 1
-            opened = at - 2
-            parts.append(current)
-            current = ""
-        elif bracket == "]]" and opened >= 0:
-            opened = -1
-            parts.append(current)
-            current = ""
-        else:
-            current += bracket
+        opens = bracket == "[[" and opened < 0
+        if len(slashes) % 2 or not (opens or (bracket == "]]" and opened >= 0)):
+            current.append(bracket)
+            continue
+        if opens:
+            row = ROW.match(text, at)  # the last two of the row open
+            assert row is not None
+            current.append(row[0])
+            at = row.end()
+        opened = at - 2 if opens else -1
+        parts.append("".join(current))
+        current = []
     if opened >= 0:
         raise ValueError(
             f"the blank that opens at character {opened} is not closed; write ]] behind it, or \\[[ for the characters themselves"
         )
-    if not parts:
+    if not parts and required:
         raise ValueError("the text has no blank; mark one with [[ and ]], for instance [[8]]")
-    return Template((*parts[0::2], current + text[at:]), tuple(parts[1::2]))
+    return Template((*parts[0::2], "".join(current) + text[at:]), tuple(parts[1::2]))
 
 
 def write(pieces: Sequence[str], contents: Sequence[str]) -> str:
@@ -215,7 +221,7 @@ def _escape(text: str, before: str = "") -> str:
     escaped = MARK.sub(lambda match: match["slashes"] * 2 + "\\" + match["bracket"], text)
     if not before:
         return escaped
-    edge = re.search(rf"(\\*)({re.escape(before)}?)\Z", escaped)  # backslashes that would be read as escaping the blank's brackets
+    edge = re.search(rf"(?<!\\)(\\*)({re.escape(before)}?)\Z", escaped)  # backslashes that would be read as escaping the blank's brackets
     assert edge is not None
     return escaped[: edge.start()] + edge[1] * 2 + edge[2]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tracformer.generation import lengths as unknown
-from tracformer.generation.blanks import Frame, Laid, Stacked, frame, parse, parse_lengths, spans_of, stack
+from tracformer.generation.blanks import Frame, Laid, Stacked, Template, frame, parse, parse_lengths, spans_of, stack
 from tracformer.generation.job import Revealed
 from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import Order
@@ -87,7 +87,7 @@ class Job(NamedTuple):
     seed: int
 
 
-def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str], options: Options) -> list[list[Infilled]]:
+def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str | Template], options: Options) -> list[list[Infilled]]:
     rules = text_rules(options.sampler, spelling)
     seeds = [derived_seed(options.seed, i) for i in range(options.draws)]
     tasks = [_task(runner, spelling, text, options, rules, seeds) for text in texts]
@@ -134,7 +134,7 @@ def parse_search(text: str) -> tuple[str, int]:
     return method, int(number)
 
 
-def _task(runner: Runner, spelling: Spelling, text: str, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
+def _task(runner: Runner, spelling: Spelling, text: str | Template, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
     model, template = runner.model, parse(text)
     wanted = [parse_lengths(content) for content in template.contents]
     of = frame(template, spelling, options.whole)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation import loading
-from tracformer.generation.blanks import Frame, Laid, frame, literal_fills, parse, parse_lengths, spans_of, stack
+from tracformer.generation.blanks import Frame, Laid, Template, frame, literal_fills, parse, parse_lengths, spans_of, stack
 from tracformer.generation.infilling import Options, infill_texts
 from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import LeftToRight, Order
@@ -64,7 +64,7 @@ class LanguageModel:
 
     def infill(
         self,
-        text: str,
+        text: str | Template,
         n: int = 1,
         *,
         mode: str | None = None,
@@ -113,7 +113,7 @@ class LanguageModel:
         return results
 
     def infill_many(
-        self, texts: Sequence[str], n: int = 1, *, mode: str | None = None, order: Order | None = None, **options: Any
+        self, texts: Sequence[str | Template], n: int = 1, *, mode: str | None = None, order: Order | None = None, **options: Any
     ) -> list[list[Infilled]]:
         """`infill` for several texts, with its options, in shared batches: what each text gets is what it gets alone."""
         if mode is None and order not in (None, LeftToRight()):
@@ -121,7 +121,14 @@ class LanguageModel:
         return infill_texts(self.runner, self.spelling, texts, Options(n=n, mode=self._mode(mode), order=order, **options))
 
     def score(
-        self, text: str, *, mode: str | None = None, whole: bool = True, draws: int | None = None, seed: int = 0, top: int = 0
+        self,
+        text: str | Template,
+        *,
+        mode: str | None = None,
+        whole: bool = True,
+        draws: int | None = None,
+        seed: int = 0,
+        top: int = 0,
     ) -> Scored:
         """The log-probability of what stands in [[...]], given the rest. `top`: so many candidates of each token, besides.
 
@@ -131,7 +138,7 @@ class LanguageModel:
 
     def score_many(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | Template],
         *,
         mode: str | None = None,
         whole: bool = True,
@@ -233,7 +240,7 @@ class LanguageModel:
             for sample in writer.write([derived_seed(seed, i) for i in numbers[start : start + batch]], start)
         ]
 
-    def _marked(self, text: str, whole: bool) -> tuple[Frame, Laid, list[str]]:
+    def _marked(self, text: str | Template, whole: bool) -> tuple[Frame, Laid, list[str]]:
         template = parse(text)
         of = frame(template, self.spelling, whole)
         fills = literal_fills(template, of, self.spelling)

@@ -7,14 +7,17 @@ from tracformer.data.tokenizer import Tokenizer
 
 
 class StopStrings:
-    """A `stop` of the filling loop (see `job.Stop`), for rows written from left to right. End of text ends a row too."""
+    """A `stop` of the filling loop (see `job.Stop`), for rows written from left to right. End of text ends a row too.
 
-    def __init__(self, strings: Sequence[str], tokenizer: Tokenizer, end: int) -> None:
+    skip: so many characters at the start belong to the prompt, which has nothing to stop.
+    """
+
+    def __init__(self, strings: Sequence[str], tokenizer: Tokenizer, end: int, skip: int = 0) -> None:
         if isinstance(strings, str):
             raise ValueError(f"stop is {strings!r}; it must be a list of strings, for instance [{strings!r}]")
         if "" in strings:
             raise ValueError("a stop string is empty; each needs at least one character")
-        self.strings, self.tokenizer, self.end = tuple(strings), tokenizer, end
+        self.strings, self.tokenizer, self.end, self.skip = tuple(strings), tokenizer, end, skip
         self.written: dict[int, list[int]] = defaultdict(list)  # of each row
         # A token may hold as little as one byte, so a string that ends with the newest token began within so many tokens; a few more, since
         # at the edge of what is decoded a character may be cut.
@@ -30,7 +33,7 @@ class StopStrings:
 
     def cut(self, text: str) -> tuple[str, str | None]:
         """The text before the first stop string in it, and which that is; of several in one place, the first that was named."""
-        found = [(at, number) for number, string in enumerate(self.strings) if (at := text.find(string)) >= 0]
+        found = [(at, number) for number, string in enumerate(self.strings) if (at := text.find(string, self.skip)) >= 0]
         if not found:
             return text, None
         at, number = min(found)

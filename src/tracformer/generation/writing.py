@@ -41,7 +41,7 @@ class Writer:
         laid = self.of.blank([self.count])
         eot, [start] = tokenizer.eot_id, laid.starts
         asked = stack([laid] * len(seeds), self.runner.model.head.device)
-        stops = StopStrings(self.stop, tokenizer, eot)
+        stops = StopStrings(self.stop, tokenizer, eot, skip=int(self.of.spaced[0]))
 
         def told(revealed: list[Revealed]) -> None:
             assert watch is not None

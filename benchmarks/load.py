@@ -1,0 +1,268 @@
+"""Many clients at once, a fifth of whom hang up midway: every answer is compared with the library's.
+
+    python -m benchmarks.load runs/stories                            # 64 clients for five minutes
+    python -m benchmarks.load runs/stories --clients 8 --minutes 0.5
+
+Starts `tracformer serve` in a process of its own, on this machine's loopback alone. Tasks are drawn from a pool whose answers the library
+has given beforehand, in this process. First one client asks, then all of them without hanging up, then all for the time that was asked for.
+Printed are throughput, latencies, the server's memory, and how many answers differ: a difference is a tie where a change of the logits by
+1e-5 leads to it. Ends with code 1 if an answer differs that is no tie, if a client got an error, or if the server still holds rows when all
+have gone.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from benchmarks.load_tasks import Library, Task, make_pool
+
+HANG_UP = 0.2  # of the requests
+
+
+@dataclass
+class Tally:
+    """What the clients found, under one lock."""
+
+    seconds: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)  # seconds to the first token, of streams
+    tokens: int = 0
+    hung_up: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    different: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)  # (task, sample) -> what came instead
+    differences: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextlib.contextmanager
+def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
+    """Port and process id of a server that is ready."""
+    command = [
+        sys.executable,
+        "-m",
+        "tracformer.cli.main",
+        "serve",
+        model,
+        "--port",
+        "0",
+        "--rows",
+        str(rows),
+        "--queue",
+        "256",
+        "--timeout",
+        "600",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        port, ready = 0, False
+        while not ready:
+            line = process.stderr.readline()
+            if not line:
+                raise RuntimeError("the server ended before it was ready")
+            told = json.loads(line)
+            port, ready = told.get("port", port), told["event"] == "ready"
+        drain = threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True)  # a full pipe would stop the server
+        drain.start()
+        try:
+            yield port, process.pid
+        finally:
+            process.terminate()
+
+
+def memory(process: int) -> float:
+    """Megabytes that a process holds; 0 where that cannot be read."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS"))
+    return 0.0
+
+
+def processor(process: int) -> float:
+    """Seconds that a process has computed; 0 where that cannot be read."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def samples_of(path: str, answer: Any) -> list[tuple[Any, ...]]:
+    if path == "/v1/infill":
+        return [tuple(result["spans"][0]["token_ids"]) for result in answer["results"]]
+    return [tuple(choice["logprobs"]["tokens"]) for choice in answer["choices"]]
+
+
+class Client:
+    """Asks one task after the other until it is told to stop."""
+
+    def __init__(self, port: int, pool: list[Task]) -> None:
+        self.port, self.pool, self.tally = port, pool, Tally()
+
+    def run(self, seed: int, until: float, most: int, hang_up: float = HANG_UP) -> None:
+        dice = random.Random(seed)
+        for _ in range(most):
+            if time.monotonic() >= until:
+                return
+            number = dice.randrange(len(self.pool))
+            try:
+                if dice.random() < hang_up:
+                    self._hang_up(self.pool[number], dice.randint(1, 6))
+                else:
+                    self._ask(number, stream=dice.random() < 0.3)
+            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+                with self.tally.lock:
+                    self.tally.errors[type(error).__name__] += 1
+
+    def _send(self, task: Task, stream: bool) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        connection.request("POST", task.path, json.dumps({**task.asked, "stream": stream}), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            connection.close()
+            raise ValueError(f"status {response.status}")
+        return connection, response
+
+    def _hang_up(self, task: Task, after: int) -> None:
+        connection, response = self._send(task, stream=True)
+        with contextlib.closing(connection):
+            for _ in range(2 * after):  # lines: each event has two or three
+                response.readline()
+        with self.tally.lock:
+            self.tally.hung_up += 1
+
+    def _ask(self, number: int, stream: bool) -> None:
+        task, begun = self.pool[number], time.perf_counter()
+        first = 0.0
+        stream = stream and task.path == "/v1/infill"
+        connection, response = self._send(task, stream)
+        with contextlib.closing(connection):
+            if stream:
+                name, answer = "", None
+                for line in response:
+                    kind, _, value = line.decode().strip().partition(": ")
+                    name = value if kind == "event" else name
+                    if name == "token" and not first:
+                        first = time.perf_counter() - begun
+                    if kind == "data" and name in ("result", "error"):
+                        answer = json.loads(value)
+            else:
+                answer = json.loads(response.read())
+        seconds = time.perf_counter() - begun
+        got = samples_of(task.path, answer)
+        with self.tally.lock:
+            self.tally.seconds.append(seconds)
+            self.tally.tokens += sum(map(len, got))
+            if first:
+                self.tally.first.append(first)
+            for sample, (came, right) in enumerate(zip(got, task.expected, strict=True)):
+                if came != right:
+                    self.tally.differences += 1
+                    self.tally.different[number, sample] = came
+
+
+class Spent(NamedTuple):
+    seconds: float
+    processor: float  # seconds that the server computed
+    memory: list[float]  # megabytes of the server, every few seconds
+
+
+def run_clients(count: int, minutes: float, most: int, client: Client, seed: int, process: int, hang_up: float) -> Spent:
+    begun, before = time.monotonic(), processor(process)
+    until = begun + minutes * 60
+    threads = [threading.Thread(target=client.run, args=(seed + i, until, most, hang_up)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    sizes = [memory(process)]
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(min(2.0, minutes * 3))
+        sizes.append(memory(process))
+    return Spent(time.monotonic() - begun, processor(process) - before, sizes)
+
+
+def rows_held(port: int) -> float:
+    """Rows and requests that the server still has, when all clients have gone."""
+    for _ in range(100):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+        gauges = ("tracformer_rows_running ", "tracformer_requests_running ")
+        held = sum(float(line.split()[1]) for line in text.splitlines() if line.startswith(gauges))
+        if held == 0:
+            return 0.0
+        time.sleep(0.1)
+    return held
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else float("nan")
+
+
+def report(name: str, tally: Tally, spent: Spent) -> tuple[float, float]:
+    """Tokens a second, and a second of the server's computing."""
+    rate, pace = tally.tokens / spent.seconds, tally.tokens / (spent.processor or math.nan)
+    print(
+        f"{name:<14} {len(tally.seconds):>6} answers, {tally.hung_up} hung up, {rate:8.1f} tokens/s ({pace:.1f} a CPU second), latency p50 "
+        f"{percentile(tally.seconds, 0.5) * 1000:.0f} ms, p99 {percentile(tally.seconds, 0.99) * 1000:.0f} ms, first token p50 "
+        f"{percentile(tally.first, 0.5) * 1000:.0f} ms",
+        flush=True,
+    )
+    return rate, pace
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model's folder")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--most", type=int, default=100_000, help="requests of one client (default: 100000)")
+    parser.add_argument("--pool", type=int, default=200, help="different tasks (default: 200)")
+    parser.add_argument("--rows", type=int, default=32, help="the server's (default: 32)")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(words)
+    library = Library(arguments.model)
+    pool, seconds = make_pool(library, arguments.pool, arguments.seed)
+    print(f"library alone   {len(pool):>6} answers, {sum(task.tokens for task in pool) / seconds:8.1f} tokens/s, one by one", flush=True)
+    with serving(arguments.model, arguments.rows) as (port, process):
+        Client(port, pool).run(arguments.seed, time.monotonic() + 10, 3, hang_up=0.0)  # warm up
+        one, patient, many = (Client(port, pool) for _ in range(3))
+        brief = min(0.5, arguments.minutes / 4)
+        spent = run_clients(1, brief, arguments.most, one, arguments.seed, process, 0.0)
+        single = report("one client", one.tally, spent)
+        spent = run_clients(arguments.clients, brief, arguments.most, patient, arguments.seed + 1, process, 0.0)
+        shared = report(f"{arguments.clients} patient", patient.tally, spent)
+        times = [together / alone for together, alone in zip(shared, single, strict=True)]
+        print(f"together {times[0]:.2f} times the tokens a second of one client ({times[1]:.2f} times those a CPU second)", flush=True)
+        spent = run_clients(arguments.clients, arguments.minutes, arguments.most, many, arguments.seed + 99, process, HANG_UP)
+        report(f"{arguments.clients} clients", many.tally, spent)
+        sizes = spent.memory
+        settled = sizes[len(sizes) // 5 :]  # the first fifth: caches and arenas grow
+        print(
+            f"server's memory {settled[0]:.0f} MB early on, {statistics.fmean(settled[-3:]):.0f} MB at the end, {max(sizes):.0f} MB at most"
+        )
+        held = rows_held(port)
+    tallies = [client.tally for client in (one, patient, many)]
+    different = {place: came for tally in tallies for place, came in tally.different.items()}
+    wrong = sum(not library.ties(pool[number], sample, came) for (number, sample), came in different.items())
+    checked, count = sum(len(tally.seconds) for tally in tallies), sum(tally.differences for tally in tallies)
+    print(
+        f"{checked} answers compared: {count} differ, in {len(different)} samples of the pool: {len(different) - wrong} ties, {wrong} not"
+    )
+    errors = dict(sum((tally.errors for tally in tallies), Counter()))
+    print(f"errors: {errors or 'none'}; rows still held: {held:.0f}")
+    return int(bool(wrong or errors or held or not checked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

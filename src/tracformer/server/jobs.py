@@ -1,0 +1,155 @@
+"""One request's work: it waits for its turn, runs in a worker thread, tells of tokens as they come, and can be given up at any time."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request as Http
+
+from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine, Request
+from tracformer.generation.language import LanguageModel
+from tracformer.server.errors import UNAVAILABLE, ApiError, late
+from tracformer.server.limits import Gate
+from tracformer.server.spelt import Names
+
+A = TypeVar("A")
+Tell = Callable[[Any], None]  # None: a token came, and nobody wants to hear more of it
+Ask = Callable[[LanguageModel, Tell], A]  # runs in a thread: the model to ask, and whom to tell of what comes before the result
+
+
+class ClientGoneError(Exception):
+    """The client went away: nobody reads the answer."""
+
+
+class Desk:
+    """Where jobs are handed in: the engine that runs the model, a thread for each job that runs, and the gate before them."""
+
+    def __init__(self, lm: LanguageModel, rows: int, queue: int) -> None:
+        self.lm, self.names = lm, Names(lm)
+        self.engine = Engine(lm.model, rows=rows)
+        self.gate = Gate(rows, queue)
+        self.threads = ThreadPoolExecutor(rows, thread_name_prefix="request")
+
+    def start(self, http: Http, ask: Ask[A], seconds: float) -> "Job[A]":
+        return Job(self, http, ask, seconds)
+
+    def close(self) -> None:
+        """What still runs is cancelled: whoever wanted to wait for it has done so."""
+        self.engine.close(drain=False)
+        self.threads.shutdown(wait=True, cancel_futures=True)
+
+
+class Job(Generic[A]):
+    """`async for` gives what the work tells, and then `result` is there. A job that fails raises at the end of the loop."""
+
+    def __init__(self, desk: Desk, http: Http, ask: Ask[A], seconds: float) -> None:
+        self.desk, self.ask, self.seconds = desk, ask, seconds
+        self.arrived = time.monotonic()
+        self.started = self.first = self.ended = 0.0  # when it left the queue, when its first token came, when it was done
+        self.result: A
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Queue[Any] = asyncio.Queue()  # None: nothing more will come
+        self._head: list[Any] = []  # taken from the queue before the loop began
+        self._request: Request | None = None
+        self._why: Exception | None = None  # it was given up
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        self._listener = asyncio.create_task(self._listen(http))
+        self._timer = self._loop.call_later(seconds, self.give_up, late(seconds))
+
+    async def begun(self) -> None:
+        """Returns when there is something to tell; a job that fails before that raises, while the answer's status can still say so."""
+        try:
+            self._head = [await self._told.get()]
+            if self._head == [None]:
+                self._take()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            while (told := self._head.pop() if self._head else await self._told.get()) is not None:
+                yield told
+            self._take()
+        finally:
+            self._leave()
+
+    async def done(self) -> A:
+        async for _ in self:
+            pass
+        return self.result
+
+    def give_up(self, why: Exception) -> None:
+        """Free what the job holds; whoever waits for it is told why."""
+        if self._why is not None or self._task.done():
+            return
+        self._why = why
+        if self._request is not None:
+            self._request.cancel()
+        else:
+            self._task.cancel()
+        self._told.put_nowait(None)
+
+    def timings(self, tokens: int) -> dict[str, Any]:
+        """Milliseconds, as the client is told them."""
+        spent = self.ended - self.started
+        return {
+            "queued_ms": _ms(self.started - self.arrived),
+            "first_token_ms": _ms(self.first - self.arrived) if self.first else None,
+            "total_ms": _ms(self.ended - self.arrived),
+            "tokens_per_second": round(tokens / spent, 3) if spent > 0 else None,
+        }
+
+    def _ended(self, task: "asyncio.Task[A]") -> None:
+        if not task.cancelled():
+            task.exception()  # seen, also where nobody waits for it any more
+        self._told.put_nowait(None)
+
+    def _take(self) -> None:
+        if self._why is not None:
+            raise self._why
+        try:
+            self.result = self._task.result()
+        except ValueError as mistake:
+            raise ApiError(400, str(mistake)) from mistake
+        except DeadlineExceeded as error:
+            raise late(self.seconds) from error
+        except (Cancelled, Closed) as error:
+            raise ApiError(503, "the server is stopping", UNAVAILABLE, code="stopping") from error
+
+    def _leave(self) -> None:
+        self.give_up(ClientGoneError())
+        self._listener.cancel()
+        self._timer.cancel()
+
+    async def _run(self) -> A:
+        async with self.desk.gate.turn():
+            self.started = time.monotonic()
+            self._request = self.desk.engine.request(self.arrived + self.seconds)
+            result = await self._loop.run_in_executor(self.desk.threads, self._work, self._request)
+            self.ended = time.monotonic()
+            return result
+
+    def _work(self, request: Request) -> A:
+        """In a thread of its own."""
+
+        def tell(what: Any) -> None:
+            self.first = self.first or time.monotonic()
+            if what is not None:
+                self._loop.call_soon_threadsafe(self._told.put_nowait, what)
+
+        with request:
+            return self.ask(self.desk.lm.on(request), tell)
+
+    async def _listen(self, http: Http) -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        http.scope["entry"].fields["gone"] = True
+        self.give_up(ClientGoneError())
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

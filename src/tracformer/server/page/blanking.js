@@ -1,0 +1,45 @@
+// From selected words to a blank: which characters it takes, and how many tokens they are.
+
+import { contentOf, parse } from "./marks.js";
+
+// {start, stop, content}: of the raw text. `count(text)`: the server's tokens of a text.
+export async function tokensToBlank(text, [from, to], kind, count) {
+  const { marks } = parse(text);
+  let [start, stop] = from < to ? trimmed(text, from, to) : wordAt(text, from, kind);
+  for (const mark of marks) { // marks that are touched go in whole
+    if (mark.start < stop && start < mark.stop) [start, stop] = [Math.min(start, mark.start), Math.max(stop, mark.stop)];
+  }
+  if (start === stop) return { start, stop, content: kind === "text" ? "4" : "6" };
+  const inside = parse(text.slice(start, stop));
+  const spaced = kind === "text" && text[start - 1] === " ";
+  let low = 0, high = 0;
+  for (const [k, piece] of inside.pieces.entries()) {
+    const tokens = piece ? await counted((k === 0 && spaced ? " " : "") + piece, kind, count) : 0;
+    low += tokens + (inside.marks[k]?.low ?? 0);
+    high += tokens + (inside.marks[k] ? inside.marks[k].high ?? Infinity : 0);
+  }
+  return { start, stop, content: contentOf(low, high === Infinity ? null : high) };
+}
+
+// Where the server does not answer, a guess that can be dragged right.
+async function counted(text, kind, count) {
+  if (kind !== "text") return text.length;
+  try {
+    return Math.max(1, (await count(text)).length);
+  } catch {
+    return Math.max(1, Math.ceil(text.trim().length / 4));
+  }
+}
+
+function trimmed(text, from, to) {
+  const selected = text.slice(from, to);
+  const start = from + selected.length - selected.trimStart().length;
+  return [start, Math.max(start, from + selected.trimEnd().length)];
+}
+
+function wordAt(text, at, kind) {
+  if (kind !== "text") return [at, at];
+  const before = /[\p{L}\p{N}'’]*$/u.exec(text.slice(0, at))[0].length;
+  const behind = /^[\p{L}\p{N}'’]*/u.exec(text.slice(at))[0].length;
+  return [at - before, at + behind];
+}

@@ -1,0 +1,49 @@
+// Small helpers for building and placing elements.
+
+export const byId = (id) => document.getElementById(id);
+
+// element("button", {class: "plain", onclick: f}, "text", child): what is null, undefined or false is left out.
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter(Boolean));
+  return made;
+}
+
+// One of the drawings in index.html.
+export function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  svg.setAttribute("class", "icon");
+  svg.setAttribute("aria-hidden", "true");
+  use.setAttribute("href", `#icon-${name}`);
+  svg.append(use);
+  return svg;
+}
+
+export const NARROW = "(max-width: 40rem)";
+
+// Put a floating box below what it belongs to, or above it where there is no room; narrow screens place it by their own rules.
+export function place(box, rect) {
+  if (matchMedia(NARROW).matches) {
+    box.style.left = box.style.top = "";
+    return;
+  }
+  const { width, height } = box.getBoundingClientRect();
+  const below = rect.bottom + 6, above = rect.top - height - 6;
+  const room = document.documentElement;
+  box.style.left = `${Math.max(8, Math.min(rect.left, room.clientWidth - width - 8))}px`;
+  box.style.top = `${below + height > room.clientHeight && above > 0 ? above : below}px`;
+}
+
+// Spaces and line ends made visible, for short pieces of text.
+export const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥");
+
+export const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
+
+// A number with a true minus sign.
+export const figure = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));

@@ -1,0 +1,46 @@
+// The numbers below the filled text: what the fill was worth, how it was made, and the score of the whole.
+
+import { byId, element, figure, percent } from "./dom.js";
+
+const WORTH = { car: "exact joint", ar: "exact joint", ac: "exact given the order" };
+
+export function showFigures(run, at) {
+  const result = run?.samples[at]?.result;
+  const list = byId("figures");
+  if (!result) {
+    list.replaceChildren();
+    return;
+  }
+  const tokens = result.spans.reduce((sum, span) => sum + span.token_ids.length, 0);
+  const lengths = result.length_choice ? result.spans.map((span) => span.token_ids.length).join(", ") : null;
+  list.replaceChildren(
+    ...entry("log p", figure(result.log_prob), "of all fillings together, given the rest: " + (WORTH[result.mode] ?? result.mode)),
+    ...entry("a token", figure(result.log_prob / tokens), "log p divided by the number of tokens"),
+    ...entry("tokens", String(tokens)),
+    ...entry("mode", result.mode.toUpperCase(), WORTH[result.mode]),
+    ...entry("seed", String(run.seed), "with the same settings it gives these fillings again"),
+    ...(lengths ? entry(result.spans.length > 1 ? "lengths" : "length", lengths, chosen(result.length_choice)) : []),
+    ...(run.timings?.tokens_per_second ? entry("tokens a second", figure(run.timings.tokens_per_second, 0)) : []),
+    ...(result.note ? entry("note", result.note) : []),
+  );
+}
+
+function entry(name, value, title) {
+  return [element("div", { title }, element("dt", {}, name), element("dd", {}, value))];
+}
+
+function chosen({ lengths, log_weights, chosen: taken }) {
+  const top = Math.max(...log_weights);
+  const total = log_weights.reduce((sum, weight) => sum + Math.exp(weight - top), 0);
+  const at = lengths.findIndex((each) => each.join() === taken.join());
+  return `chosen among ${lengths.length}, with probability ${percent(Math.exp(log_weights[at] - top) / total)}`;
+}
+
+// null: nothing is scored, or what was is no longer what is shown.
+export function showScore(scored) {
+  const shown = byId("score-figures");
+  shown.hidden = scored === null;
+  if (scored === null) return;
+  const what = scored.mode === "ar" ? "Whole text" : "Marked parts";
+  shown.textContent = `${what}: log p ${figure(scored.log_prob)}, ${figure(scored.bits_per_byte)} bits a byte, perplexity ${figure(scored.perplexity, 1)} (${scored.mode.toUpperCase()}, ${scored.kind})`;
+}

@@ -1,0 +1,15 @@
+// Dark or light: the system's choice until the switch is used, then what was chosen. Loaded before the first paint.
+
+const KEY = "tracformer-theme";
+const root = document.documentElement;
+const chosen = localStorage.getItem(KEY);
+if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
+
+export function isDark() {
+  return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+export function switchTheme() {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  localStorage.setItem(KEY, root.dataset.theme);
+}

@@ -1,0 +1,60 @@
+"""Listen, and stop well: SIGTERM lets the requests that are there finish, then leaves."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from socket import socket
+
+import uvicorn
+
+from tracformer.generation.language import LanguageModel
+from tracformer.server import logs
+from tracformer.server.app import build
+from tracformer.server.settings import Settings
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which on SIGTERM or SIGINT stops listening and waits for running requests, at most `settings.drain` seconds."""
+
+    def __init__(self, load: Callable[[], LanguageModel], name: str, settings: Settings) -> None:
+        self.failed = False
+        app = build(load, name, settings, self._stop)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,  # ours says it
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=int(settings.drain),
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """A server that was asked to stop and did has not failed: uvicorn would raise the signal again and end with its code."""
+        if threading.current_thread() is not threading.main_thread():  # only that one may
+            yield
+            return
+        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    @property
+    def port(self) -> int:
+        """The one that was free, where port 0 was asked for."""
+        return int(self.servers[0].sockets[0].getsockname()[1])
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            logs.tell("listening", host=self.config.host, port=self.port)
+
+    def _stop(self) -> None:
+        self.failed = self.should_exit = True

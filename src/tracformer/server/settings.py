@@ -1,0 +1,48 @@
+"""What one may set about a server, and the limits that keep one request from harming the others."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may ask for. What exceeds them is refused with a message that names the limit."""
+
+    body: int = 2**20  # bytes
+    blanks: int = 64
+    n: int = 16  # alternatives
+    best_of: int = 32
+    prompts: int = 64  # of one completions request
+    blank_tokens: int = 128  # the longest blank of unknown length
+    length_draws: int = 32
+    top: int = 20  # candidates of each token
+    beam: int = 32  # width of a search
+    nodes: int = 2000  # budget of a search
+    stops: int = 4  # strings that end a text
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`rows`: sequences that step together, and requests that run at once. `queue`: requests that may wait for their turn."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    origins: tuple[str, ...] = ()  # of pages elsewhere that may call; "*" for all
+    aliases: tuple[str, ...] = ()  # further names that the model answers to; "*" for any
+    rows: int = 32
+    queue: int = 64
+    timeout: float = 60.0  # seconds a request may take, its waiting included
+    body_timeout: float = 20.0  # seconds that a client may take to send its body
+    drain: float = 30.0  # seconds that running requests have left after SIGTERM
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "timeout", "body_timeout", "drain"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0")
+        if self.queue < 0:
+            raise ValueError(f"queue is {self.queue}; it must be 0 or more")
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port is {self.port}; it must lie in 0..65535 (0: any that is free)")
+        if self.api_key == "":
+            raise ValueError("the API key is empty; leave it out for a server without one")

@@ -1,0 +1,137 @@
+"""A server in this process: a small model with random weights, a real socket on this machine, and ways to talk to it."""
+
+import contextlib
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import torch
+from torch import Tensor
+
+from tracformer import LanguageModel, Tracformer, TracformerConfig
+from tracformer.data import Tokenizer, train_bpe
+from tracformer.server.run import Server
+from tracformer.server.settings import Settings
+
+WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat", "naïve café, 10 €"] * 5
+NAME = "tiny"
+
+
+class Slow(Tracformer):
+    """Takes its time over each step."""
+
+    seconds = 0.04
+
+    def empty_cache(self, *arguments: Any, **options: Any) -> None:
+        return None
+
+    def hidden(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        time.sleep(self.seconds)
+        return super().hidden(*arguments, **options)
+
+
+def make(tokenizer: Tokenizer | None = None, kind: type[Tracformer] = Tracformer, **changes: Any) -> LanguageModel:
+    tokenizer = tokenizer or train_bpe(WORDS, 300)
+    torch.manual_seed(0)
+    values = {"max_length": 64, "n_layer": 6, "n_head": 2, "d_model": 16, "n_max": 4, "init_std": 0.3, **changes}
+    return LanguageModel(kind(TracformerConfig(vocab_size=tokenizer.vocab_size, **values), "blocked"), tokenizer, NAME)
+
+
+class Running:
+    """A server that listens, and requests to it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.port = server, server.port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+
+    @property
+    def desk(self) -> Any:
+        return self.server.config.app.state.service.desk  # type: ignore[union-attr]
+
+    def post(self, path: str, asked: Any, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=asked, **options)
+
+    def good(self, path: str, asked: Any) -> Any:
+        response = self.post(path, asked)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def refused(self, path: str, asked: Any, status: int = 400) -> Any:
+        response = self.post(path, asked)
+        assert response.status_code == status, response.text
+        return response.json()
+
+    def stream(self, path: str, asked: Any) -> list[tuple[str, Any]]:
+        """Event names and data; the end mark is None."""
+        response = self.post(path, {**asked, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return events(response.text)
+
+    def hang_up(self, path: str, asked: Any, after: bytes = b"data:") -> None:
+        """Go away in the middle of a stream, as soon as `after` has come."""
+        with self.raw(path, asked) as connection:
+            heard = b""
+            while after not in heard:
+                heard += connection.recv(4096)
+
+    @contextlib.contextmanager
+    def raw(self, path: str, asked: Any) -> Iterator[socket.socket]:
+        body = json.dumps(asked).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
+            connection.sendall(head.encode() + body)
+            yield connection
+
+
+@contextlib.contextmanager
+def running(load: Callable[[], LanguageModel], settings: Settings | None = None, wait: bool = True, **changes: Any) -> Iterator[Running]:
+    server = Server(load, NAME, settings or Settings(port=0, **changes))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    there = Running(server)
+    if wait:
+        until(lambda: there.http.get("/health").status_code == 200)
+    try:
+        yield there
+    finally:
+        there.http.close()
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(holds: Callable[[], bool], seconds: float = 30) -> None:
+    """Waits; what never holds is an error."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            raise AssertionError("it did not come about")
+        time.sleep(0.01)
+
+
+def same(answer: Any, expected: Any) -> bool:
+    """Equal, but for the last bits of a number: rows that step together may round otherwise."""
+    if isinstance(expected, dict):
+        return set(answer) == set(expected) and all(same(answer[name], expected[name]) for name in expected)
+    if isinstance(expected, list | tuple):
+        return len(answer) == len(expected) and all(map(same, answer, expected))
+    if isinstance(expected, float):
+        return math.isclose(answer, expected, rel_tol=1e-4, abs_tol=1e-5)
+    return bool(answer == expected)
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines())
+        if "data" in fields:
+            found.append((fields.get("event", ""), None if fields["data"] == "[DONE]" else json.loads(fields["data"])))
+    return found

@@ -1,0 +1,199 @@
+"""What whoever runs a server sees: metrics, logs, the API's description, starting and stopping."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.helpers import save_model
+from tests.server.helpers import WORDS, Running, until
+from tracformer.data import train_bpe
+from tracformer.server import logs
+from tracformer.server.growing import Growing
+from tracformer.server.writing import LENGTHS, length_prior
+
+SECRET = "the cat sat secretly"
+
+
+def metrics(server: Running) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(server.http.get("/metrics").text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "le")
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_metrics_count(server: Running) -> None:
+    before = metrics(server)
+    server.good("/v1/infill", {"text": "the [[3]] cat", "n": 2})
+    server.refused("/v1/infill", {"text": "none"})
+    server.http.get("/made/up/by/a/client")
+    after = metrics(server)
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert grown("tracformer_requests_total{path=/v1/infill,status=200}") == 1
+    assert grown("tracformer_requests_total{path=/v1/infill,status=400}") == 1
+    assert grown("tracformer_requests_total{path=other,status=404}") == 1
+    assert grown("tracformer_tokens_total{kind=completion}") == 6
+    assert grown("tracformer_engine_tokens_total{}") == 6
+    assert grown("tracformer_request_seconds_count{path=/v1/infill}") == 2
+    assert grown("tracformer_first_token_seconds_count{}") == 1
+    assert after["tracformer_rows_capacity{}"] == 32
+    assert after["tracformer_rows_running{}"] == 0
+    assert not any("made" in name for name in after)
+
+
+def test_logs_are_json_without_texts(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logs.LOGGER.name):
+        server.good("/v1/infill", {"text": f"{SECRET} [[2]]"})
+        server.refused("/v1/infill", {"text": SECRET, SECRET: 1})
+        server.refused("/v1/score", {"text": f"[[{SECRET}"})
+        server.good("/v1/completions", {"prompt": SECRET, "suffix": SECRET, "max_tokens": 2})
+        server.stream("/infill", {"input_prefix": SECRET, "n_predict": 2})
+        server.http.get(f"/{SECRET}?q={SECRET}")
+        until(lambda: len(caplog.records) >= 6)
+    lines = [logs.Lines().format(record) for record in caplog.records]
+    assert not any("secretly" in line for line in lines)
+    told: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [line["path"] for line in told] == ["/v1/infill", "/v1/infill", "/v1/score", "/v1/completions", "/infill", "other"]
+    assert {"time", "level", "event", "id", "method", "status", "ms", "queued_ms", "completion_tokens"} <= set(told[0])
+
+
+def test_an_exception_is_logged_without_its_message() -> None:
+    try:
+        raise RuntimeError(SECRET)
+    except RuntimeError as error:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), (type(error), error, error.__traceback__))
+    line = logs.Lines().format(record)
+    assert "secretly" not in line
+    assert json.loads(line)["error"] == "RuntimeError"
+    assert __file__ in line
+
+
+def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tracformer.server.native.usage_of", broken)
+        error = server.refused("/v1/infill", {"text": "the [[1]]"}, 500)["error"]
+        assert error["type"] == "server_error"
+        assert "secretly" not in error["message"]
+    server.good("/v1/infill", {"text": "the [[1]]"})
+
+
+def test_the_api_is_described(server: Running) -> None:
+    document = server.http.get("/openapi.json").json()
+    paths = {"/v1/infill", "/v1/score", "/v1/tokenize", "/v1/completions", "/infill", "/v1/fim/completions", "/v1/models", "/health"}
+    assert paths <= set(document["paths"])
+    page = server.http.get("/docs")
+    assert all(path in page.text for path in paths)
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_every_answer_has_an_id(server: Running) -> None:
+    ids = {server.http.get(path).headers["x-request-id"] for path in ("/health", "/nothing", "/v1/models")}
+    assert len(ids) == 3
+
+
+def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
+    """The whole command, in a process of its own."""
+    folder = save_model(tmp_path / "letters", train_bpe(WORDS, 300), max_length=128, n_layer=7)
+    command = [sys.executable, "-m", "tracformer.cli.main", "serve", str(folder), "--port", "0", "--drain", "30"]
+    environment = {**os.environ, "TRACFORMER_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        lines: list[dict[str, Any]] = []
+        for line in process.stderr:
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "ready":
+                break
+        port = next(line["port"] for line in lines if line["event"] == "listening")
+        heard = threading.Event()
+        answer: list[str] = []
+
+        def ask() -> None:
+            asked = {"text": "the [[100]] cat", "stream": True}
+            headers = {"Authorization": "Bearer sesame"}
+            with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/infill", json=asked, headers=headers, timeout=60) as response:
+                for part in response.iter_text():
+                    answer.append(part)
+                    heard.set()
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert heard.wait(30)
+        process.send_signal(signal.SIGTERM)
+        thread.join(60)
+        assert "event: result" in "".join(answer)
+        rest = [json.loads(line)["event"] for line in process.stderr]
+        assert process.wait(30) == 0
+        assert rest[-1] == "stopped"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/health")
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from tracformer.cli.main import main
+
+    assert main(["serve", "no/such/folder/here"]) == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    from tracformer.server.run import Server
+    from tracformer.server.settings import Settings
+
+    def load() -> Any:
+        raise ValueError("no such weights")
+
+    server = Server(load, "none", Settings(port=0))
+    server.run()
+    assert server.failed
+
+
+def test_what_may_begin_a_stop_string_is_held_back() -> None:
+    letters = dict(enumerate("abcxyz"))
+    growing = Growing(lambda ids: "".join(letters[i] for i in ids), eot=9, stops=("xyz", "bb"))
+    told = []
+    for token in (0, 3, 4, 1, 0, 3, 4, 5, 0):
+        growing.add(token, -1.0)
+        told.append(growing.release()[0])
+    assert told == ["a", "", "", "xy", "ba", "", "", "", ""]
+    growing.finish()
+    assert (growing.text, growing.stopped, growing.release(finished=True)) == ("axyba", "xyz", ("", []))
+
+
+def test_half_a_character_is_held_back() -> None:
+    raw = "a€".encode()
+    growing = Growing(lambda ids: bytes(ids).decode("utf-8", "replace"), eot=999)
+    told = []
+    for byte in raw:
+        growing.add(byte, -1.0)
+        told.append(growing.release())
+    assert [text for text, _ in told] == ["a", "", "", "€"]
+    assert [[piece.start for piece in pieces] for _, pieces in told] == [[0], [], [], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, LENGTHS), (1, 16), (3, 128), (1, 1000)])
+def test_the_lengths_that_are_weighed_stand_for_all(low: int, high: int) -> None:
+    prior = length_prior(low, high)
+    assert len(prior) <= LENGTHS
+    assert min(prior) == low
+    assert max(prior) == high
+    assert sum(prior.values()) == pytest.approx(high - low + 1)
+    assert min(prior.values()) > 0
