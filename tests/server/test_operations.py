@@ -162,7 +162,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
         raise ValueError("no such weights")
 
     server = Server(load, "none", Settings(port=0))
-    server.run()
+    runner = threading.Thread(target=server.run, daemon=True)  # a browser's tests leave an event loop running in this thread
+    runner.start()
+    runner.join(60)
+    assert not runner.is_alive()
     assert server.failed
 
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
@@ -100,7 +101,7 @@ def _add_pages(app: FastAPI) -> None:
     async def index() -> Response:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    app.mount("/page", GZipMiddleware(StaticFiles(directory=PAGE)), name="page")
 
 
 async def _problem(http: Request, problem: Any) -> Response:
