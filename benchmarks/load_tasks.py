@@ -18,8 +18,8 @@ from tracformer.generation.samplers import Chosen, Pick, Sampler, choose
 from tracformer.server.spelt import Names
 
 TIE = 1e-5
-LENGTHS = (8, 16, 32, 64)
-SLOW = 0.03  # of the infills, each: mode ac, and unknown lengths. Both are whole passes, which batching does not make cheaper
+LENGTHS = (16, 32, 48, 64)
+SLOW = 0.01  # of the infills, each: mode ac, and unknown lengths. Both are whole passes, which batching does not make cheaper
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def make_pool(library: Library, count: int, seed: int) -> tuple[list[Task], floa
     """Tasks, and the seconds that the library took over them, one by one."""
     dice = random.Random(seed)
     lm = library.lm
-    longest = min(lm.model.config.max_length // 3, 100)  # what is no UTF-8 is spelt with more tokens when it is read again
+    longest = min(lm.model.config.max_length // 3, 60)  # what is no UTF-8 is spelt with more tokens when it is read again
     texts = [lm.tokenizer.encode(lm.tokenizer.decode(sample.token_ids, skip_special=True)) for sample in lm.sample(16, max_tokens=longest)]
     texts = [ids[:longest] for ids in texts if ids]
     begun = time.perf_counter()
