@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test soak lint bench clean
 
 help:
-	@echo "make demo    train a small model on generated text, then fill holes with it (about two minutes)"
+	@echo "make demo    fill holes in stories with the bundled model (seconds)"
 	@echo "make test    linters, type checker and tests"
 	@echo "make soak    the long tests: many kills, training against exact conditionals"
 	@echo "make bench   speed and memory of attention, training and generation, against rivals (half an hour)"
@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/agreement.py
+	$(BIN)/python examples/fill_stories.py
 
 # One thread a process: the tests' models are tiny, and some tests run several processes.
 test: lint

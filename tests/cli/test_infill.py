@@ -243,7 +243,6 @@ def test_bad_models(tracformer: Caller, tmp_path: Path, verb: str) -> None:
     def told(folder: Path) -> str:
         return tracformer.refused(verb, *words, "--model", str(folder))
 
-    assert "no model named: --model FOLDER" in tracformer.refused(verb, *words)
     assert "nowhere" in told(tmp_path / "nowhere")
     assert "holds no model" in told(tmp_path)
     folder = save_model(tmp_path / "m", char_tokenizer("ab"))

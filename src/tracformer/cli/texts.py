@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tracformer import bundled
+
 if TYPE_CHECKING:
     from tracformer.generation.language import LanguageModel
 
@@ -21,11 +23,13 @@ class Line(NamedTuple):
 
 def default_model() -> str:
     """The model of a command that names none."""
-    raise ValueError("no model named: --model FOLDER")
+    return bundled.DEFAULT
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-m", "--model", metavar="FOLDER", help="a model's folder, or a run's")
+    bundle = ", ".join(bundled.names())
+    wanted = f"a model's folder, a run's, or the name of a bundled model: {bundle} (default: {bundled.DEFAULT})"
+    parser.add_argument("-m", "--model", metavar="MODEL", help=wanted)
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:

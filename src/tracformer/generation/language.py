@@ -282,7 +282,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     weights: str = "float32",
 ) -> LanguageModel:
-    """A model's folder, a run's folder (its `best` or else its `model`), or an id OWNER/NAME of the Hugging Face hub.
+    """A model's folder, a run's folder (its `best` or else its `model`), the name of a bundled model, or an id OWNER/NAME of the hub.
 
     Published weights of GPT-2, SEDD and MDLM are read as well; `tokenizer` names one where none lies beside the weights.
     `weights` rounds a Tracformer's to "bfloat16" or "int8", see `LanguageModel.lean`.

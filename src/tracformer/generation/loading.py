@@ -1,4 +1,4 @@
-"""From a folder, or an id of the Hugging Face hub, to a model and its tokeniser."""
+"""From a folder, the name of a bundled model, or an id of the Hugging Face hub, to a model and its tokeniser."""
 
 import re
 from os import PathLike
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tracformer import bundled
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.tokenizer_load import load_tokenizer
 from tracformer.families import load_model
@@ -20,14 +21,17 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find_folder(where: str | PathLike[str]) -> Path:
-    """The folder of a model: the one named, the best or last model of the run it holds, or a download from the hub."""
+    """The folder of a model: the one named, the best or last model of the run it holds, a bundled one, or a download from the hub."""
     path = Path(where)
     if not path.exists():
+        if (inside := bundled.folder(str(where))) is not None:
+            return inside
         # A slip in a folder's name also looks like an id of the hub; where the first part is a folder here, it is a slip.
         if HUB_ID.fullmatch(str(where)) and not path.parent.is_dir():
             return _download(str(where))
         raise FileNotFoundError(
-            f"{where} does not exist; give a model's folder, a run's folder, or an id OWNER/NAME of the Hugging Face hub"
+            f"{where} does not exist; give a model's folder, a run's folder, the name of a bundled model "
+            f"({', '.join(bundled.names())}), or an id OWNER/NAME of the Hugging Face hub"
         )
     if not path.is_dir():
         raise FileNotFoundError(f"{where} is a file; give the folder that holds {storage.CONFIG_FILE} and {storage.WEIGHTS_FILE}")

@@ -1,0 +1,136 @@
+"""How much the text behind a hole helps: perplexity and accuracy in holes of 8 to 16 tokens, and fills to read.
+
+    python benchmarks/holes.py stories ar=runs/gpt2 --data held-out.txt
+    python benchmarks/holes.py stories --data held-out.txt --fills 50 > fills.md
+
+Windows of held-out text, each with one hole in its middle. Every model is asked in every mode it has, on the same windows; models must
+share a tokeniser. Accuracy: how often the likeliest token is the true one, under `car` and `ar` after the true tokens before it. Intervals
+are 95%, over windows.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+import tracformer
+from tracformer.data.tokenizer import Tokenizer
+from tracformer.evaluation.bootstrap import ratio, ratio_interval
+from tracformer.files import write_atomically
+from tracformer.generation.fill import fill
+from tracformer.generation.language import LanguageModel
+from tracformer.generation.randomness import derived_seed
+from tracformer.generation.samplers import Sampler
+from tracformer.model.base import EXACT
+from tracformer.runtime import keep_freed_memory
+
+SHORTEST, LONGEST = 8, 16
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Holes:
+    tokens: Tensor  # (N, T)
+    context: Tensor  # (N, T) bool
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self.tokens.split(BATCH), self.context.split(BATCH), strict=True)
+
+
+def cut(text: str, tokenizer: Tokenizer, windows: int, length: int) -> Holes:
+    """The first `windows` stretches of the text; the lengths of holes go round from the shortest to the longest."""
+    ids = torch.tensor(tokenizer.encode(text))
+    available = len(ids) // length
+    if available < 2:
+        raise ValueError(f"the text has {len(ids)} tokens; give at least two windows of {length}")
+    count = min(windows, available)
+    context = torch.ones(count, length, dtype=torch.bool)
+    for row in range(count):
+        hole = SHORTEST + row % (LONGEST - SHORTEST + 1)
+        start = (length - hole) // 2
+        context[row, start : start + hole] = False
+    return Holes(ids[: count * length].view(count, length), context)
+
+
+@torch.no_grad()
+def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, object]:
+    """Per window: nats, right guesses, tokens. Guesses are the likeliest tokens under teacher forcing."""
+    sums: list[NDArray[np.float64]] = []
+    for tokens, context in tqdm(list(holes.batches()), desc=f"{name} {mode}", leave=False):
+        given = torch.zeros_like(context) if mode == "ar" else context
+        logits = lm.model.logits_at(tokens, given, mode, None, ~context).double()
+        truth = tokens[~context]
+        nats = -logits.log_softmax(1).gather(1, truth[:, None])[:, 0]
+        row = (~context).nonzero()[:, 0]
+        columns = torch.stack((nats, (logits.argmax(1) == truth).double(), torch.ones_like(nats)), 1)
+        sums.append(torch.zeros(len(tokens), 3, dtype=torch.float64).index_add_(0, row, columns).numpy())
+    nats, right, count = np.concatenate(sums).T
+    low, high = ratio_interval(nats, count) or (math.nan, math.nan)
+    return {
+        "model": name,
+        "mode": mode,
+        "answer": lm.model.answers[mode],
+        "perplexity": math.exp(ratio(nats, count)),
+        "perplexity_interval": [math.exp(low), math.exp(high)],
+        "accuracy": ratio(right, count),
+        "accuracy_interval": ratio_interval(right, count),
+        "windows": len(count),
+        "tokens": int(count.sum()),
+    }
+
+
+def show_fills(lm: LanguageModel, holes: Holes, seed: int) -> None:
+    """The first windows, each sampled once from the model itself, none left out."""
+    filled = fill(
+        lm.model, holes.tokens, holes.context, "car", seed=[derived_seed(seed, i) for i in range(len(holes.tokens))],
+        sampler=Sampler(banned=tuple(lm.spelling.special)),
+    )  # fmt: skip
+    for number, (tokens, context, new) in enumerate(zip(holes.tokens, holes.context, filled.tokens, strict=True), 1):
+        start, stop = int((~context).nonzero()[0]), int((~context).nonzero()[-1]) + 1
+        before, truth, ours, after = (
+            lm.tokenizer.decode(part.tolist()).replace("\n", " ")
+            for part in (tokens[:start], tokens[start:stop], new[start:stop], tokens[stop:])
+        )
+        print(f"{number}. …{before[-90:]}**{ours}**{after[:90]}…  \n   (it was:{truth})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL")
+    parser.add_argument("--data", required=True, type=Path, help="held-out text")
+    parser.add_argument("--windows", type=int, default=500)
+    parser.add_argument("--length", type=int, default=128, help="tokens of a window")
+    parser.add_argument("--fills", type=int, default=0, help="print so many fills of the first model, as markdown, and measure nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    named = [pair if "=" in pair else f"{Path(pair).name}={pair}" for pair in arguments.models]
+    models = {name: tracformer.load(folder) for name, folder in (pair.split("=", 1) for pair in named)}
+    first = next(iter(models.values()))
+    if different := [name for name, lm in models.items() if lm.tokenizer.fingerprint != first.tokenizer.fingerprint]:
+        raise SystemExit(f"{different[0]} has another tokeniser than {next(iter(models))}: their tokens do not compare")
+    holes = cut(arguments.data.read_text(), first.tokenizer, arguments.fills or arguments.windows, arguments.length)
+    if arguments.fills:
+        return show_fills(first, holes, arguments.seed)
+    rows = []
+    for name, lm in models.items():
+        for mode in lm.model.config.modes:
+            rows.append(row := measure(lm, mode, holes, name))
+            kind = "" if row["answer"] == EXACT else f" ({row['answer']})"
+            shown = [f"{value:.2f}" for value in (row["perplexity"], *row["perplexity_interval"])]  # type: ignore[misc,str-format]
+            print(f"{name:>12} {mode:>4}  perplexity {shown[0]} [{shown[1]}, {shown[2]}]{kind}  accuracy {row['accuracy']:.3f}")
+    if arguments.json:
+        write_atomically(arguments.json, json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

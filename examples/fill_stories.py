@@ -1,0 +1,66 @@
+"""Fill holes in short stories with the model that comes with the package: no training, no download, a few seconds.
+
+python examples/fill_stories.py
+python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [[4-10]] and gave it back."
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import tracformer
+from tracformer.generation.results import Infilled
+from tracformer.generation.samplers import Sampler
+
+TEXTS = (
+    "Once upon a time, there was a little girl named Lily. She wanted to [[6]], but the rain would not stop. So she stayed at home.",
+    "Tom saw a big red ball in the park. [[8-14]] Then they played together all day and became best friends.",
+    "The dog was hungry. It looked for [[1-4]] and then it fell asleep.",
+)
+ENDINGS = ("They [[played]] together and became good friends.", "They [[slept]] together and became good friends.")
+BEHIND = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
+
+
+def brackets(result: Infilled) -> str:
+    """The text, each filling in brackets."""
+    text, last = "", 0
+    for span in result.spans:
+        words = span.text.lstrip()
+        text += result.text[last : span.start] + span.text[: len(span.text) - len(words)] + f"[{words}]"
+        last = span.stop
+    return text + result.text[last:]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "texts", nargs="*", metavar="TEXT", help="with blanks: [[5]] tokens, [[3-8]], or [[]] for a length the model chooses"
+    )
+    parser.add_argument("--model", default="stories")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    lm = tracformer.load(arguments.model)
+    sampler = Sampler(top_p=0.9)
+
+    for text in arguments.texts or TEXTS:
+        print(f"\n{text}")
+        for result in lm.infill(text, n=3, sampler=sampler, seed=arguments.seed):
+            print(f"  {brackets(result)}    log p = {result.log_prob:.1f}")
+    if arguments.texts:
+        return
+
+    print("\nThe text behind a hole matters: the same beginning, three endings.")
+    for behind in BEHIND:
+        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", sampler=sampler, seed=arguments.seed)
+        print(f"  {brackets(result)}")
+
+    print("\nHow probable is a word, given both sides?")
+    story = "Sam and Mia went to the park with a ball. "
+    for ending in ENDINGS:
+        scored = lm.score(story + ending)
+        print(f"  {ending}    log p = {scored.log_prob:.2f}")
+
+    print("\nMore: tracformer infill --help, tracformer score --help, tracformer serve --help")
+
+
+if __name__ == "__main__":
+    main()
