@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,14 @@ def test_logs_are_json_without_texts(server: Running, caplog: pytest.LogCaptureF
         server.good("/v1/completions", {"prompt": SECRET, "suffix": SECRET, "max_tokens": 2})
         server.stream("/infill", {"input_prefix": SECRET, "n_predict": 2})
         server.http.get(f"/{SECRET}?q={SECRET}")
-        until(lambda: len(caplog.records) >= 6)
+        until(lambda: any("other" in logs.Lines().format(record) for record in caplog.records))
     lines = [logs.Lines().format(record) for record in caplog.records]
     assert not any("secretly" in line for line in lines)
     told: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    assert [line["path"] for line in told] == ["/v1/infill", "/v1/infill", "/v1/score", "/v1/completions", "/infill", "other"]
-    assert {"time", "level", "event", "id", "method", "status", "ms", "queued_ms", "completion_tokens"} <= set(told[0])
+    expected = ["/v1/infill", "/v1/infill", "/v1/score", "/v1/completions", "/infill", "other"]
+    assert Counter(expected) <= Counter(line["path"] for line in told)  # a client that hung up in an earlier test may be told of late
+    answered = next(line for line in told if line["path"] == "/v1/infill" and line["status"] == 200)
+    assert {"time", "level", "event", "id", "method", "status", "ms", "queued_ms", "completion_tokens"} <= set(answered)
 
 
 def test_an_exception_is_logged_without_its_message() -> None:

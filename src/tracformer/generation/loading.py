@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tracformer import bundled
+from tracformer import bundled, native
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.tokenizer_load import load_tokenizer
 from tracformer.families import load_model
@@ -47,7 +47,7 @@ def read(
     """Whatever the folder's `config.json` says it holds, and the tokeniser beside it unless another is named."""
     options: dict[str, Any] = {"device": device, "dtype": dtype}
     if storage.load_document(folder).get("model_type") == "tracformer":
-        options["attention"] = "blocked"  # plain PyTorch: nothing is compiled to answer a question
+        options["attention"] = "native" if native.ready() else "blocked"  # nothing is compiled to answer a question
     model = load_model(folder, **options)
     spelled = load_tokenizer(_tokenizer_of(folder, model) if tokenizer is None else tokenizer)
     require_fit(model, spelled)

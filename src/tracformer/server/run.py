@@ -1,6 +1,7 @@
 """Listen, and stop well: SIGTERM lets the requests that are there finish, then leaves."""
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,17 @@ from tracformer.server import logs
 from tracformer.server.app import build
 from tracformer.server.settings import Settings
 
+# The engine's thread gives up the interpreter's lock at every operation of PyTorch, and waits this long for a thread that holds it.
+# Python's own 5 ms are as long as a whole step.
+SWITCH_SECONDS = 1e-4
+
 
 class Server(uvicorn.Server):
     """uvicorn's, which on SIGTERM or SIGINT stops listening and waits for running requests, at most `settings.drain` seconds."""
 
     def __init__(self, load: Callable[[], LanguageModel], name: str, settings: Settings) -> None:
         self.failed = False
+        sys.setswitchinterval(SWITCH_SECONDS)
         app = build(load, name, settings, self._stop)
         super().__init__(
             uvicorn.Config(
