@@ -79,6 +79,7 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
             yield port, process.pid
         finally:
             process.terminate()
+            drain.join()
 
 
 def memory(process: int) -> float:

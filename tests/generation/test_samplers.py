@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tracformer import native
 from tracformer.generation import samplers
 from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted, choose, inverse_cdf, truncated
+
+needs_compiler = pytest.mark.skipif(not native.available(), reason="no native code on this machine")
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
@@ -222,3 +225,49 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone() -> None:
     ]
     together = choose(logits, picks).tokens
     assert together.tolist() == [int(choose(logits[i : i + 1], [pick]).tokens) for i, pick in enumerate(picks)]
+
+
+SAMPLERS = st.builds(
+    Sampler,
+    temperature=st.sampled_from([0.0, 1e-310, 0.3, 1.0, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 0, 1, 3, 300]),
+    top_p=st.sampled_from([1.0, 1.0, 1e-9, 0.5, 0.999999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
+    banned=st.sampled_from([(), (0,), (1, 2, 3)]),
+    allowed=st.sampled_from([(), (0, 2, 4)]),
+)
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(SAMPLERS, min_size=1, max_size=5),
+    vocab_size=st.sampled_from([5, 16, 67, 700]),
+    digits=st.sampled_from([0, 2, 7]),  # few: many tokens tie
+    only=st.sampled_from([None, (0, 1, 2, 4)]),
+    missing=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_compiled_code_chooses_alike(
+    kinds: list[Sampler], vocab_size: int, digits: int, only: tuple[int, ...] | None, missing: bool, seed: int
+) -> None:
+    logits = normal(4 * len(kinds), vocab_size, seed=seed).round(decimals=digits).float()
+    if missing:
+        logits[:, 3] = -torch.inf
+    draws = torch.rand(len(logits), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    draws[0], draws[-1] = 0.0, 1 - 2**-53
+    picks = [Pick(kinds[i % len(kinds)], u, only=only if i % 2 else None) for i, u in enumerate(draws.tolist())]
+    compiled, plain = samplers._compiled(logits, picks), samplers._plain(logits, picks)
+    assert compiled.tokens.tolist() == plain.tokens.tolist()
+    torch.testing.assert_close(compiled.drawn, plain.drawn, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(compiled.own, plain.own, rtol=1e-12, atol=1e-12)
+
+
+@needs_compiler
+def test_rows_that_remember_are_chosen_beside_those_that_do_not() -> None:
+    logits = normal(6, 9, seed=8).float()
+    kinds = [PLAIN, Sampler(no_repeat_ngram=1)]
+    picks = [Pick(kinds[i % 2], 0.4, left=[0, 1, 2]) for i in range(6)]
+    mixed, plain = choose(logits, picks), samplers._plain(logits, picks)
+    assert mixed.tokens.tolist() == plain.tokens.tolist()
+    torch.testing.assert_close(mixed.own, plain.own)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tracformer.generation.job import Answer, Job, Likely, Revealed, Row
 from tracformer.generation.randomness import uniforms
-from tracformer.generation.samplers import choose, permitted
+from tracformer.generation.samplers import choose, in_pieces, permitted
 from tracformer.generation.sessions import Session, empty_session
 from tracformer.model.base import ConditionalModel
 
@@ -94,13 +94,12 @@ class Filling:
             parts.append(logits)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, V)
         draws = uniforms([row.seed for row, _ in turns], [position for _, position in turns]).tolist()
-        chosen, drawn = choose(logits, [row.pick(position, u) for (row, position), u in zip(turns, draws, strict=True)])
-        own = logits.double().log_softmax(1)
-        values = own.gather(1, chosen[:, None])[:, 0].tolist()
+        chosen, drawn, own = choose(logits, [row.pick(position, u) for (row, position), u in zip(turns, draws, strict=True)])
         for mode, session in self.sessions.items():
             self._reveal(session, [i for i, (row, _) in enumerate(turns) if row.job.mode == mode], turns, chosen)
-        found = zip(turns, chosen.tolist(), values, drawn.tolist(), _likely([row.job.top for row, _ in turns], own), strict=True)
-        return [Answer(row, at, token, value, odds, likely, drafts.pop(row, [])) for (row, at), token, value, odds, likely in found]
+        likely = _likely([row.job.top for row, _ in turns], logits)
+        found = zip(turns, chosen.tolist(), own.tolist(), drawn.tolist(), likely, strict=True)
+        return [Answer(row, at, token, value, odds, top, drafts.pop(row, [])) for (row, at), token, value, odds, top in found]
 
     def _turns(self, session: Session, rows: Sequence[Row], drafts: dict[Row, list[Revealed]]) -> tuple[list[tuple[Row, int]], Tensor]:
         """The positions that are filled in this step, and their logits (N, V). rows: ascending by slot."""
@@ -162,13 +161,12 @@ def _drafts(row: Row, logits: Tensor) -> list[Revealed]:
     return [Revealed(row.number, position, token, value, draft=True) for position, token, value in found]
 
 
-def _likely(tops: Sequence[int], log_probs: Tensor) -> list[Likely]:
-    """The `tops[i]` likeliest tokens of row i of log_probs (N, V)."""
-    asked = [i for i, top in enumerate(tops) if top]
+def _likely(tops: Sequence[int], logits: Tensor) -> list[Likely]:
+    """The `tops[i]` likeliest tokens of row i of logits (N, V)."""
     found: list[Likely] = [()] * len(tops)
-    if asked:
-        best = log_probs[asked].topk(max(tops), dim=1)
-        for i, ids, values in zip(asked, best.indices.tolist(), best.values.tolist(), strict=True):
+    for some in in_pieces([i for i, top in enumerate(tops) if top], logits):
+        best = logits[some].double().log_softmax(1).topk(max(tops), dim=1)
+        for i, ids, values in zip(some, best.indices.tolist(), best.values.tolist(), strict=True):
             found[i] = tuple(zip(ids, values, strict=True))[: tops[i]]
     return found
 

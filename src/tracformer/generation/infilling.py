@@ -188,9 +188,9 @@ def _filled(
     asked = stack([job.laid for job in jobs], runner.model.head.device)
     watch = options.watch
 
-    def told(revealed: list[Revealed]) -> None:
+    def told(revealed: list[Revealed]) -> object:
         assert watch is not None
-        watch([_arrival(jobs[each.row], each, spelling, each.draft or options.best_of > 0) for each in revealed])
+        return watch([_arrival(jobs[each.row], each, spelling, each.draft or options.best_of > 0) for each in revealed])
 
     result = runner.fill(
         asked.tokens,

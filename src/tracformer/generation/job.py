@@ -34,7 +34,7 @@ class Revealed(NamedTuple):
     draft: bool = False
 
 
-Watch = Callable[[list[Revealed]], None]
+Watch = Callable[[list[Revealed]], object]  # one that returns False wants to hear no more
 
 
 class Rules(TypedDict, total=False):
@@ -215,9 +215,10 @@ class Job:
         for row in {answer.row for answer in answers}:
             row.step += 1
             self.left -= not row.open
-        if self.watch is not None:
-            drafts = [draft for answer in answers for draft in answer.row.changed(answer.drafts)]
-            self.watch(sorted(revealed) + drafts if drafts else sorted(revealed))
+        if (watch := self.watch) is not None:  # another thread may take it away
+            drafts = [draft for answer in answers if answer.drafts for draft in answer.row.changed(answer.drafts)]
+            if watch(sorted(revealed) + drafts if drafts else sorted(revealed)) is False:
+                self.watch = None
         return len(revealed)
 
     def result(self) -> Filled:

@@ -39,6 +39,11 @@ class Work:
         self.mail: queue.SimpleQueue[list[Revealed] | End] = queue.SimpleQueue()
         self.left = False  # nobody waits for it any more
 
+    def hush(self) -> None:
+        """Nobody wants to hear of tokens any more: no thread is woken for them."""
+        assert self.job is not None
+        self.job.watch = None
+
     @property
     def wanted(self) -> bool:
         return not self.left and self.request.ended is None
@@ -124,8 +129,9 @@ class Request:
                 if self.ended is not None:
                     raise self.ended
                 if not isinstance(letter, End):
-                    assert watch is not None
-                    watch(letter)
+                    if watch is not None and watch(letter) is False:
+                        work.hush()
+                        watch = None
                 elif letter.error is not None:
                     raise letter.error
                 else:

@@ -156,14 +156,14 @@ class Arrival(Record):
 class Watcher:
     """A `watch` that hears more than a function does: drafts too, and each sample's lengths before its first token."""
 
-    def __call__(self, arrivals: list[Arrival]) -> None:
-        """Tokens and drafts as they come."""
+    def __call__(self, arrivals: list[Arrival]) -> object:
+        """Tokens and drafts as they come. Returns False when it wants to hear no more."""
 
     def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
         """How many tokens each blank gets."""
 
 
-Watch = Callable[[list[Arrival]], None]
+Watch = Callable[[list[Arrival]], object]  # one that returns False wants to hear no more
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ else is in the batch. Everything is computed in float64, so that a batch changes
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,7 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tracformer import native
+
 NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
+NOTHING_LEFT = "no token is left to choose from: what is banned, allowed, required and not to be repeated contradicts itself here"
+SHARED_FROM = 32768  # elements: from so many on, PyTorch divides an operation among threads
 
 
 def _require(holds: bool, name: str, value: float, allowed: str) -> None:
@@ -70,25 +74,66 @@ class Pick:
 
 class Chosen(NamedTuple):
     tokens: Tensor  # (N,)
-    log_probs: Tensor  # (N,) float64: with which each was drawn, of the sampler's distribution
+    drawn: Tensor  # (N,) float64: with which log-probability each was drawn, of the sampler's distribution
+    own: Tensor  # (N,) float64: the model's own log-probability of each, whatever the sampler
 
 
 def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
-    """A token a row of logits (N, V). Rows that share a sampler are computed together."""
+    """A token a row of logits (N, V). Compiled code chooses where there is some, but for rows whose choice depends on tokens before it."""
+    compiled = logits.device.type == "cpu" and logits.dtype == torch.float32 and native.ready()
+    slow = [row for row, pick in enumerate(picks) if pick.sampler.needs_history or not compiled]
+    if not slow:
+        return _compiled(logits, picks)
+    if len(slow) == len(picks):
+        return _plain(logits, picks)
+    fast = sorted(set(range(len(picks))) - set(slow))
+    parts = (_plain(logits[slow], [picks[row] for row in slow]), _compiled(logits[fast], [picks[row] for row in fast]))
+    places = torch.tensor(slow + fast).argsort()
+    return Chosen(*(torch.cat(each)[places] for each in zip(*parts, strict=True)))
+
+
+def _plain(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
+    """Rows that share a sampler are computed together."""
     chosen = torch.empty(len(picks), dtype=torch.int64, device=logits.device)
-    drawn = torch.zeros(len(picks), dtype=torch.float64, device=logits.device)  # the likeliest comes for certain
+    drawn, own = (torch.zeros(len(picks), dtype=torch.float64, device=logits.device) for _ in range(2))  # the likeliest comes for certain
     groups: dict[Sampler, list[int]] = {}
     for row, pick in enumerate(picks):
         groups.setdefault(pick.sampler, []).append(row)
-    for sampler, rows in groups.items():
-        scores = adjusted(logits[rows] if len(groups) > 1 else logits, sampler, [picks[row] for row in rows])
+    for sampler, rows in ((sampler, some) for sampler, group in groups.items() for some in in_pieces(group, logits)):
+        mine = logits[rows] if len(rows) < len(logits) else logits
+        scores = adjusted(mine, sampler, [picks[row] for row in rows])
         if sampler.temperature == 0:
             chosen[rows] = scores.argmax(1)
         else:
             odds = scores.softmax(1)
             chosen[rows] = inverse_cdf(odds, torch.tensor([picks[row].uniform for row in rows], dtype=torch.float64))
             drawn[rows] = odds.gather(1, chosen[rows, None])[:, 0].log()
-    return Chosen(chosen, drawn)
+        own[rows] = mine.double().log_softmax(1).gather(1, chosen[rows, None])[:, 0]
+    return Chosen(chosen, drawn, own)
+
+
+def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
+    V = logits.shape[1]
+    masks: dict[tuple[Sequence[int] | None, ...], int] = {}
+    which, rules = [], []
+    for pick in picks:
+        sampler = pick.sampler
+        _check_ids(sampler, V)
+        restricted = sampler.banned or sampler.allowed or pick.only is not None
+        limits = (sampler.banned, sampler.allowed, None if pick.only is None else tuple(pick.only))
+        which.append(masks.setdefault(limits, len(masks)) if restricted else -1)
+        rules.append((sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p, pick.uniform))
+    forbidden = torch.stack([_forbidden(*limits, V) for limits in masks]) if masks else torch.empty(0, V, dtype=torch.bool)  # type: ignore[arg-type]
+    chosen = Chosen(*torch.ops.tracformer.choose(logits.contiguous(), forbidden, torch.tensor(which), torch.tensor(rules, dtype=torch.float64)))
+    if min(chosen.tokens.tolist()) < 0:
+        raise ValueError(NOTHING_LEFT)
+    return chosen
+
+
+def in_pieces(rows: Sequence[int], logits: Tensor) -> Iterator[list[int]]:
+    """On the CPU a few rows of logits at a time: threads would wait for one another longer than they compute, above all in a busy server."""
+    size = max(1, (SHARED_FROM - 1) // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
+    return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
 
 def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
@@ -103,9 +148,7 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
             scores[row].masked_fill_(_all_but(tuple(pick.only), V, scores.device), -torch.inf)
     best = scores.amax(1, keepdim=True)
     if best.isneginf().any():
-        raise ValueError(
-            "no token is left to choose from: what is banned, allowed, required and not to be repeated contradicts itself here"
-        )
+        raise ValueError(NOTHING_LEFT)
     if sampler.temperature == 0:
         return scores
     return truncated((scores - best) / sampler.temperature, sampler)  # less the best, no temperature is too low for float64
@@ -183,6 +226,18 @@ def _all_but(ids: tuple[int, ...], vocab_size: int, device: torch.device) -> Ten
         raise ValueError(f"allowed token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
     mask = torch.ones(vocab_size, dtype=torch.bool, device=device)
     mask[index] = False
+    return mask
+
+
+@lru_cache(maxsize=64)
+def _forbidden(banned: tuple[int, ...], allowed: tuple[int, ...], only: tuple[int, ...] | None, vocab_size: int) -> Tensor:
+    """(V,): which tokens these rules exclude together."""
+    here = torch.device("cpu")
+    mask = torch.zeros(vocab_size, dtype=torch.bool)
+    mask[list(banned)] = True
+    for ids in (allowed or None, only):
+        if ids is not None:
+            mask |= _all_but(ids, vocab_size, here)
     return mask
 
 

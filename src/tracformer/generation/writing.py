@@ -43,9 +43,9 @@ class Writer:
         asked = stack([laid] * len(seeds), self.runner.model.head.device)
         stops = StopStrings(self.stop, tokenizer, eot, skip=int(self.of.spaced[0]))
 
-        def told(revealed: list[Revealed]) -> None:
+        def told(revealed: list[Revealed]) -> object:
             assert watch is not None
-            watch([self.spelling.arrival(each, 0, first + each.row, 0, each.position - start) for each in revealed])
+            return watch([self.spelling.arrival(each, 0, first + each.row, 0, each.position - start) for each in revealed])
 
         filled = self.runner.fill(
             asked.tokens,

@@ -8,7 +8,7 @@ A cache has a fixed number of rows, one a sequence. Sequences come (`admit`) and
 moved or allocated anew. The caller holds the cache; the model keeps nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -17,13 +17,15 @@ from torch import Tensor
 from tracformer.attention import Layout
 from tracformer.geometry import paired_encoder_layer
 from tracformer.model.likelihood import logits_of
-from tracformer.model.linear import FEW
 from tracformer.model.rotary import Angles, rotary_angles
 from tracformer.model.slots import Slots
 from tracformer.model.step import compiled_step
 
 if TYPE_CHECKING:
     from tracformer.model.tracformer import Tracformer
+
+BRIEF = 256  # tokens
+Whole = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # rows, what is given, counts, ends
 
 
 class Cache:
@@ -68,10 +70,10 @@ class Cache:
         self.tokens[rows, :T], self.lengths[rows] = tokens.to(self.tokens.dtype), lengths
         new, source = _first_of_equals(tokens.masked_fill(~context, -1), lengths)
         behind = lengths - 1 - known  # what follows the first target; nobody asks for what lies before it
-        for some in _alike(known.tolist(), new):
-            self._read_prefix(rows[some], tokens[some], known[some])
-        for some in _alike(behind.tolist(), new) if self.mode != "ar" else ():
-            self._read_suffix(rows[some], tokens[some].masked_fill(~context[some], self.model.config.mask_id), lengths[some], behind[some])
+        given = tokens.masked_fill(~context, self.model.config.mask_id)
+        if self.mode != "ar":
+            self._read(self._read_suffix, new, behind, rows, given, lengths)
+        self._read(self._read_prefix, new, known, rows, given, torch.zeros_like(lengths))
         if len(new) < N:
             self._copy(rows[source], rows, int(known.max()), T)
         for row, count in zip(taken, known.tolist(), strict=True):
@@ -93,8 +95,7 @@ class Cache:
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
         """(N, vocab_size) at one position in each of some sequences, a target or behind one, every token before it being known."""
         self._advance(rows.tolist(), positions.tolist())
-        parts = [self._decode(*some) for some in zip(*self._chunks(rows, positions), strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._decode(rows, positions)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
         """A cache of some of the sequences, in any order and number; what happens to it does not touch this one."""
@@ -108,9 +109,24 @@ class Cache:
         chosen.decoder = [slots.select(index) for slots in self.decoder]
         return chosen
 
-    # ---- whole passes
+    # ---- what is given
 
-    def _read_suffix(self, rows: Tensor, given: Tensor, lengths: Tensor, behind: Tensor) -> None:
+    def _read(self, whole: Whole, new: Sequence[int], counts: Tensor, rows: Tensor, given: Tensor, ends: Tensor) -> None:
+        """An encoder over `counts` tokens of each of some sequences, from the start, or from the end of a text of length `ends`.
+
+        A short text goes through the compiled step, a handful of tokens at a time: whole passes have their price in calls.
+        """
+        sizes = counts.tolist()
+        brief = [i for i in new if 0 < sizes[i] <= BRIEF] if self.step is not None else []
+        if brief:
+            number, place = torch.tensor([(i, place) for i in brief for place in range(sizes[i])]).T.contiguous()
+            end = ends[number]
+            position = torch.where(end > 0, end - 1 - place, place)
+            self._compiled_encode(given[number, position], rows[number], place, end)
+        for some in _alike(sizes, [i for i in new if i not in brief]):
+            whole(rows[some], given[some], counts[some], ends[some])
+
+    def _read_suffix(self, rows: Tensor, given: Tensor, behind: Tensor, lengths: Tensor) -> None:
         """The suffix encoder over the last `behind` tokens of each sequence, from the end: masks where not `given`. Its features go to the
         decoder's suffix slots.
         """
@@ -124,15 +140,14 @@ class Cache:
             x = layer(x, angles, layout, model.attention)
             self._keep(number, slots, x.flatten(0, 1), places.flatten())
 
-    def _read_prefix(self, rows: Tensor, tokens: Tensor, known: Tensor) -> None:
+    def _read_prefix(self, rows: Tensor, given: Tensor, known: Tensor, _: Tensor) -> None:
         """The prefix encoder over each sequence's first `known` tokens, in parallel."""
         model, P = self.model, int(known.max())
         layout = Layout(known, P, readings=1, rows=known[:0])
         positions = torch.arange(P, device=known.device)
         slots, places = (rows[:, None] * self.length + positions).flatten(), positions.repeat(len(rows))
         decoder_slots = (rows[:, None] * self.decoder[0].slots + positions).flatten()
-        inside = positions < known[:, None]
-        x = model.embedding(tokens[:, :P].masked_fill(~inside, model.config.mask_id))
+        x = model.embedding(given[:, :P])
         angles = self._at(positions)
         for number, layer in enumerate(model.encoder, start=1):
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
@@ -157,20 +172,13 @@ class Cache:
         if not pairs:
             return
         row, place = torch.tensor(pairs, device=self.tokens.device).T.contiguous()
-        for some, places in zip(*self._chunks(row, place), strict=True):  # ascending in each row, so that none comes before what it reads
-            self._encode(some, places)
+        self._encode(row, place)  # ascending in each row, so that none comes before what it reads
         for each, position in zip(rows, positions, strict=True):
             self.encoded[each] = max(self.encoded[each], position)
 
-    def _chunks(self, rows: Tensor, places: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Compiled steps take a few rows at a time: what is computed for one does not depend on how many come with it."""
-        if len(rows) <= FEW or self.step is None:
-            return [rows], [places]
-        return rows.split(FEW), places.split(FEW)
-
     def _encode(self, row: Tensor, place: Tensor) -> None:
         if self.step is not None:
-            return self._compiled_encode(row, place)
+            return self._compiled_encode(self.tokens[row, place], row, place, torch.zeros_like(row))
         model, angles = self.model, self._at(place)
         slot, decoder_slot = row * self.length + place, row * self.decoder[0].slots + place
         x = model.embedding(self.tokens[row, place])
@@ -207,11 +215,11 @@ class Cache:
 
     # ---- the same in compiled code, all layers in a call
 
-    def _compiled_encode(self, rows: Tensor, places: Tensor) -> None:
+    def _compiled_encode(self, tokens: Tensor, rows: Tensor, places: Tensor, ends: Tensor) -> None:
         sides = self.decoder[0].slots // self.length
         readers = [self.decoder[paired_encoder_layer(number, len(self.decoder)) - 1] for number in range(1, len(self.encoder) + 1)]
         caches = [[getattr(kept, name) for kept in layers] for layers in (self.encoder, readers) for name in ("keys", "values")]
-        self.step.encode(self.tokens[rows, places].long(), rows, places, *self.angles, sides, *caches)
+        self.step.encode(tokens.long(), rows, places, ends, *self.angles, sides, *caches)
 
     def _compiled_decode(self, rows: Tensor, places: Tensor) -> Tensor:
         sides = self.decoder[0].slots // self.length

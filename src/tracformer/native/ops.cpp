@@ -130,7 +130,8 @@ Window window_of(const Tensor& q, const Tensor& k, const Tensor& v, int64_t step
   TORCH_CHECK(extra.empty() || window.extra[0] > 0, "distance ", window.extra[0], " is not behind the query");
   const int64_t longest = (T + window.step - 1) / window.step, wanted = 4 * at::get_num_threads();
   window.count = std::min(count, longest);
-  window.segments = std::clamp<int64_t>(wanted / window.tasks(), 1, std::max<int64_t>(1, longest / kShortestSegment));
+  const int64_t least = std::max(wanted / window.tasks(), longest / kLongestSegment);
+  window.segments = std::clamp<int64_t>(least, 1, std::max<int64_t>(1, longest / kShortestSegment));
   return window;
 }
 

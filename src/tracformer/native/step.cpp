@@ -1,7 +1,7 @@
-// A step of generation for a handful of rows, whole: the prefix encoder over some tokens with the decoder's keys of them, and the decoder
-// over some positions up to the logits, each in one call.
+// A step of generation, whole: the encoder over some tokens with the decoder's keys of them, and the decoder over some positions up to the
+// logits, each in one call. A handful of rows at a time goes through all layers.
 //
-// Rows are (sequence, position) pairs. Caches are (B * slots, d), each token's heads side by side. States are float32, weights are stored
+// Rows are (sequence, place) pairs. A place is a position; the suffix encoder's places count from the end of the text. Caches are (B * slots, d), each token's heads side by side. States are float32, weights are stored
 // as `Matrix` says. All threads run through all layers; a product's outputs are divided among them, and so are attention's heads.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -93,21 +93,23 @@ struct Slots {
   float *keys, *values;
 };
 
-// The rows of one call: where they stand, and what is computed for them.
+// A handful of rows: where they stand, and what is computed for them.
 struct Batch {
   int64_t N, d, heads, D;
-  const int64_t *row, *place;
-  const float *cos, *sin;                    // (T, D/2) tables
+  const int64_t *row, *place, *end;  // end, of the encoder's rows: zero, or the length of the text that is read from its end
+  const float *cos, *sin;            // (T, D/2) tables
   Scratch<float> memory;
   float *x, *projected, *mixed, *inner, *turned;  // (N, d), (N, 3d), (N, d), (N, 4d), (4d, kFewRows)
 
-  Batch(int64_t N, int64_t d, int64_t heads, const int64_t* row, const int64_t* place, const float* cos, const float* sin)
-      : N(N), d(d), heads(heads), D(d / heads), row(row), place(place), cos(cos), sin(sin) {
+  Batch(int64_t N, int64_t d, int64_t heads, const int64_t* row, const int64_t* place, const int64_t* end, const float* cos, const float* sin)
+      : N(N), d(d), heads(heads), D(d / heads), row(row), place(place), end(end), cos(cos), sin(sin) {
     x = memory.take(N * d), projected = memory.take(3 * N * d), mixed = memory.take(N * d), inner = memory.take(4 * N * d);
     turned = memory.take(N > kAloneRows ? 4 * d * kFewRows : 0);
   }
+  bool backward(int64_t n) const { return end && end[n] > 0; }
+  int64_t position(int64_t n) const { return backward(n) ? end[n] - 1 - place[n] : place[n]; }
   void rotate_head(const float* from, int64_t n, float* to) const {
-    rotate(from, to, D, cos + place[n] * (D / 2), sin + place[n] * (D / 2));
+    rotate(from, to, D, cos + position(n) * (D / 2), sin + position(n) * (D / 2));
   }
 };
 
@@ -151,7 +153,7 @@ class Worker {
     me_.stage(at_.heads, 1, N, [&](int64_t first, int64_t last) {
       for (int64_t h = first * D; h < last * D; h += D)
         for (int64_t n = 0; n < N; ++n) {
-          const int64_t slot = at_.row[n] * sides * length + at_.place[n];
+          const int64_t slot = at_.row[n] * sides * length + (at_.backward(n) ? length : 0) + at_.position(n);
           at_.rotate_head(at_.projected + n * 2 * d + h, n, read.keys + slot * d + h);
           std::copy_n(at_.projected + n * 2 * d + d + h, D, read.values + slot * d + h);
         }
@@ -254,63 +256,79 @@ struct Step : torch::CustomClassHolder {
     threads_ = std::max<int64_t>(1, read.bytes / read.products / kLeastPortion);
   }
 
-  // Tokens (N) at (rows, places), all before them being encoded. Keys and values of encoder and decoder go to their slots; `read_*` are the
-  // decoder's, in the order of the encoder layers that they belong to.
-  void encode(const Tensor& tokens, const Tensor& rows, const Tensor& places, const Tensor& cos, const Tensor& sin, int64_t sides,
-              const Tensors& kept_keys, const Tensors& kept_values, const Tensors& read_keys, const Tensors& read_values) const {
+  // Tokens (N) at (rows, places), ascending in each sequence, all before them being encoded. ends (N): zero, or the length of the text that
+  // the suffix encoder reads; a sequence is read in one direction at a time, since both keep their keys in the same slots. Keys and values of
+  // encoder and decoder go to their slots; `read_*` are the decoder's, in the order of the encoder layers that they belong to.
+  void encode(const Tensor& tokens, const Tensor& rows, const Tensor& places, const Tensor& ends, const Tensor& cos, const Tensor& sin,
+              int64_t sides, const Tensors& kept_keys, const Tensors& kept_values, const Tensors& read_keys, const Tensors& read_values) const {
     const int64_t N = tokens.numel(), length = cos.size(0);
-    Batch at = rows_of(N, rows, places, cos, sin);
-    const std::vector<Slots> kept = slots_of(kept_keys, kept_values, at, length), read = slots_of(read_keys, read_values, at, sides * length);
+    const Places all = places_of(N, rows, places, ends, length, sides);
+    const std::vector<Slots> kept = slots_of(kept_keys, kept_values, all, length), read = slots_of(read_keys, read_values, all, sides * length);
     const int64_t* token = integers(tokens, N);
-    for (int64_t n = 0; n < N; ++n) {
-      TORCH_CHECK(token[n] >= 0 && token[n] < vocabulary_, "token ", token[n], " of ", vocabulary_);
-      std::copy_n(embedding_ + token[n] * d_, d_, at.x + n * d_);
-    }
+    for (int64_t n = 0; n < N; ++n) TORCH_CHECK(token[n] >= 0 && token[n] < vocabulary_, "token ", token[n], " of ", vocabulary_);
     int64_t most = 0;
     for (const EncoderLayer& layer : encoder_) most = std::max(most, layer.reach);
-    together(threads_, encoder_.size() * Worker::kStages, [&](const Member& me) {
-      Worker worker(me, at, most);
-      for (size_t i = 0; i < encoder_.size(); ++i) worker.encode(encoder_[i], kept[i], read[i], length, sides);
-    });
+    for (int64_t first = 0; first < N; first += kFewRows) {
+      Batch at = batch_of(all, first, cos, sin);
+      for (int64_t n = 0; n < at.N; ++n) std::copy_n(embedding_ + token[first + n] * d_, d_, at.x + n * d_);
+      together(threads_, encoder_.size() * Worker::kStages, [&](const Member& me) {
+        Worker worker(me, at, most);
+        for (size_t i = 0; i < encoder_.size(); ++i) worker.encode(encoder_[i], kept[i], read[i], length, sides);
+      });
+    }
   }
 
   // Logits (N, vocabulary) at (rows, places), all before them being encoded; lengths (N) of their texts, zero where no suffix is read.
   Tensor decode(const Tensor& rows, const Tensor& places, const Tensor& lengths, const Tensor& cos, const Tensor& sin, int64_t sides,
                 const Tensors& read_keys, const Tensors& read_values) const {
     const int64_t N = rows.numel(), length = cos.size(0);
-    Batch at = rows_of(N, rows, places, cos, sin);
-    const std::vector<Slots> read = slots_of(read_keys, read_values, at, sides * length);
-    const int64_t* ends = integers(lengths, N);
-    for (int64_t n = 0; n < N; ++n)
-      TORCH_CHECK(ends[n] <= length && (ends[n] <= 0 || sides == 2), "a text of ", ends[n], ", a cache of ", length, " with ", sides, " sides");
+    const Places all = places_of(N, rows, places, lengths, length, sides);
+    const std::vector<Slots> read = slots_of(read_keys, read_values, all, sides * length);
     Tensor logits = at::empty({N, head_.outputs}, cos.options());
     float* out = logits.mutable_data_ptr<float>();
-    together(threads_, (decoder_.size() + 1) * Worker::kStages, [&](const Member& me) {
-      Worker worker(me, at, 2 * length);
-      for (size_t i = 0; i < decoder_.size(); ++i) worker.decode(decoder_[i], read[i], ends, length, sides);
-      worker.answer(norm_, head_, out);
-    });
+    for (int64_t first = 0; first < N; first += kFewRows) {
+      Batch at = batch_of({all.N, all.row, all.place, nullptr}, first, cos, sin);
+      together(threads_, (decoder_.size() + 1) * Worker::kStages, [&](const Member& me) {
+        Worker worker(me, at, 2 * length);
+        for (size_t i = 0; i < decoder_.size(); ++i) worker.decode(decoder_[i], read[i], all.end + first, length, sides);
+        worker.answer(norm_, head_, out + first * head_.outputs);
+      });
+    }
     return logits;
   }
 
  private:
-  Batch rows_of(int64_t N, const Tensor& rows, const Tensor& places, const Tensor& cos, const Tensor& sin) const {
-    const int64_t length = cos.size(0), D = d_ / heads_;
-    TORCH_CHECK(N > 0 && N <= kFewRows, "there are ", N, " rows; from 1 to ", kFewRows, " are computed together");
-    const int64_t *row = integers(rows, N), *place = integers(places, N);
-    for (int64_t n = 0; n < N; ++n)
-      TORCH_CHECK(row[n] >= 0 && place[n] >= 0 && place[n] < length, "row ", row[n], ", place ", place[n], " is outside a cache of ", length);
-    return Batch(N, d_, heads_, row, place, floats(cos, length * (D / 2)), floats(sin, length * (D / 2)));
+  struct Places {
+    int64_t N;
+    const int64_t *row, *place, *end;
+  };
+
+  static Places places_of(int64_t N, const Tensor& rows, const Tensor& places, const Tensor& ends, int64_t length, int64_t sides) {
+    const Places all{N, integers(rows, N), integers(places, N), integers(ends, N)};
+    for (int64_t n = 0; n < N; ++n) {
+      const int64_t row = all.row[n], place = all.place[n], end = all.end[n];
+      TORCH_CHECK(row >= 0 && place >= 0 && place < length, "row ", row, ", place ", place, " is outside a cache of ", length);
+      TORCH_CHECK(end == 0 || (sides == 2 && place < end && end <= length), "place ", place, " of a text of ", end, ", a cache of ", length,
+                  " with ", sides, " sides");
+    }
+    return all;
   }
 
-  std::vector<Slots> slots_of(const Tensors& keys, const Tensors& values, const Batch& at, int64_t slots) const {
+  // A handful of rows from `first` on.
+  Batch batch_of(const Places& all, int64_t first, const Tensor& cos, const Tensor& sin) const {
+    const int64_t table = cos.size(0) * (d_ / heads_ / 2);
+    return Batch(std::min<int64_t>(kFewRows, all.N - first), d_, heads_, all.row + first, all.place + first, all.end ? all.end + first : nullptr,
+                 floats(cos, table), floats(sin, table));
+  }
+
+  std::vector<Slots> slots_of(const Tensors& keys, const Tensors& values, const Places& all, int64_t slots) const {
     TORCH_CHECK(keys.size() == encoder_.size() && values.size() == encoder_.size(), "there are ", keys.size(), " caches");
+    const int64_t last = all.N ? *std::max_element(all.row, all.row + all.N) : -1;
     std::vector<Slots> found;
     for (size_t i = 0; i < keys.size(); ++i) {
       for (const Tensor& each : {keys[i], values[i]}) {
         floats(each, each.numel());
-        for (int64_t n = 0; n < at.N; ++n)
-          TORCH_CHECK((at.row[n] + 1) * slots * d_ <= each.numel(), "row ", at.row[n], " is outside a cache of ", each.sizes());
+        TORCH_CHECK((last + 1) * slots * d_ <= each.numel(), "row ", last, " is outside a cache of ", each.sizes());
       }
       found.push_back({keys[i].mutable_data_ptr<float>(), values[i].mutable_data_ptr<float>()});
     }

@@ -33,9 +33,11 @@ class Growing:
         self._ids: list[int] = []
         self._raw = ""  # their text, half a character at its end included
         self._told = skip
+        self._count = 0  # of tokens, those behind a stop string included
         self._told_pieces = 0
 
     def add(self, token_id: int, log_prob: float, candidates: tuple[Candidate, ...] = ()) -> None:
+        self._count += 1
         if self.stopped is not None:
             return
         if token_id == self.eot:
@@ -49,6 +51,11 @@ class Growing:
         self.pieces.append(Piece(token_id, log_prob, candidates, start))
         if not self._raw.endswith(HALF):
             self._grow(self._raw)
+
+    def add_all(self, token_ids: Sequence[int], log_probs: Sequence[float], candidates: Sequence[tuple[Candidate, ...]] = ()) -> None:
+        """All tokens from the first on; those that are here already are passed by."""
+        for i in range(self._count, len(token_ids)):
+            self.add(token_ids[i], log_probs[i], candidates[i] if candidates else ())
 
     def finish(self) -> None:
         """Nothing more will come: half a character stays half."""

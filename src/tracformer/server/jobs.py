@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
@@ -15,7 +16,7 @@ from tracformer.server.limits import Gate
 from tracformer.server.spelt import Names
 
 A = TypeVar("A")
-Tell = Callable[[Any], None]  # None: a token came, and nobody wants to hear more of it
+Tell = Callable[[Any], bool]  # None: a token came, and nobody wants to hear of others; returns whether somebody does
 Ask = Callable[[LanguageModel, Tell], A]  # runs in a thread: the model to ask, and whom to tell of what comes before the result
 
 
@@ -50,8 +51,9 @@ class Job(Generic[A]):
         self.started = self.first = self.ended = 0.0  # when it left the queue, when its first token came, when it was done
         self.result: A
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[Any] = asyncio.Queue()  # None: nothing more will come
-        self._head: list[Any] = []  # taken from the queue before the loop began
+        self._told: deque[Any] = deque()  # None: nothing more will come
+        self._news = asyncio.Event()  # something was told
+        self._woken = False  # and the loop knows, or will soon
         self._request: Request | None = None
         self._why: Exception | None = None  # it was given up
         self._task = asyncio.create_task(self._run())
@@ -62,8 +64,8 @@ class Job(Generic[A]):
     async def begun(self) -> None:
         """Returns when there is something to tell; a job that fails before that raises, while the answer's status can still say so."""
         try:
-            self._head = [await self._told.get()]
-            if self._head == [None]:
+            await self._news.wait()
+            if self._told[0] is None:
                 self._take()
         except BaseException:
             self._leave()
@@ -71,11 +73,16 @@ class Job(Generic[A]):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
-            while (told := self._head.pop() if self._head else await self._told.get()) is not None:
+            while (told := await self._hear()) is not None:
                 yield told
             self._take()
         finally:
             self._leave()
+
+    @property
+    def more(self) -> bool:
+        """Something was told that was not heard yet."""
+        return bool(self._told)
 
     async def done(self) -> A:
         async for _ in self:
@@ -91,7 +98,7 @@ class Job(Generic[A]):
             self._request.cancel()
         else:
             self._task.cancel()
-        self._told.put_nowait(None)
+        self._say(None)
 
     def timings(self, tokens: int) -> dict[str, Any]:
         """Milliseconds, as the client is told them."""
@@ -106,7 +113,22 @@ class Job(Generic[A]):
     def _ended(self, task: "asyncio.Task[A]") -> None:
         if not task.cancelled():
             task.exception()  # seen, also where nobody waits for it any more
-        self._told.put_nowait(None)
+        self._say(None)
+
+    def _say(self, what: Any) -> None:
+        """From any thread. The loop is woken once for all that it has not heard."""
+        self._told.append(what)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    async def _hear(self) -> Any:
+        while not self._told:
+            self._woken = False
+            self._news.clear()
+            if not self._told:  # what was said before `_woken` fell is here; what is said after it wakes the loop
+                await self._news.wait()
+        return self._told.popleft()
 
     def _take(self) -> None:
         if self._why is not None:
@@ -136,10 +158,11 @@ class Job(Generic[A]):
     def _work(self, request: Request) -> A:
         """In a thread of its own."""
 
-        def tell(what: Any) -> None:
+        def tell(what: Any) -> bool:
             self.first = self.first or time.monotonic()
             if what is not None:
-                self._loop.call_soon_threadsafe(self._told.put_nowait, what)
+                self._say(what)
+            return what is not None
 
         with request:
             return self.ask(self.desk.lm.on(request), tell)

@@ -110,8 +110,8 @@ class Infill:
             top=self.asked.n_probs,
         )
 
-        def told(_: int, text: str, pieces: list[Piece]) -> None:
-            tell((text, pieces) if self.asked.stream else None)
+        def told(_: int, text: str, pieces: list[Piece]) -> bool:
+            return tell((text, pieces) if self.asked.stream else None)
 
         return write_on(lm, wish, told)[0]
 

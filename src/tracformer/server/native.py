@@ -145,7 +145,7 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
             lengths=asked.lengths,
             length_draws=asked.length_draws,
             top=asked.top,
-            watch=_Listener(tell) if asked.stream else lambda _: tell(None),
+            watch=_Listener(tell) if asked.stream else lambda _: tell(None),  # of the first token only
         ),
         service.seconds(asked.timeout),
     )

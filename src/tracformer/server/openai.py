@@ -146,8 +146,8 @@ class Completion:
                 whole=self.asked.whole,
             )
 
-            def told(sample: int, text: str, pieces: list[Piece], first: int = number * self.n, base: int = prompt.base) -> None:
-                tell((first + sample, text, self._fields(pieces, base)) if self.asked.stream else None)
+            def told(sample: int, text: str, pieces: list[Piece], first: int = number * self.n, base: int = prompt.base) -> bool:
+                return tell((first + sample, text, self._fields(pieces, base)) if self.asked.stream else None)
 
             written = write_on(lm, wish, told)
             best = sorted(written, key=lambda each: -each.mean_log_prob)[: self.n] if self.draws > self.n else written

@@ -21,4 +21,16 @@ def event(data: Any, name: str | None = None) -> bytes:
 async def answer(job: Job[Any], events: AsyncIterator[bytes]) -> StreamingResponse:
     """Begins when the job has something to tell, so that a request that is refused gets a status that says so."""
     await job.begun()
-    return StreamingResponse(events, media_type="text/event-stream", headers=HEADERS)
+    return StreamingResponse(_joined(job, events), media_type="text/event-stream", headers=HEADERS)
+
+
+async def _joined(job: Job[Any], events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What is ready at once goes out at once."""
+    held: list[bytes] = []
+    async for each in events:
+        held.append(each)
+        if not job.more:
+            yield b"".join(held)
+            held = []
+    if held:
+        yield b"".join(held)

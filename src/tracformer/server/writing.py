@@ -7,10 +7,11 @@ never read for blanks: brackets in it are brackets.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from tracformer.generation.blanks import Template, frame, write
 from tracformer.generation.language import LanguageModel
-from tracformer.generation.results import Arrival, Watcher
+from tracformer.generation.results import Arrival, Candidates, Watcher
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.server.growing import Growing, Piece
 
@@ -71,8 +72,10 @@ def read_prompt(lm: LanguageModel, prompt: str | tuple[int, ...]) -> Prompt:
     return Prompt(text, prompt, len(text))
 
 
-def write_on(lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece]], None]) -> list[Written]:
-    """`wish.n` samples. `tell(sample, text, pieces)` hears what is certain as it comes, and nothing where there is nothing new."""
+def write_on(lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece]], object]) -> list[Written]:
+    """`wish.n` samples. `tell(sample, text, pieces)` hears what is certain as it comes, and nothing where there is nothing new. When it
+    returns False it hears no more.
+    """
     prompt = read_prompt(lm, wish.prompt)
     room = lm.model.config.max_length - len(prompt.ids)
     if room < 1:
@@ -81,14 +84,15 @@ def write_on(lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece
         )
     lines = [Growing(lm.tokenizer.decode, lm.tokenizer.eot_id, wish.stop, prompt.skip) for _ in range(wish.n)]
     watch = _Listener(lines, tell)
-    finished = _between(lm, wish, prompt, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
+    drawn = _between(lm, wish, prompt, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
     results = []
-    for sample, (line, (generated, ended)) in enumerate(zip(lines, finished, strict=True)):
+    for sample, (line, each) in enumerate(zip(lines, drawn, strict=True)):
+        line.add_all(each.token_ids, each.log_probs, each.candidates)  # what the watcher did not hear
         line.finish()
-        if any(rest := line.release(finished=True)):
+        if watch.wanted and any(rest := line.release(finished=True)):
             tell(sample, *rest)
-        reason = "stop" if ended or line.stopped is not None else "length"
-        results.append(Written(line.text[line.skip :], tuple(line.pieces), prompt.base, generated, reason, line.stopped))
+        reason = "stop" if each.ended or line.stopped is not None else "length"
+        results.append(Written(line.text[line.skip :], tuple(line.pieces), prompt.base, len(each.token_ids), reason, line.stopped))
     return results
 
 
@@ -114,8 +118,14 @@ def length_prior(low: int, high: int) -> dict[int, float]:
     return {length: after - before for length, (before, after) in zip(grid, pairwise(edges), strict=True)}
 
 
-def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[tuple[int, bool]]:
-    """How many tokens each sample has, and whether it came to its end."""
+class _Drawn(NamedTuple):
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    candidates: Candidates
+    ended: bool
+
+
+def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[_Drawn]:
     sampled = lm.sample(
         wish.n,
         prompt=wish.prompt,
@@ -126,10 +136,10 @@ def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[tup
         top=wish.top,
         watch=watch,
     )
-    return [(len(each.token_ids), each.ended) for each in sampled]
+    return [_Drawn(each.token_ids, each.log_probs, each.candidates, each.ended) for each in sampled]
 
 
-def _between(lm: LanguageModel, wish: Wish, prompt: Prompt, watch: Watcher) -> list[tuple[int, bool]]:
+def _between(lm: LanguageModel, wish: Wish, prompt: Prompt, watch: Watcher) -> list[_Drawn]:
     if wish.least > wish.most:
         raise ValueError(f"at least {wish.least} tokens are asked for, and at most {wish.most}; the first must not be larger")
     filled = lm.infill(
@@ -144,18 +154,19 @@ def _between(lm: LanguageModel, wish: Wish, prompt: Prompt, watch: Watcher) -> l
         top=wish.top,
         watch=watch,
     )
-    return [(len(result.spans[0].token_ids), True) for result in filled]
+    return [_Drawn(span.token_ids, span.log_probs, span.candidates, ended=True) for result in filled for span in result.spans]
 
 
 class _Listener(Watcher):
-    def __init__(self, lines: Sequence[Growing], tell: Callable[[int, str, list[Piece]], None]) -> None:
-        self.lines, self.tell = lines, tell
+    def __init__(self, lines: Sequence[Growing], tell: Callable[[int, str, list[Piece]], object]) -> None:
+        self.lines, self.tell, self.wanted = lines, tell, True
 
-    def __call__(self, arrivals: list[Arrival]) -> None:
+    def __call__(self, arrivals: list[Arrival]) -> bool:
         for arrival in arrivals:
             if arrival.draft:
                 continue
             line = self.lines[arrival.sample]
             line.add(arrival.token_id, arrival.log_prob, arrival.candidates)
-            if any(certain := line.release()):
-                self.tell(arrival.sample, *certain)
+            if any(certain := line.release()) and self.tell(arrival.sample, *certain) is False:
+                self.wanted = False
+        return self.wanted

@@ -72,6 +72,6 @@ def sample_hole(
     row = torch.from_numpy(tokens[:, :length]).to(device)
     context = torch.ones_like(row, dtype=torch.bool)
     context[:, start:stop] = False
-    # Whole passes: under autocast keys have another dtype than the cache's store.
-    filled = fill(model, row, context, mode, seed=seed, cached=False)
+    with torch.autocast(device.type, enabled=False):  # under it keys would have another dtype than the cache's store
+        filled = fill(model, row, context, mode, seed=seed)
     return row[0].tolist(), start, stop, filled.tokens[0, start:stop].tolist()

@@ -1,0 +1,165 @@
+// From logits to tokens, row by row, in float64: what generation/samplers.py says, in one call.
+//
+// Rows are few and short, and the caller's other threads have their own work: one thread does it all.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <tuple>
+#include <vector>
+
+#include "simd.h"
+
+namespace tracformer {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kNucleusFirst = 256;  // candidates that are sorted before more of them are
+
+struct Rules {
+  double temperature, top_k, top_p, min_p, uniform;
+};
+
+// Elements that follow the last are read and written in whole vectors.
+using Numbers = std::vector<double>;
+constexpr int64_t kSpare = 64 / sizeof(double);
+
+// scores := exp(scores), and nothing at all where that is too small for a number; returns the sum.
+double weigh(double* scores, int64_t count) {
+  constexpr int L = kLanes<double>;
+  Vector<double> sum{};
+  for (int64_t j = 0; j < count; j += L) {
+    const Vector<double> score = load(scores + j), none{};
+    const Vector<double> weights = first_lanes<double>(score < Types<double>::lowest_exponent ? none : exponential<double>(score), count - j, 0);
+    store(scores + j, weights);
+    sum += weights;
+  }
+  return sum_of_lanes<double>(sum);
+}
+
+class Chooser {
+ public:
+  explicit Chooser(int64_t vocabulary) : V_(vocabulary), all_(V_ + kSpare), kept_(V_ + kSpare), ranked_(V_), ids_(V_) {}
+
+  // The token, or -1 where none is left; the log-probabilities with which it was drawn, and which the model gives it.
+  std::tuple<int64_t, double, double> operator()(const float* logits, const bool* forbidden, const Rules& rules) {
+    const double most = *std::max_element(logits, logits + V_);
+    for (int64_t i = 0; i < V_; ++i) all_[i] = logits[i] - most;
+    const double total = weigh(all_.data(), V_);
+    const auto own = [&](int64_t token) { return logits[token] - most - std::log(total); };
+    const bool truncated = (rules.top_k > 0 && rules.top_k < static_cast<double>(V_)) || rules.top_p < 1 || rules.min_p > 0;
+    if (!forbidden && !truncated && rules.temperature == 1) {
+      const int64_t token = inverse(all_.data(), V_, rules.uniform);
+      return {token, own(token), own(token)};
+    }
+    int64_t count = permitted(logits, forbidden);
+    if (count == 0) return {-1, 0.0, 0.0};
+    const double best = *std::max_element(kept_.begin(), kept_.begin() + count);
+    if (best == -std::numeric_limits<double>::infinity()) return {-1, 0.0, 0.0};
+    if (rules.temperature == 0) {
+      const int64_t token = ids_[std::find(kept_.begin(), kept_.begin() + count, best) - kept_.begin()];
+      return {token, 0.0, own(token)};
+    }
+    for (int64_t i = 0; i < count; ++i) kept_[i] = (kept_[i] - best) / rules.temperature;
+    if (truncated) count = truncate(count, rules);
+    Numbers& weights = all_;
+    std::copy_n(kept_.begin(), count, weights.begin());
+    const double sum = weigh(weights.data(), count);
+    const int64_t at = inverse(weights.data(), count, rules.uniform);
+    return {ids_[at], kept_[at] - std::log(sum), own(ids_[at])};
+  }
+
+ private:
+  // The logits of tokens that may be taken, ascending by id.
+  int64_t permitted(const float* logits, const bool* forbidden) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < V_; ++i)
+      if (!forbidden || !forbidden[i]) kept_[count] = logits[i], ids_[count++] = i;
+    return count;
+  }
+
+  // top-k, then top-p, then min-p, each on what the one before left.
+  int64_t truncate(int64_t count, const Rules& rules) {
+    if (rules.top_k > 0 && rules.top_k < static_cast<double>(count)) {
+      const auto last = static_cast<int64_t>(rules.top_k) - 1;
+      rank(count);
+      std::nth_element(ranked_.begin(), ranked_.begin() + last, ranked_.begin() + count, std::greater<>());
+      count = keep_from(ranked_[last], count);
+    }
+    if (rules.top_p < 1) count = keep_from(nucleus_floor(count, rules.top_p), count);
+    if (rules.min_p > 0) count = keep_from(*std::max_element(kept_.begin(), kept_.begin() + count) + std::log(rules.min_p), count);
+    return count;
+  }
+
+  void rank(int64_t count) { std::copy_n(kept_.begin(), count, ranked_.begin()); }
+
+  int64_t keep_from(double least, int64_t count) {
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; ++i)
+      if (kept_[i] >= least) kept_[left] = kept_[i], ids_[left++] = ids_[i];
+    return left;
+  }
+
+  // The lowest score of the smallest set of likeliest tokens whose probabilities reach top_p.
+  double nucleus_floor(int64_t count, double top_p) {
+    std::copy_n(kept_.begin(), count, all_.begin());
+    const double wanted = top_p * weigh(all_.data(), count);
+    rank(count);
+    double reached = 0;
+    for (int64_t from = 0, to = std::min(kNucleusFirst, count); from < count; from = to, to = std::min(4 * to, count)) {
+      std::nth_element(ranked_.begin() + from, ranked_.begin() + to - 1, ranked_.begin() + count, std::greater<>());
+      std::sort(ranked_.begin() + from, ranked_.begin() + to, std::greater<>());
+      for (int64_t i = from; i < to; ++i)
+        if ((reached += std::exp(ranked_[i])) >= wanted) return ranked_[i];
+    }
+    return ranked_[count - 1];
+  }
+
+  // The first whose cumulative weight exceeds u of the total; rounding may not carry u beyond the last possible one.
+  int64_t inverse(double* weights, int64_t count, double u) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; ++i) weights[i] = sum += weights[i];
+    const auto end = weights + count;
+    return std::min(std::upper_bound(weights, end, u * sum), std::lower_bound(weights, end, sum)) - weights;
+  }
+
+  const int64_t V_;
+  Numbers all_, kept_, ranked_;  // weights of all tokens, and later of those kept; scores of those kept; the same in another order
+  std::vector<int64_t> ids_;     // of those kept
+};
+
+// logits (N, V); masks (M, V): tokens that may not be taken; which (N): the mask of each row, or -1; rules (N, 5) as in `Rules`.
+std::tuple<Tensor, Tensor, Tensor> choose(const Tensor& logits, const Tensor& masks, const Tensor& which, const Tensor& rules) {
+  TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat && logits.is_contiguous(), "logits are ", logits.scalar_type(), " ",
+              logits.sizes(), "; they must be dense float32 (N, V)");
+  const int64_t N = logits.size(0), V = logits.size(1);
+  TORCH_CHECK(V > 0 && masks.dim() == 2 && masks.size(1) == V && masks.scalar_type() == at::kBool && masks.is_contiguous(), "masks are ",
+              masks.sizes());
+  TORCH_CHECK(which.numel() == N && which.scalar_type() == at::kLong && which.is_contiguous(), "which is ", which.sizes());
+  TORCH_CHECK(rules.numel() == N * 5 && rules.scalar_type() == at::kDouble && rules.is_contiguous(), "rules are ", rules.sizes());
+  Tensor tokens = at::empty({N}, which.options()), drawn = at::empty({N}, rules.options()), own = at::empty({N}, rules.options());
+  Chooser chooser(V);
+  for (int64_t n = 0; n < N; ++n) {
+    const int64_t mask = which.const_data_ptr<int64_t>()[n];
+    TORCH_CHECK(mask < masks.size(0), "mask ", mask, " of ", masks.size(0));
+    const bool* forbidden = mask < 0 ? nullptr : masks.const_data_ptr<bool>() + mask * V;
+    const double* rule = rules.const_data_ptr<double>() + 5 * n;
+    std::tie(tokens.mutable_data_ptr<int64_t>()[n], drawn.mutable_data_ptr<double>()[n], own.mutable_data_ptr<double>()[n]) =
+        chooser(logits.const_data_ptr<float>() + n * V, forbidden, {rule[0], rule[1], rule[2], rule[3], rule[4]});
+  }
+  return {tokens, drawn, own};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(tracformer, m) {
+  m.def("choose(Tensor logits, Tensor masks, Tensor which, Tensor rules) -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(tracformer, CPU, m) { m.impl("choose", choose); }
+
+}  // namespace tracformer
