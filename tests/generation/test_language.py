@@ -380,7 +380,9 @@ def test_a_model_or_a_run_is_loaded_from_its_folder(lm: LanguageModel, tmp_path:
     assert not again.model.training
     found, expected = again.infill(TEXT)[0], lm.infill(TEXT)[0]
     assert found.token_ids == expected.token_ids
-    assert found.log_prob == pytest.approx(expected.log_prob, rel=1e-12)  # sums may run in another order where the weights lie otherwise in memory
+    assert found.log_prob == pytest.approx(
+        expected.log_prob, rel=1e-12
+    )  # sums may run in another order where the weights lie otherwise in memory
 
 
 def test_folders_without_a_model_are_refused(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

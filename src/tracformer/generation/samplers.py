@@ -114,7 +114,7 @@ def _plain(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
 
 def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     V = logits.shape[1]
-    masks: dict[tuple[Sequence[int] | None, ...], int] = {}
+    masks: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None], int] = {}
     which, rules = [], []
     for pick in picks:
         sampler = pick.sampler
@@ -123,15 +123,17 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
         limits = (sampler.banned, sampler.allowed, None if pick.only is None else tuple(pick.only))
         which.append(masks.setdefault(limits, len(masks)) if restricted else -1)
         rules.append((sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p, pick.uniform))
-    forbidden = torch.stack([_forbidden(*limits, V) for limits in masks]) if masks else torch.empty(0, V, dtype=torch.bool)  # type: ignore[arg-type]
-    chosen = Chosen(*torch.ops.tracformer.choose(logits.contiguous(), forbidden, torch.tensor(which), torch.tensor(rules, dtype=torch.float64)))
+    forbidden = torch.stack([_forbidden(*limits, V) for limits in masks]) if masks else torch.empty(0, V, dtype=torch.bool)
+    chosen = Chosen(
+        *torch.ops.tracformer.choose(logits.contiguous(), forbidden, torch.tensor(which), torch.tensor(rules, dtype=torch.float64))
+    )
     if min(chosen.tokens.tolist()) < 0:
         raise ValueError(NOTHING_LEFT)
     return chosen
 
 
 def in_pieces(rows: Sequence[int], logits: Tensor) -> Iterator[list[int]]:
-    """On the CPU a few rows of logits at a time: threads would wait for one another longer than they compute, above all in a busy server."""
+    """On the CPU a few rows of logits at a time: threads would wait for one another longer than they compute."""
     size = max(1, (SHARED_FROM - 1) // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
     return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 

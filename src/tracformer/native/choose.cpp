@@ -1,6 +1,4 @@
 // From logits to tokens, row by row, in float64: what generation/samplers.py says, in one call.
-//
-// Rows are few and short, and the caller's other threads have their own work: one thread does it all.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -12,12 +10,14 @@
 #include <vector>
 
 #include "simd.h"
+#include "team.h"
 
 namespace tracformer {
 namespace {
 
 using at::Tensor;
 
+constexpr int64_t kLeastShare = 1 << 14;  // logits: with less, a thread is woken for too little
 constexpr int64_t kNucleusFirst = 256;  // candidates that are sorted before more of them are
 
 struct Rules {
@@ -142,15 +142,23 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Tensor& logits, const Tensor& ma
   TORCH_CHECK(which.numel() == N && which.scalar_type() == at::kLong && which.is_contiguous(), "which is ", which.sizes());
   TORCH_CHECK(rules.numel() == N * 5 && rules.scalar_type() == at::kDouble && rules.is_contiguous(), "rules are ", rules.sizes());
   Tensor tokens = at::empty({N}, which.options()), drawn = at::empty({N}, rules.options()), own = at::empty({N}, rules.options());
-  Chooser chooser(V);
-  for (int64_t n = 0; n < N; ++n) {
-    const int64_t mask = which.const_data_ptr<int64_t>()[n];
-    TORCH_CHECK(mask < masks.size(0), "mask ", mask, " of ", masks.size(0));
-    const bool* forbidden = mask < 0 ? nullptr : masks.const_data_ptr<bool>() + mask * V;
-    const double* rule = rules.const_data_ptr<double>() + 5 * n;
-    std::tie(tokens.mutable_data_ptr<int64_t>()[n], drawn.mutable_data_ptr<double>()[n], own.mutable_data_ptr<double>()[n]) =
-        chooser(logits.const_data_ptr<float>() + n * V, forbidden, {rule[0], rule[1], rule[2], rule[3], rule[4]});
-  }
+  const int64_t* mask = which.const_data_ptr<int64_t>();
+  for (int64_t n = 0; n < N; ++n) TORCH_CHECK(mask[n] < masks.size(0), "mask ", mask[n], " of ", masks.size(0));
+  const float* scores = logits.const_data_ptr<float>();
+  const bool* forbidden = masks.const_data_ptr<bool>();
+  const double* rule = rules.const_data_ptr<double>();
+  int64_t* token = tokens.mutable_data_ptr<int64_t>();
+  double *odds = drawn.mutable_data_ptr<double>(), *value = own.mutable_data_ptr<double>();
+  together(N * V / kLeastShare, 1, [&](Member me) {
+    Chooser chooser(V);
+    me.stage(N, 1, N, [&](int64_t first, int64_t last) {
+      for (int64_t n = first; n < last; ++n) {
+        const double* r = rule + 5 * n;
+        std::tie(token[n], odds[n], value[n]) =
+            chooser(scores + n * V, mask[n] < 0 ? nullptr : forbidden + mask[n] * V, {r[0], r[1], r[2], r[3], r[4]});
+      }
+    });
+  });
   return {tokens, drawn, own};
 }
 

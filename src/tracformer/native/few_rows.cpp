@@ -26,7 +26,7 @@ Tensor few_rows(const Tensor& x_, const Tensor& weight, const std::optional<Tens
   Scratch<float> memory;
   const float* operand = x.const_data_ptr<float>();
   if (rows > kAloneRows) {
-    float* turned = memory.take(m.width * kFewRows);
+    float* turned = memory.take(m.width * turned_rows(rows));
     turn_columns(operand, rows, m.width, 0, m.width, turned);
     operand = turned;
   }

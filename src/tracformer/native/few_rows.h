@@ -10,7 +10,7 @@
 
 namespace tracformer {
 
-constexpr int64_t kFewRows = 16;   // above that, a matrix product with packed weights pays
+constexpr int64_t kFewRows = 32;   // above that, a matrix product with packed weights pays
 constexpr int64_t kAloneRows = 4;  // up to that, each row keeps its own sums along the weights' row
 constexpr int kWidened = 64;       // weights of a row that are widened together, where all rows go together
 
@@ -54,10 +54,13 @@ void product_alone(const Matrix& m, const float* x, float* out, int64_t out_widt
   }
 }
 
-// Outputs o .. o+Block-1 of all rows at once: one weight is spread over a vector of rows. `turned` is (width, kFewRows).
-template <typename S, int Block>
+// Rows are turned in whole vectors.
+inline int64_t turned_rows(int64_t rows) { return padded<float>(rows); }
+
+// Outputs o .. o+Block-1 of all rows at once: one weight is spread over V vectors of rows. `turned` is (width, V vectors).
+template <typename S, int Block, int V>
 void product_block(const Matrix& m, const float* turned, int64_t rows, float* out, int64_t out_width, int64_t o, bool add) {
-  constexpr int L = kLanes<float>, V = kFewRows / L;
+  constexpr int L = kLanes<float>;
   constexpr bool direct = std::is_same_v<S, float>;
   Vector<float> sum[Block][V] = {};
   alignas(64) float tile[direct ? 1 : Block][kWidened];
@@ -76,8 +79,8 @@ void product_block(const Matrix& m, const float* turned, int64_t rows, float* ou
         for (; k < some; ++k) tile[b][k] = widened_one(row[k]);
       }
     }
-    const float* x = turned + start * kFewRows;
-    for (int64_t k = 0; k < some; ++k, x += kFewRows) {
+    const float* x = turned + start * V * L;
+    for (int64_t k = 0; k < some; ++k, x += V * L) {
       Vector<float> column[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) column[v] = load(x + v * L);
@@ -89,11 +92,33 @@ void product_block(const Matrix& m, const float* turned, int64_t rows, float* ou
       }
     }
   }
-  for (int b = 0; b < Block; ++b)
-    for (int64_t n = 0; n < rows; ++n) {
-      float& result = out[n * out_width + o + b];
-      result = m.finished(sum[b][n / L][n % L], o + b) + (add ? result : 0.0f);
-    }
+  alignas(64) float sums[Block][V * L];
+  for (int b = 0; b < Block; ++b) {
+    const float scale = m.scale ? m.scale[o + b] : 1.0f, bias = m.bias ? m.bias[o + b] : 0.0f;
+    for (int v = 0; v < V; ++v) store(sums[b] + v * L, sum[b][v] * scale + bias);
+  }
+  for (int64_t n = 0; n < rows; ++n) {
+    float* results = out + n * out_width + o;
+#pragma GCC unroll 8
+    for (int b = 0; b < Block; ++b) results[b] = sums[b][n] + (add ? results[b] : 0.0f);
+  }
+}
+
+template <typename S, int V>
+void product_together(const Matrix& m, const float* x, int64_t rows, float* out, int64_t out_width, int64_t from, int64_t to, bool add) {
+  constexpr int Block = kVectorBytes == 64 ? 8 : V > 2 ? 2 : 4;  // sums and operands fit into the registers
+  int64_t o = from;
+  for (; o + Block <= to; o += Block) product_block<S, Block, V>(m, x, rows, out, out_width, o, add);
+  for (; o < to; ++o) product_block<S, 1, V>(m, x, rows, out, out_width, o, add);
+}
+
+// work(count) with the count as a constant, from 1 to Most.
+template <int Most, typename Work>
+void each_count(int64_t count, const Work& work) {
+  if (count == Most)
+    work(std::integral_constant<int, Most>{});
+  else if constexpr (Most > 1)
+    each_count<Most - 1>(count, work);
 }
 
 template <typename S>
@@ -105,13 +130,13 @@ void product_of(const Matrix& m, const float* x, int64_t rows, float* out, int64
     case 4: return product_alone<S, 4>(m, x, out, out_width, from, to, add);
     default: break;
   }
-  constexpr int Block = kVectorBytes == 64 ? 8 : 4;
-  int64_t o = from;
-  for (; o + Block <= to; o += Block) product_block<S, Block>(m, x, rows, out, out_width, o, add);
-  for (; o < to; ++o) product_block<S, 1>(m, x, rows, out, out_width, o, add);
+  const auto vectors = turned_rows(rows) / kLanes<float>;
+  const auto together = [&](auto count) { product_together<S, count>(m, x, rows, out, out_width, from, to, add); };
+  each_count<kFewRows / kLanes<float>>(vectors, together);
 }
 
-// Outputs from .. to-1 of every row, (rows, out_width). x is (rows, width) up to kAloneRows rows, above that turned: (width, kFewRows).
+// Outputs from .. to-1 of every row, (rows, out_width). x is (rows, width) up to kAloneRows rows, above that turned: (width, rows in
+// whole vectors).
 inline void product(const Matrix& m, const float* x, int64_t rows, float* out, int64_t out_width, int64_t from, int64_t to,
                     bool add = false) {
   switch (m.kind) {
@@ -123,7 +148,7 @@ inline void product(const Matrix& m, const float* x, int64_t rows, float* out, i
 
 // Columns from .. to-1 of x (rows, width), turned. What stands in the lanes beyond the last row is never looked at.
 inline void turn_columns(const float* x, int64_t rows, int64_t width, int64_t from, int64_t to, float* turned) {
-  pack_transposed(x + from, width, rows, to - from, turned + from * kFewRows, kFewRows);
+  pack_transposed(x + from, width, rows, to - from, turned + from * turned_rows(rows), turned_rows(rows));
 }
 
 }  // namespace tracformer

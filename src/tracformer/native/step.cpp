@@ -99,12 +99,12 @@ struct Batch {
   const int64_t *row, *place, *end;  // end, of the encoder's rows: zero, or the length of the text that is read from its end
   const float *cos, *sin;            // (T, D/2) tables
   Scratch<float> memory;
-  float *x, *projected, *mixed, *inner, *turned;  // (N, d), (N, 3d), (N, d), (N, 4d), (4d, kFewRows)
+  float *x, *projected, *mixed, *inner, *turned;  // (N, d), (N, 3d), (N, d), (N, 4d), (4d, N in whole vectors)
 
   Batch(int64_t N, int64_t d, int64_t heads, const int64_t* row, const int64_t* place, const int64_t* end, const float* cos, const float* sin)
       : N(N), d(d), heads(heads), D(d / heads), row(row), place(place), end(end), cos(cos), sin(sin) {
     x = memory.take(N * d), projected = memory.take(3 * N * d), mixed = memory.take(N * d), inner = memory.take(4 * N * d);
-    turned = memory.take(N > kAloneRows ? 4 * d * kFewRows : 0);
+    turned = memory.take(N > kAloneRows ? 4 * d * turned_rows(N) : 0);
   }
   bool backward(int64_t n) const { return end && end[n] > 0; }
   int64_t position(int64_t n) const { return backward(n) ? end[n] - 1 - place[n] : place[n]; }
