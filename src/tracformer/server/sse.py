@@ -8,6 +8,7 @@ from starlette.responses import StreamingResponse
 
 from tracformer.server.jobs import Job
 
+TOGETHER = 16  # events, at most
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second: proxies shall not hold events back
 
@@ -25,11 +26,11 @@ async def answer(job: Job[Any], events: AsyncIterator[bytes]) -> StreamingRespon
 
 
 async def _joined(job: Job[Any], events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What is ready at once goes out at once."""
+    """What is ready goes out together, a few events at a time."""
     held: list[bytes] = []
     async for each in events:
         held.append(each)
-        if not job.more:
+        if not job.more or len(held) == TOGETHER:
             yield b"".join(held)
             held = []
     if held:
