@@ -211,6 +211,23 @@ def test_watching_is_done_in_the_callers_thread(engine: Engine) -> None:
     ]
 
 
+def test_a_watcher_that_returns_false_is_told_no_more(engine: Engine) -> None:
+    asked = question(6, batch=2)
+    heard: dict[str, int] = {"here": 0, "engine": 0}
+
+    def first(name: str) -> Callable[[list[Revealed]], bool]:
+        def watch(_: list[Revealed]) -> bool:
+            heard[name] += 1
+            return False
+
+        return watch
+
+    expected = fill(engine.model, **asked, watch=first("here"))
+    assert_same(engine.request().fill(**asked, watch=first("engine")), expected)
+    assert int(expected.steps.max()) > 1
+    assert heard == {"here": 1, "engine": 1}
+
+
 def test_a_watcher_that_fails_ends_its_own_fill(engine: Engine) -> None:
     def watch(_: list[Revealed]) -> None:
         raise LookupError("gone")
