@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.marks import needs_compiler
 from tracformer import geometry
 from tracformer.attention import Layout, build_attention
 from tracformer.native import build
 
-needs_compiler = pytest.mark.skipif(not build.available(), reason="no C++ compiler")
 reference, native = build_attention("reference"), build_attention("native")
 
 

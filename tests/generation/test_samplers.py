@@ -9,11 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tracformer import native
+from tests.marks import needs_compiler
 from tracformer.generation import samplers
 from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted, choose, inverse_cdf, truncated
-
-needs_compiler = pytest.mark.skipif(not native.available(), reason="no native code on this machine")
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:

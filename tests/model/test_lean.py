@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers import random_batch, small_model
+from tests.marks import needs_compiler
 from tests.model.test_cache import answers, open_cache
-from tracformer import Tracformer, native
+from tracformer import Tracformer
 from tracformer.model.base import targets_of
 from tracformer.model.lean import KINDS, packed, unpacked
 from tracformer.model.step import bytes_read
 from tracformer.peers.gpt2 import GPT2, GPT2Config
 
-needs_compiler = pytest.mark.skipif(not native.available(), reason="no native code on this machine")
 LEAN = [kind for kind in KINDS if kind != "float32"]
 
 

@@ -1,15 +1,12 @@
 """The compiled product of few rows is the linear layer."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer import native
+from tests.marks import needs_compiler
 from tracformer.model.lean import KINDS, packed, unpacked
 from tracformer.model.linear import Linear, linear
-
-needs_compiler = pytest.mark.skipif(not native.available(), reason="no native code on this machine")
 
 
 @needs_compiler

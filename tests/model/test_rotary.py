@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tracformer import native
+from tests.marks import needs_compiler
 from tracformer.model.rotary import Angles, rotary_angles, rotate, split_heads
-
-needs_compiler = pytest.mark.skipif(not native.available(), reason="no C++ compiler here")
 
 
 def plainly(x: Tensor, angles: Angles, heads: int, parts: int, turned: int) -> tuple[Tensor, ...]:

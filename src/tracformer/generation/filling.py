@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tracformer.generation.job import Answer, Job, Likely, Revealed, Row
 from tracformer.generation.randomness import uniforms
-from tracformer.generation.samplers import choose, in_pieces, permitted
+from tracformer.generation.samplers import choose, permitted
 from tracformer.generation.sessions import Session, empty_session
 from tracformer.model.base import ConditionalModel
 
@@ -164,9 +164,9 @@ def _drafts(row: Row, logits: Tensor) -> list[Revealed]:
 def _likely(tops: Sequence[int], logits: Tensor) -> list[Likely]:
     """The `tops[i]` likeliest tokens of row i of logits (N, V)."""
     found: list[Likely] = [()] * len(tops)
-    for some in in_pieces([i for i, top in enumerate(tops) if top], logits):
-        best = logits[some].double().log_softmax(1).topk(max(tops), dim=1)
-        for i, ids, values in zip(some, best.indices.tolist(), best.values.tolist(), strict=True):
+    if asked := [i for i, top in enumerate(tops) if top]:
+        best = logits[asked].double().log_softmax(1).topk(max(tops), dim=1)
+        for i, ids, values in zip(asked, best.indices.tolist(), best.values.tolist(), strict=True):
             found[i] = tuple(zip(ids, values, strict=True))[: tops[i]]
     return found
 

@@ -5,7 +5,7 @@ else is in the batch. Everything is computed in float64, so that a batch changes
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from tracformer import native
 
 NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
 NOTHING_LEFT = "no token is left to choose from: what is banned, allowed, required and not to be repeated contradicts itself here"
-SHARED_FROM = 32768  # elements: from so many on, PyTorch divides an operation among threads
 
 
 def _require(holds: bool, name: str, value: float, allowed: str) -> None:
@@ -99,8 +98,8 @@ def _plain(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     groups: dict[Sampler, list[int]] = {}
     for row, pick in enumerate(picks):
         groups.setdefault(pick.sampler, []).append(row)
-    for sampler, rows in ((sampler, some) for sampler, group in groups.items() for some in in_pieces(group, logits)):
-        mine = logits[rows] if len(rows) < len(logits) else logits
+    for sampler, rows in groups.items():
+        mine = logits[rows] if len(groups) > 1 else logits
         scores = adjusted(mine, sampler, [picks[row] for row in rows])
         if sampler.temperature == 0:
             chosen[rows] = scores.argmax(1)
@@ -130,12 +129,6 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     if min(chosen.tokens.tolist()) < 0:
         raise ValueError(NOTHING_LEFT)
     return chosen
-
-
-def in_pieces(rows: Sequence[int], logits: Tensor) -> Iterator[list[int]]:
-    """On the CPU a few rows of logits at a time: threads would wait for one another longer than they compute."""
-    size = max(1, (SHARED_FROM - 1) // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
-    return (list(rows[start : start + size]) for start in range(0, len(rows), size))
 
 
 def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:

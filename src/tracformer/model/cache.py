@@ -8,7 +8,7 @@ A cache has a fixed number of rows, one a sequence. Sequences come (`admit`) and
 moved or allocated anew. The caller holds the cache; the model keeps nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tracformer.model.tracformer import Tracformer
 
 BRIEF = 256  # tokens
-Whole = Callable[[Tensor, Tensor, Tensor, Tensor], None]  # rows, what is given, counts, ends
 
 
 class Cache:
@@ -72,8 +71,8 @@ class Cache:
         behind = lengths - 1 - known  # what follows the first target; nobody asks for what lies before it
         given = tokens.masked_fill(~context, self.model.config.mask_id)
         if self.mode != "ar":
-            self._read(self._read_suffix, new, behind, rows, given, lengths)
-        self._read(self._read_prefix, new, known, rows, given, torch.zeros_like(lengths))
+            self._read(new, behind, rows, given, lengths)
+        self._read(new, known, rows, given)
         if len(new) < N:
             self._copy(rows[source], rows, int(known.max()), T)
         for row, count in zip(taken, known.tolist(), strict=True):
@@ -111,8 +110,8 @@ class Cache:
 
     # ---- what is given
 
-    def _read(self, whole: Whole, new: Sequence[int], counts: Tensor, rows: Tensor, given: Tensor, ends: Tensor) -> None:
-        """An encoder over `counts` tokens of each of some sequences, from the start, or from the end of a text of length `ends`.
+    def _read(self, new: Sequence[int], counts: Tensor, rows: Tensor, given: Tensor, lengths: Tensor | None = None) -> None:
+        """The prefix encoder over the first `counts` tokens of each of some sequences; with `lengths` the suffix encoder over their last.
 
         A short text goes through the compiled step, a handful of tokens at a time: whole passes have their price in calls.
         """
@@ -120,11 +119,14 @@ class Cache:
         brief = [i for i in new if 0 < sizes[i] <= BRIEF] if self.step is not None else []
         if brief:
             number, place = torch.tensor([(i, place) for i in brief for place in range(sizes[i])]).T.contiguous()
-            end = ends[number]
+            end = torch.zeros_like(place) if lengths is None else lengths[number]
             position = torch.where(end > 0, end - 1 - place, place)
             self._compiled_encode(given[number, position], rows[number], place, end)
         for some in _alike(sizes, [i for i in new if i not in brief]):
-            whole(rows[some], given[some], counts[some], ends[some])
+            if lengths is None:
+                self._read_prefix(rows[some], given[some], counts[some])
+            else:
+                self._read_suffix(rows[some], given[some], counts[some], lengths[some])
 
     def _read_suffix(self, rows: Tensor, given: Tensor, behind: Tensor, lengths: Tensor) -> None:
         """The suffix encoder over the last `behind` tokens of each sequence, from the end: masks where not `given`. Its features go to the
@@ -140,7 +142,7 @@ class Cache:
             x = layer(x, angles, layout, model.attention)
             self._keep(number, slots, x.flatten(0, 1), places.flatten())
 
-    def _read_prefix(self, rows: Tensor, given: Tensor, known: Tensor, _: Tensor) -> None:
+    def _read_prefix(self, rows: Tensor, given: Tensor, known: Tensor) -> None:
         """The prefix encoder over each sequence's first `known` tokens, in parallel."""
         model, P = self.model, int(known.max())
         layout = Layout(known, P, readings=1, rows=known[:0])

@@ -10,7 +10,7 @@
 
 namespace tracformer {
 
-constexpr int64_t kFewRows = 32;   // above that, a matrix product with packed weights pays
+constexpr int64_t kFewRows = 32;   // that go through a product together
 constexpr int64_t kAloneRows = 4;  // up to that, each row keeps its own sums along the weights' row
 constexpr int kWidened = 64;       // weights of a row that are widened together, where all rows go together
 

@@ -22,10 +22,7 @@ class Metrics:
         )
         self.queued = Histogram("tracformer_queued_seconds", "Waiting for a turn.", buckets=SECONDS, registry=self.registry)
         self.first = Histogram(
-            "tracformer_first_token_seconds",
-            "From arrival to the first token, where tokens are told as they come.",
-            buckets=SECONDS,
-            registry=self.registry,
+            "tracformer_first_token_seconds", "From arrival to the first token.", buckets=SECONDS, registry=self.registry
         )
         self.tokens = Counter("tracformer_tokens", "Tokens of finished requests.", ["kind"], registry=self.registry)
         self.gone = Counter("tracformer_gone", "Clients that went away before their answer.", registry=self.registry)
