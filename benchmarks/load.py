@@ -229,7 +229,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--most", type=int, default=100_000, help="requests of one client (default: 100000)")
     parser.add_argument("--pool", type=int, default=200, help="different tasks (default: 200)")
-    parser.add_argument("--rows", type=int, default=32, help="the server's (default: 32)")
+    parser.add_argument("--rows", type=int, default=64, help="the server's (default: 64)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(words)
     library = Library(arguments.model)

@@ -104,6 +104,27 @@ def test_threads_change_nothing(kind: str, threads: int) -> None:
         assert torch.equal(one, other)
 
 
+@needs_compiler
+@pytest.mark.parametrize("mode", ["car", "ar"])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_many_rows_are_shared_out_among_threads(mode: str, threads: int) -> None:
+    """Texts of all lengths, some given for the most part: no thread reads half of one."""
+    model = float_model("float32", n_layer=6, max_length=40, n_max=4)
+    tokens, context, lengths = random_batch(model, 70, 40, seed=5)
+    context[::2, :20] = context[::3, 25:] = True
+    context[:, 24] = False
+    lengths = lengths.clamp(min=25)
+    with torch.no_grad():
+        whole = model.logits_at(tokens, context, mode, lengths, targets_of(context, lengths))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        got = cached(model, tokens, context, mode, lengths, compiled=True)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", LEAN)
 def test_rounding_is_near_and_done_once(kind: str) -> None:
     """bfloat16 keeps 8 bits, int8 the 127th part of a row's largest; what is rounded stays as it is."""

@@ -51,7 +51,7 @@ def test_metrics_count(server: Running) -> None:
     assert grown("tracformer_engine_tokens_total{}") == 6
     assert grown("tracformer_request_seconds_count{path=/v1/infill}") == 2
     assert grown("tracformer_first_token_seconds_count{}") == 1
-    assert after["tracformer_rows_capacity{}"] == 32
+    assert after["tracformer_rows_capacity{}"] == 64
     assert after["tracformer_rows_running{}"] == 0
     assert not any("made" in name for name in after)
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="web pages from there may call, or * for all; repeatable"
     )
-    parser.add_argument("--rows", type=int, default=32, metavar="N", help="sequences, and requests, at once (default: 32)")
+    parser.add_argument("--rows", type=int, default=64, metavar="N", help="sequences, and requests, at once (default: 64)")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="requests that may wait; more are refused (default: 64)")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="most time of a request (default: 60)")
     parser.add_argument("--drain", type=float, default=30, metavar="SECONDS", help="most time to finish after SIGTERM (default: 30)")

@@ -37,7 +37,7 @@ class Load:
 class Engine:
     """At most `rows` sequences are filled at a time; those beyond wait, in the order of their coming."""
 
-    def __init__(self, model: ConditionalModel, *, rows: int = 32) -> None:
+    def __init__(self, model: ConditionalModel, *, rows: int = 64) -> None:
         if rows < 1:
             raise ValueError(f"rows is {rows}; it must be at least 1")
         self.model = model.eval()

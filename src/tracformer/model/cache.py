@@ -74,7 +74,8 @@ class Cache:
             self._read(new, behind, rows, given, lengths)
         self._read(new, known, rows, given)
         if len(new) < N:
-            self._copy(rows[source], rows, int(known.max()), T)
+            again = [i for i, first in enumerate(source) if first != i]
+            self._copy(rows[[source[i] for i in again]], rows[again], known[again])
         for row, count in zip(taken, known.tolist(), strict=True):
             self.encoded[row] = count
         self.free = self.free[N:]
@@ -157,14 +158,16 @@ class Cache:
             x = layer.finish(x, model.attention.encode(q, k, v, layer.offsets, layout))  # type: ignore[operator,arg-type]
             self._keep(number, decoder_slots, x.flatten(0, 1), places)
 
-    def _copy(self, sources: Tensor, rows: Tensor, known: int, width: int) -> None:
+    def _copy(self, sources: Tensor, rows: Tensor, known: Tensor) -> None:
         """What was read for some rows, to others that hold the same."""
-        for kept in self.encoder:
-            kept.copy(sources, rows, 0, known)
-        for kept in self.decoder:
-            kept.copy(sources, rows, 0, known)
-            if self.mode != "ar":
-                kept.copy(sources, rows, self.length, self.length + width)
+        places = torch.arange(self.length, device=rows.device)
+        prefix = places < known[:, None]
+        suffix = (places > known[:, None]) & (places < self.lengths[rows, None])
+        for layers, held in ((self.encoder, prefix), (self.decoder, prefix if self.mode == "ar" else torch.cat([prefix, suffix], 1))):
+            number, slot = held.nonzero(as_tuple=True)
+            width = held.shape[1]
+            for kept in layers:
+                kept.copy(sources[number] * width + slot, rows[number] * width + slot)
 
     # ---- one step
 

@@ -39,11 +39,10 @@ class Slots:
         mixed = scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=present[:, None, None])[:, :, 0]
         return mixed.masked_fill(~present.any(1)[:, None, None], 0.0)
 
-    def copy(self, sources: Tensor, rows: Tensor, start: int, stop: int) -> None:
-        """Slots start .. stop-1 of some rows to others."""
+    def copy(self, sources: Tensor, index: Tensor) -> None:
+        """What is kept at some flat indices, to others."""
         for x in (self.keys, self.values):
-            x = x.unflatten(0, (-1, self.slots))
-            x[rows, start:stop] = x[sources, start:stop]
+            x.index_copy_(0, index, x.index_select(0, sources))
 
     def select(self, rows: Tensor) -> Self:
         chosen = object.__new__(type(self))

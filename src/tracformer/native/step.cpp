@@ -1,8 +1,10 @@
 // A step of generation, whole: the encoder over some tokens with the decoder's keys of them, and the decoder over some positions up to the
 // logits, each in one call. A handful of rows at a time goes through all layers.
 //
-// Rows are (sequence, place) pairs. A place is a position; the suffix encoder's places count from the end of the text. Caches are (B * slots, d), each token's heads side by side. States are float32, weights are stored
-// as `Matrix` says. All threads run through all layers; a product's outputs are divided among them, and so are attention's heads.
+// Rows are (sequence, place) pairs. A place is a position; the suffix encoder's places count from the end of the text. Caches are
+// (B * slots, d), each token's heads side by side. States are float32, weights are stored as `Matrix` says. Where there are rows enough, each
+// thread takes some through all layers on its own; else all threads go through the layers together, and a product's outputs are divided among
+// them, and so are attention's heads.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -22,6 +24,7 @@ using Tensors = std::vector<Tensor>;
 
 constexpr int64_t kLeastPortion = 1 << 14;  // bytes of weights: with less, threads wait more than they work
 constexpr int64_t kPortion = 1 << 19;       // with more, one may be left waiting for another
+constexpr int64_t kOwnRows = 16;            // of each thread: with fewer, reading the weights costs more than waiting for each other
 
 struct Rest {  // of a layer, behind its attention
   Matrix out;
@@ -256,7 +259,7 @@ struct Step : torch::CustomClassHolder {
     threads_ = std::max<int64_t>(1, read.bytes / read.products / kLeastPortion);
   }
 
-  // Tokens (N) at (rows, places), ascending in each sequence, all before them being encoded. ends (N): zero, or the length of the text that
+  // Tokens (N) at (rows, places), a sequence's side by side and ascending, all before them being encoded. ends (N): zero, or the length of the text that
   // the suffix encoder reads; a sequence is read in one direction at a time, since both keep their keys in the same slots. Keys and values of
   // encoder and decoder go to their slots; `read_*` are the decoder's, in the order of the encoder layers that they belong to.
   void encode(const Tensor& tokens, const Tensor& rows, const Tensor& places, const Tensor& ends, const Tensor& cos, const Tensor& sin,
@@ -268,14 +271,14 @@ struct Step : torch::CustomClassHolder {
     for (int64_t n = 0; n < N; ++n) TORCH_CHECK(token[n] >= 0 && token[n] < vocabulary_, "token ", token[n], " of ", vocabulary_);
     int64_t most = 0;
     for (const EncoderLayer& layer : encoder_) most = std::max(most, layer.reach);
-    for (int64_t first = 0; first < N; first += kFewRows) {
-      Batch at = batch_of(all, first, cos, sin);
+    in_handfuls(all, [&](int64_t first, int64_t count) {
+      Batch at = batch_of(all, first, count, cos, sin);
       for (int64_t n = 0; n < at.N; ++n) std::copy_n(embedding_ + token[first + n] * d_, d_, at.x + n * d_);
       together(threads_, encoder_.size() * Worker::kStages, [&](const Member& me) {
         Worker worker(me, at, most);
         for (size_t i = 0; i < encoder_.size(); ++i) worker.encode(encoder_[i], kept[i], read[i], length, sides);
       });
-    }
+    });
   }
 
   // Logits (N, vocabulary) at (rows, places), all before them being encoded; lengths (N) of their texts, zero where no suffix is read.
@@ -286,14 +289,14 @@ struct Step : torch::CustomClassHolder {
     const std::vector<Slots> read = slots_of(read_keys, read_values, all, sides * length);
     Tensor logits = at::empty({N, head_.outputs}, cos.options());
     float* out = logits.mutable_data_ptr<float>();
-    for (int64_t first = 0; first < N; first += kFewRows) {
-      Batch at = batch_of({all.N, all.row, all.place, nullptr}, first, cos, sin);
+    in_handfuls(all, [&](int64_t first, int64_t count) {
+      Batch at = batch_of({all.N, all.row, all.place, nullptr}, first, count, cos, sin);
       together(threads_, (decoder_.size() + 1) * Worker::kStages, [&](const Member& me) {
         Worker worker(me, at, 2 * length);
         for (size_t i = 0; i < decoder_.size(); ++i) worker.decode(decoder_[i], read[i], all.end + first, length, sides);
         worker.answer(norm_, head_, out + first * head_.outputs);
       });
-    }
+    });
     return logits;
   }
 
@@ -314,11 +317,36 @@ struct Step : torch::CustomClassHolder {
     return all;
   }
 
-  // A handful of rows from `first` on.
-  Batch batch_of(const Places& all, int64_t first, const Tensor& cos, const Tensor& sin) const {
+  // Where each thread's own rows begin, and the end: no sequence is cut, since what is behind reads what is before it. All in one part where
+  // there are too few for each thread, or too unequal parts.
+  static std::vector<int64_t> parts_of(const Places& all) {
+    const int64_t N = all.N, threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+    if (N < threads * kOwnRows) return {0, N};
+    std::vector<int64_t> cuts{0};
+    for (int64_t part = 1; part <= threads; ++part) {
+      int64_t cut = std::max(cuts.back(), N * part / threads);
+      while (cut > 0 && cut < N && all.row[cut] == all.row[cut - 1]) ++cut;
+      if (2 * (cut - cuts.back()) * threads > 3 * N) return {0, N};
+      cuts.push_back(cut);
+    }
+    return cuts;
+  }
+
+  // work(first, count) over all rows, at most kFewRows at a time.
+  template <typename Work>
+  static void in_handfuls(const Places& all, const Work& work) {
+    const std::vector<int64_t> cuts = parts_of(all);
+    const int64_t few = cuts.size() > 2 ? kOwnRows : kFewRows;
+    at::parallel_for(0, cuts.size() - 1, 1, [&](int64_t part, int64_t last_part) {
+      for (; part < last_part; ++part)
+        for (int64_t first = cuts[part], last = cuts[part + 1]; first < last; first += few) work(first, std::min(few, last - first));
+    });
+  }
+
+  Batch batch_of(const Places& all, int64_t first, int64_t count, const Tensor& cos, const Tensor& sin) const {
     const int64_t table = cos.size(0) * (d_ / heads_ / 2);
-    return Batch(std::min<int64_t>(kFewRows, all.N - first), d_, heads_, all.row + first, all.place + first, all.end ? all.end + first : nullptr,
-                 floats(cos, table), floats(sin, table));
+    return Batch(count, d_, heads_, all.row + first, all.place + first, all.end ? all.end + first : nullptr, floats(cos, table),
+                 floats(sin, table));
   }
 
   std::vector<Slots> slots_of(const Tensors& keys, const Tensors& values, const Places& all, int64_t slots) const {

@@ -29,7 +29,7 @@ class Settings:
     api_key: str | None = None
     origins: tuple[str, ...] = ()  # of pages elsewhere that may call; "*" for all
     aliases: tuple[str, ...] = ()  # further names that the model answers to; "*" for any
-    rows: int = 32
+    rows: int = 64
     queue: int = 64
     timeout: float = 60.0  # seconds a request may take, its waiting included
     body_timeout: float = 20.0  # seconds that a client may take to send its body
