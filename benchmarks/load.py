@@ -4,10 +4,11 @@
     python -m benchmarks.load runs/stories --clients 8 --minutes 0.5
 
 Starts `tracformer serve` in a process of its own, on this machine's loopback alone. Tasks are drawn from a pool whose answers the library
-has given beforehand, in this process. First one client asks, then all of them without hanging up, then all for the time that was asked for.
-Printed are throughput, latencies, the server's memory, and how many answers differ: a difference is a tie where a change of the logits by
-1e-5 leads to it. Ends with code 1 if an answer differs that is no tie, if a client got an error, or if the server still holds rows when all
-have gone.
+has given beforehand, in this process. What batching brings is measured first, in rounds, since a machine is not always equally fast: one
+client; all of them, asking a second server which answers one by one (`--rows 1`); all of them, asking the first. Then all ask the first for
+the time that was asked for, and some hang up. Printed are throughput, latencies, the server's memory, and how many answers differ: a
+difference is a tie where a change of the logits by 1e-5 leads to it. Ends with code 1 if an answer differs that is no tie, if a client got
+an error, or if the server still holds rows when all have gone.
 """
 
 import argparse
@@ -25,11 +26,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.load_tasks import Library, Task, make_pool
 
 HANG_UP = 0.2  # of the requests
+ROUNDS = 5
 
 
 @dataclass
@@ -171,10 +173,16 @@ class Client:
                     self.tally.different[number, sample] = came
 
 
-class Spent(NamedTuple):
-    seconds: float
-    processor: float  # seconds that the server computed
-    memory: list[float]  # megabytes of the server, every few seconds
+@dataclass
+class Spent:
+    seconds: float = 0.0
+    processor: float = 0.0  # seconds that the server computed
+    memory: list[float] = field(default_factory=list)  # megabytes of the server, every few seconds
+
+    def add(self, other: "Spent") -> None:
+        self.seconds += other.seconds
+        self.processor += other.processor
+        self.memory += other.memory
 
 
 def run_clients(count: int, minutes: float, most: int, client: Client, seed: int, process: int, hang_up: float) -> Spent:
@@ -210,8 +218,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else float("nan")
 
 
-def report(name: str, tally: Tally, spent: Spent) -> tuple[float, float]:
-    """Tokens a second, and a second of the server's computing."""
+def report(name: str, tally: Tally, spent: Spent) -> None:
     rate, pace = tally.tokens / spent.seconds, tally.tokens / (spent.processor or math.nan)
     print(
         f"{name:<14} {len(tally.seconds):>6} answers, {tally.hung_up} hung up, {rate:8.1f} tokens/s ({pace:.1f} a CPU second), latency p50 "
@@ -219,7 +226,41 @@ def report(name: str, tally: Tally, spent: Spent) -> tuple[float, float]:
         f"{percentile(tally.first, 0.5) * 1000:.0f} ms",
         flush=True,
     )
-    return rate, pace
+
+
+@dataclass
+class Way:
+    """One way of asking that is compared with others."""
+
+    name: str
+    clients: int
+    process: int
+    client: Client
+    spent: Spent = field(default_factory=Spent)
+    rates: list[float] = field(default_factory=list)  # tokens a second, of each round
+
+    def ask(self, minutes: float, most: int, seed: int) -> None:
+        before = self.client.tally.tokens
+        spent = run_clients(self.clients, minutes, most, self.client, seed, self.process, 0.0)
+        self.spent.add(spent)
+        self.rates.append((self.client.tally.tokens - before) / spent.seconds)
+
+
+def compare(ways: Sequence[Way], minutes: float, most: int, seed: int) -> None:
+    """The last way against each of the others, in rounds."""
+    for number in range(ROUNDS):
+        for way in ways:
+            way.ask(minutes, most, seed + 1000 * number)
+    for way in ways:
+        report(way.name, way.client.tally, way.spent)
+    *others, together = ways
+    for way in others:
+        times = sorted(mine / theirs for mine, theirs in zip(together.rates, way.rates, strict=True) if theirs)
+        if times:
+            print(
+                f"together {statistics.median(times):.2f} times {way.name} ({times[0]:.2f} to {times[-1]:.2f} in {len(times)} rounds)",
+                flush=True,
+            )
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -236,15 +277,16 @@ def main(words: Sequence[str] | None = None) -> int:
     pool, seconds = make_pool(library, arguments.pool, arguments.seed)
     print(f"library alone   {len(pool):>6} answers, {sum(task.tokens for task in pool) / seconds:8.1f} tokens/s, one by one", flush=True)
     with serving(arguments.model, arguments.rows) as (port, process):
-        Client(port, pool).run(arguments.seed, time.monotonic() + 10, 3, hang_up=0.0)  # warm up
-        one, patient, many = (Client(port, pool) for _ in range(3))
-        brief = min(0.5, arguments.minutes / 4)
-        spent = run_clients(1, brief, arguments.most, one, arguments.seed, process, 0.0)
-        single = report("one client", one.tally, spent)
-        spent = run_clients(arguments.clients, brief, arguments.most, patient, arguments.seed + 1, process, 0.0)
-        shared = report(f"{arguments.clients} patient", patient.tally, spent)
-        times = [together / alone for together, alone in zip(shared, single, strict=True)]
-        print(f"together {times[0]:.2f} times the tokens a second of one client ({times[1]:.2f} times those a CPU second)", flush=True)
+        with serving(arguments.model, 1) as (single_port, single_process):
+            for each in (port, single_port):
+                Client(each, pool).run(arguments.seed, time.monotonic() + 10, 3, hang_up=0.0)  # warm up
+            ways = [
+                Way("one client", 1, process, Client(port, pool)),
+                Way("one by one", arguments.clients, single_process, Client(single_port, pool)),
+                Way("together", arguments.clients, process, Client(port, pool)),
+            ]
+            compare(ways, min(0.2, arguments.minutes / 10), arguments.most, arguments.seed)
+        many = Client(port, pool)
         spent = run_clients(arguments.clients, arguments.minutes, arguments.most, many, arguments.seed + 99, process, HANG_UP)
         report(f"{arguments.clients} clients", many.tally, spent)
         sizes = spent.memory
@@ -253,7 +295,7 @@ def main(words: Sequence[str] | None = None) -> int:
             f"server's memory {settled[0]:.0f} MB early on, {statistics.fmean(settled[-3:]):.0f} MB at the end, {max(sizes):.0f} MB at most"
         )
         held = rows_held(port)
-    tallies = [client.tally for client in (one, patient, many)]
+    tallies = [client.tally for client in (*(way.client for way in ways), many)]
     different = {place: came for tally in tallies for place, came in tally.different.items()}
     wrong = sum(not library.ties(pool[number], sample, came) for (number, sample), came in different.items())
     checked, count = sum(len(tally.seconds) for tally in tallies), sum(tally.differences for tally in tallies)
