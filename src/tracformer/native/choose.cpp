@@ -18,7 +18,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kLeastShare = 1 << 14;  // logits: with less, a thread is woken for too little
-constexpr int64_t kNucleusFirst = 256;  // candidates that are sorted before more of them are
+constexpr int64_t kHeap = 64;             // so many best are kept in a heap while the rest goes by
 
 struct Rules {
   double temperature, top_k, top_p, min_p, uniform;
@@ -41,13 +41,25 @@ double weigh(double* scores, int64_t count) {
   return sum_of_lanes<double>(sum);
 }
 
+template <typename T>
+T highest(const T* x, int64_t count) {
+  constexpr int L = kLanes<T>;
+  if (count < L) return *std::max_element(x, x + count);
+  Vector<T> best = load(x);
+  for (int64_t j = L; j < count; j += L) {
+    const Vector<T> some = load(x + std::min(j, count - L));  // the last few once more
+    best = some > best ? some : best;
+  }
+  return highest_lane<T>(best);
+}
+
 class Chooser {
  public:
-  explicit Chooser(int64_t vocabulary) : V_(vocabulary), all_(V_ + kSpare), kept_(V_ + kSpare), ranked_(V_), ids_(V_) {}
+  explicit Chooser(int64_t vocabulary) : V_(vocabulary), all_(V_ + kSpare), kept_(V_ + kSpare), ranked_(V_), ids_(V_ + 1) {}
 
   // The token, or -1 where none is left; the log-probabilities with which it was drawn, and which the model gives it.
   std::tuple<int64_t, double, double> operator()(const float* logits, const bool* forbidden, const Rules& rules) {
-    const double most = *std::max_element(logits, logits + V_);
+    const double most = highest(logits, V_);
     for (int64_t i = 0; i < V_; ++i) all_[i] = logits[i] - most;
     const double total = weigh(all_.data(), V_);
     const auto own = [&](int64_t token) { return logits[token] - most - std::log(total); };
@@ -58,7 +70,7 @@ class Chooser {
     }
     int64_t count = permitted(logits, forbidden);
     if (count == 0) return {-1, 0.0, 0.0};
-    const double best = *std::max_element(kept_.begin(), kept_.begin() + count);
+    const double best = highest(kept_.data(), count);
     if (best == -std::numeric_limits<double>::infinity()) return {-1, 0.0, 0.0};
     if (rules.temperature == 0) {
       const int64_t token = ids_[std::find(kept_.begin(), kept_.begin() + count, best) - kept_.begin()];
@@ -77,25 +89,32 @@ class Chooser {
   // The logits of tokens that may be taken, ascending by id.
   int64_t permitted(const float* logits, const bool* forbidden) {
     int64_t count = 0;
-    for (int64_t i = 0; i < V_; ++i)
-      if (!forbidden || !forbidden[i]) kept_[count] = logits[i], ids_[count++] = i;
+    for (int64_t i = 0; i < V_; ++i) {  // without a branch: what may not be taken is written over by the next
+      kept_[count] = logits[i], ids_[count] = i;
+      count += !forbidden || !forbidden[i];
+    }
     return count;
   }
 
   // top-k, then top-p, then min-p, each on what the one before left.
   int64_t truncate(int64_t count, const Rules& rules) {
-    if (rules.top_k > 0 && rules.top_k < static_cast<double>(count)) {
-      const auto last = static_cast<int64_t>(rules.top_k) - 1;
-      rank(count);
-      std::nth_element(ranked_.begin(), ranked_.begin() + last, ranked_.begin() + count, std::greater<>());
-      count = keep_from(ranked_[last], count);
-    }
+    if (rules.top_k > 0 && rules.top_k < static_cast<double>(count)) count = keep_from(best_but(static_cast<int64_t>(rules.top_k) - 1, count), count);
     if (rules.top_p < 1) count = keep_from(nucleus_floor(count, rules.top_p), count);
-    if (rules.min_p > 0) count = keep_from(*std::max_element(kept_.begin(), kept_.begin() + count) + std::log(rules.min_p), count);
+    if (rules.min_p > 0) count = keep_from(highest(kept_.data(), count) + std::log(rules.min_p), count);
     return count;
   }
 
-  void rank(int64_t count) { std::copy_n(kept_.begin(), count, ranked_.begin()); }
+  // The score that so many others exceed or equal.
+  double best_but(int64_t others, int64_t count) {
+    const auto end = kept_.begin() + count, nth = ranked_.begin() + others;
+    if (others < kHeap) {
+      std::partial_sort_copy(kept_.begin(), end, ranked_.begin(), nth + 1, std::greater<>());
+    } else {
+      std::copy(kept_.begin(), end, ranked_.begin());
+      std::nth_element(ranked_.begin(), nth, ranked_.begin() + count, std::greater<>());
+    }
+    return *nth;
+  }
 
   int64_t keep_from(double least, int64_t count) {
     int64_t left = 0;
@@ -104,19 +123,19 @@ class Chooser {
     return left;
   }
 
-  // The lowest score of the smallest set of likeliest tokens whose probabilities reach top_p.
+  // The lowest score of the smallest set of likeliest tokens whose probabilities reach top_p. Tokens of less than (1 - top_p) / count each do
+  // not belong to it, since all of them together have less than 1 - top_p: only what is left is ranked.
   double nucleus_floor(int64_t count, double top_p) {
     std::copy_n(kept_.begin(), count, all_.begin());
-    const double wanted = top_p * weigh(all_.data(), count);
-    rank(count);
-    double reached = 0;
-    for (int64_t from = 0, to = std::min(kNucleusFirst, count); from < count; from = to, to = std::min(4 * to, count)) {
-      std::nth_element(ranked_.begin() + from, ranked_.begin() + to - 1, ranked_.begin() + count, std::greater<>());
-      std::sort(ranked_.begin() + from, ranked_.begin() + to, std::greater<>());
-      for (int64_t i = from; i < to; ++i)
-        if ((reached += std::exp(ranked_[i])) >= wanted) return ranked_[i];
+    const double total = weigh(all_.data(), count), wanted = top_p * total;
+    const double least = std::log((1 - top_p) / static_cast<double>(count) * total) - 1e-9;  // what rounding may leave out stays
+    auto end = std::copy_if(kept_.begin(), kept_.begin() + count, ranked_.begin(), [&](double score) { return score >= least; });
+    std::make_heap(ranked_.begin(), end);
+    for (double reached = 0; end != ranked_.begin();) {
+      std::pop_heap(ranked_.begin(), end--);
+      if ((reached += std::exp(*end)) >= wanted) return *end;
     }
-    return ranked_[count - 1];
+    return *std::min_element(kept_.begin(), kept_.begin() + count);
   }
 
   // The first whose cumulative weight exceeds u of the total; rounding may not carry u beyond the last possible one.
