@@ -3,107 +3,34 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
+from tests.generation.engines import PATIENCE, endless, eventually, held, question
 from tests.generation.test_filling import assert_same, random_question
 from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tracformer import LanguageModel
-from tracformer.data import char_tokenizer, train_bpe
-from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine, Request
-from tracformer.generation.fill import Filled, Revealed, fill
+from tracformer.data import char_tokenizer
+from tracformer.generation.engine import Cancelled, Engine
+from tracformer.generation.fill import Revealed, fill
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.results import Arrival, Watcher
 from tracformer.generation.samplers import Sampler
 from tracformer.model.base import ConditionalModel
 
-PATIENCE = 60.0  # seconds: only a failure waits so long
 TEXTS = ["the cat [[3]] the [[2]] mat", "a [[1-3]]", "[[4]] dog sat and [[2]]"]
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine(small_model(), rows=4)
-    yield made
-    made.close(drain=False)
-    assert not made._thread.is_alive()
-
-
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(24) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def lm() -> LanguageModel:
-    tokenizer = train_bpe(["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5, 290)
-    return LanguageModel(small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5), tokenizer)
-
-
-@contextmanager
-def held(engine: Engine) -> Iterator[None]:
-    """The engine does nothing inside."""
-    reached, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        reached.set()
-        assert go_on.wait(PATIENCE)
-
-    holder = threading.Thread(target=lambda: engine.request().call(hold))
-    holder.start()
-    assert reached.wait(PATIENCE)
-    try:
-        yield
-    finally:
-        go_on.set()
-        holder.join()
-
-
-def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.005)
-    return holds()
-
-
-def question(length: int = 16, batch: int = 1, **options: Any) -> dict[str, Any]:
-    """Nothing is given."""
-    tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return {"tokens": tokens, "context": torch.zeros(batch, length, dtype=torch.bool), **options}
-
-
-class Slow:
-    """A `stop` that never stops, but lets each step wait for `go`: one token a permit."""
-
-    def __init__(self) -> None:
-        self.go = threading.Semaphore(0)
-
-    def __call__(self, row: int, position: int, token: int) -> bool:
-        assert self.go.acquire(timeout=PATIENCE)
-        return False
-
-    def free(self) -> None:
-        self.go.release(10_000)
-
-
-def endless(engine: Engine, pool: ThreadPoolExecutor, batch: int = 1) -> tuple[Request, Future[Filled], Slow]:
-    """A request that is being filled, and moves only when it is let."""
-    slow, begun = Slow(), threading.Event()
-    request = engine.request()
-    slow.go.release(batch)
-    future = pool.submit(lambda: request.fill(**question(batch=batch, stop=slow, watch=lambda _: begun.set())))
-    assert begun.wait(PATIENCE)
-    return request, future, slow
-
-
-# ---- the same as alone
+OPTIONS: list[dict[str, Any]] = [
+    {"n": 3, "seed": 5, "sampler": Sampler(temperature=0.8, top_p=0.9), "length_draws": 2, "top": 2},
+    {"n": 2, "order": ByConfidence("entropy"), "length_draws": 2},
+    {"n": 2, "mode": "ac", "order": RandomOrder(2), "length_draws": 2},
+    {"n": 2, "best_of": 6, "length_draws": 2},
+    {"n": 2, "search": "beam:4", "length_draws": 2, "top": 2},
+    {"search": "best-first:60", "length_draws": 2},
+]
 
 
 def test_requests_get_together_what_they_get_alone(pool: ThreadPoolExecutor) -> None:
@@ -118,16 +45,6 @@ def test_requests_get_together_what_they_get_alone(pool: ThreadPoolExecutor) -> 
     assert (load.rows, load.waiting, load.capacity) == (0, 0, 4)
     assert load.tokens == sum(int((future.result().steps >= 0).sum()) for future in futures)
     engine.close()
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {"n": 3, "seed": 5, "sampler": Sampler(temperature=0.8, top_p=0.9), "length_draws": 2, "top": 2},
-    {"n": 2, "order": ByConfidence("entropy"), "length_draws": 2},
-    {"n": 2, "mode": "ac", "order": RandomOrder(2), "length_draws": 2},
-    {"n": 2, "best_of": 6, "length_draws": 2},
-    {"n": 2, "search": "beam:4", "length_draws": 2, "top": 2},
-    {"search": "best-first:60", "length_draws": 2},
-]
 
 
 def test_texts_are_filled_scored_and_searched_through_a_request_as_here(lm: LanguageModel, pool: ThreadPoolExecutor) -> None:
@@ -172,9 +89,6 @@ def test_other_systems(family: str, pool: ThreadPoolExecutor) -> None:
 def test_a_runner_of_another_model_is_refused(lm: LanguageModel, engine: Engine) -> None:
     with pytest.raises(ValueError, match="another model"):
         lm.on(engine.request())
-
-
-# ---- joining and waiting
 
 
 def test_a_request_joins_while_another_is_halfway(engine: Engine, pool: ThreadPoolExecutor) -> None:
@@ -282,129 +196,6 @@ def alike_events(some: list[Any], others: list[Any]) -> bool:
         return (1, event.sample, event.blank, event.index, event.draft, event.token_id) if isinstance(event, Arrival) else (0, *event)
 
     return alike(sorted(map(key, some)), sorted(map(key, others)))
-
-
-# ---- giving up
-
-
-def test_cancelling_frees_rows_before_the_next_step(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    request, first, slow = endless(engine, pool, batch=4)
-    waiting = pool.submit(lambda: engine.request().fill(**question(4, batch=4)))
-    assert eventually(lambda: engine.load.waiting == 4)
-    steps = engine.load.steps
-    request.cancel()
-    with pytest.raises(Cancelled):
-        first.result(PATIENCE)
-    slow.free()
-    assert_same(waiting.result(PATIENCE), fill(engine.model, **question(4, batch=4)))
-    assert engine.load.steps <= steps + 5  # the step under way, then four of the other's
-    with pytest.raises(Cancelled):
-        request.call(lambda: None)
-
-
-def test_cancelling_what_waits_for_a_call(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    called: list[int] = []
-    request = engine.request()
-    with held(engine):
-        future = pool.submit(lambda: request.call(lambda: called.append(1)))
-        assert eventually(lambda: bool(request.works))
-        request.cancel()
-        with pytest.raises(Cancelled):
-            future.result(PATIENCE)
-    assert engine.request().call(lambda: 7) == 7
-    assert not called
-
-
-def test_a_deadline_ends_a_request_wherever_it_is(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    with pytest.raises(DeadlineExceeded):
-        engine.request(deadline=time.monotonic()).fill(**question())
-    with held(engine), pytest.raises(DeadlineExceeded):
-        engine.request(deadline=time.monotonic() + 0.05).call(lambda: None)
-    slow = Slow()
-    future = pool.submit(lambda: engine.request(deadline=time.monotonic() + 0.1).fill(**question(stop=slow)))
-    with pytest.raises(DeadlineExceeded):
-        future.result(PATIENCE)
-    slow.free()
-    assert eventually(lambda: engine.load.rows == 0)
-    assert engine.request(deadline=time.monotonic() + PATIENCE).call(lambda: 7) == 7
-
-
-# ---- errors
-
-
-def test_an_error_reaches_its_own_request_alone(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    with held(engine):
-        good = pool.submit(lambda: engine.request().fill(**question(7, batch=2)))
-        bad = pool.submit(lambda: engine.request().fill(**question(7, only=lambda row, position: () if position == 3 else None)))
-        assert eventually(lambda: engine.load.waiting == 3)
-    with pytest.raises(ValueError, match="no token is left"):
-        bad.result(PATIENCE)
-    assert_same(good.result(PATIENCE), fill(engine.model, **question(7, batch=2)))
-    with pytest.raises(ZeroDivisionError):
-        engine.request().call(lambda: 1 // 0)
-    with pytest.raises(ValueError, match="mode is 'up'"):
-        engine.request().fill(**question(mode="up"))
-
-
-@pytest.mark.parametrize("where", ["empty_session", "choose", "_jobs"])
-def test_the_engine_survives_whatever_fails_in_a_step(engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(f"tracformer.generation.filling.{where}", lambda *_, **__: 1 // 0)
-        with pytest.raises((ZeroDivisionError, RuntimeError), match=r"by zero|step of the engine"):
-            engine.request().fill(**question())
-    assert_same(engine.request().fill(**question()), fill(engine.model, **question()))
-    assert engine.load.rows == 0
-
-
-# ---- closing
-
-
-def test_closing_finishes_what_runs_and_refuses_what_is_new(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    _, running, slow = endless(engine, pool)
-    old = engine.request()
-    closing = pool.submit(engine.close)
-    assert eventually(lambda: engine._closing)
-    with pytest.raises(Closed, match="takes nothing new"):
-        engine.request()
-    with pytest.raises(Closed):
-        old.fill(**question())
-    slow.free()
-    assert_same(running.result(PATIENCE), fill(engine.model, **question()))
-    closing.result(PATIENCE)
-    assert not engine._thread.is_alive()
-
-
-def test_a_request_that_is_open_may_go_on_while_the_engine_closes(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    with engine.request() as request:
-        closing = pool.submit(engine.close)
-        assert eventually(lambda: engine._closing)
-        for _ in range(2):
-            assert_same(request.fill(**question(4)), fill(engine.model, **question(4)))
-        assert not closing.done()
-    closing.result(PATIENCE)
-
-
-def test_closing_at_once_cancels_what_waits(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    _, running, slow = endless(engine, pool, batch=4)
-    waiting = pool.submit(lambda: engine.request().fill(**question()))
-    assert eventually(lambda: engine.load.waiting == 1)
-    closing = pool.submit(lambda: engine.close(drain=False))
-    slow.free()
-    closing.result(PATIENCE)
-    for future in (running, waiting):
-        with pytest.raises(Cancelled, match="closed"):
-            future.result(PATIENCE)
-
-
-def test_draining_ends_when_its_time_is_over(engine: Engine, pool: ThreadPoolExecutor) -> None:
-    with engine.request():  # never does anything
-        engine.close(timeout=0.05)
-    assert not engine._thread.is_alive()
-
-
-def test_an_engine_needs_a_row() -> None:
-    with pytest.raises(ValueError, match="rows is 0"):
-        Engine(small_model(), rows=0)
 
 
 @pytest.mark.soak

@@ -2,34 +2,19 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.generation.chain import Chain
-from tests.helpers import small_model
-from tracformer import LanguageModel, load
-from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
+from tests.generation.texts import TEXT, make
+from tracformer import LanguageModel
+from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.blanks import write
-from tracformer.generation.loading import find_folder
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.results import Arrival, Infilled
 from tracformer.generation.samplers import Sampler
-
-WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
-TEXT = "the cat [[3]] the [[2]] mat"
-
-
-def make(tokenizer: Tokenizer, **changes: Any) -> LanguageModel:
-    return LanguageModel(small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5, **changes), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def lm() -> LanguageModel:
-    return make(train_bpe(WORDS, 290))
 
 
 def context_of(result: Infilled) -> list[bool]:
@@ -219,60 +204,6 @@ def test_marginals_are_the_candidates_of_each_position(lm: LanguageModel) -> Non
     assert len(lm.marginals("the [[1]] sat", mode="car")) == 1
 
 
-def test_samples_go_on_from_their_prompt_until_the_end_of_text(lm: LanguageModel) -> None:
-    eot, samples = lm.tokenizer.eot_id, lm.sample(4, prompt="the cat ", max_tokens=9, batch=3)
-    prompt = lm.tokenizer.encode("the cat")
-    for i, sample in enumerate(samples):
-        assert sample.seed == derived_seed(0, i)
-        assert sample.text.startswith("the cat ")
-        assert sample.ended == (sample.token_ids[-1] == eot)
-        assert eot not in sample.token_ids[:-1]
-        assert sample.ended or len(sample.token_ids) == 9
-        scores = lm.score_tokens([*prompt, *sample.token_ids], [True] * len(prompt) + [False] * len(sample.token_ids), "ar")
-        assert scores[len(prompt) :] == pytest.approx(sample.log_probs, abs=1e-9)
-    assert [s.token_ids for s in lm.sample(4, prompt="the cat ", max_tokens=9, batch=1)] == [s.token_ids for s in samples]
-
-
-def test_a_stop_string_ends_its_own_sample_and_is_cut_off(lm: LanguageModel) -> None:
-    free = lm.sample(8, prompt="the", max_tokens=14, seed=3)
-    written = [sample.text.removeprefix("the") for sample in free]
-    stops = [written[0][2:4], written[1][1], "no such text"]
-    stopped = lm.sample(8, prompt="the", max_tokens=14, seed=3, stop=stops)
-    assert sum(sample.stopped is not None for sample in stopped) >= 2
-    for whole, before, sample in zip(free, written, stopped, strict=True):
-        places = [at for stop in stops if (at := before.find(stop)) >= 0]
-        assert sample.text == "the" + (before[: min(places)] if places else before)
-        assert sample.token_ids == whole.token_ids[: len(sample.token_ids)]
-        assert sample.log_probs == pytest.approx(whole.log_probs[: len(sample.log_probs)], abs=1e-9)
-        if places:
-            assert sample.stopped in stops
-            shorter, longer = (lm.tokenizer.decode(sample.token_ids[:end]) for end in (-1, None))
-            assert not any(stop in shorter for stop in stops)  # it ended at once
-            assert any(stop in longer for stop in stops)
-        else:
-            assert sample.stopped is None
-            assert sample.token_ids == whole.token_ids
-
-
-def test_stop_strings_may_be_spread_over_many_tokens() -> None:
-    lm = make(byte_tokenizer())
-    [free] = lm.sample(1, max_tokens=20, sampler=Sampler(allowed=tuple(b"ab")))
-    stop = free.text[7:16]
-    [sample] = lm.sample(1, max_tokens=20, sampler=Sampler(allowed=tuple(b"ab")), stop=[stop])
-    assert sample.stopped == stop
-    assert sample.text == free.text[: free.text.index(stop)]
-    assert len(sample.token_ids) == free.text.index(stop) + 9
-    for wrong, said in (("ab", "list of strings"), ([""], "is empty")):
-        with pytest.raises(ValueError, match=said):
-            lm.sample(stop=wrong)
-
-
-def test_a_prompt_may_be_token_ids(lm: LanguageModel) -> None:
-    ids = lm.tokenizer.encode("the cat")
-    [one], [other] = (lm.sample(prompt=prompt, max_tokens=6) for prompt in ("the cat", ids))
-    assert one == other
-
-
 def test_candidates_of_filled_written_and_scored_tokens(lm: LanguageModel) -> None:
     [filled] = lm.infill(TEXT, top=3)
     [sample] = lm.sample(prompt="the cat", max_tokens=5, top=3)
@@ -299,21 +230,6 @@ def test_candidates_of_filled_written_and_scored_tokens(lm: LanguageModel) -> No
     for ask in (lambda: lm.infill(TEXT, top=-1), lambda: lm.top_tokens([1], [False], 0)):
         with pytest.raises(ValueError, match="top is"):
             ask()
-
-
-def test_a_sample_that_ends_does_not_show_its_end() -> None:
-    lm = LanguageModel(Chain(), char_tokenizer("abc"))
-    samples = lm.sample(20)
-    assert any(sample.ended for sample in samples)
-    for sample in samples:
-        assert len(sample.text) == len(sample.token_ids) - sample.ended
-        assert (sample.mode, sample.note) == ("ar", "")
-
-
-def test_without_mode_ar_a_sample_says_that_its_length_was_fixed() -> None:
-    [sample] = make(char_tokenizer("abc"), modes=("car",)).sample(max_tokens=5)
-    assert sample.mode == "car"
-    assert "fixed" in sample.note
 
 
 def test_the_default_mode_is_the_first_that_the_model_has() -> None:
@@ -369,47 +285,3 @@ def test_results_are_json(lm: LanguageModel) -> None:
     for record in records:
         assert json.loads(json.dumps(record.to_dict(), allow_nan=False)) == record.to_dict()
     assert records[0].to_dict()["spans"][0]["text"] == records[0].spans[0].text  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("place", ["", "best", "model"])
-def test_a_model_or_a_run_is_loaded_from_its_folder(lm: LanguageModel, tmp_path: Path, place: str) -> None:
-    lm.model.save_pretrained(tmp_path / place, torch.float64)
-    lm.tokenizer.save(tmp_path / place)
-    again = load(tmp_path, dtype=torch.float64)
-    assert again.name == str(tmp_path)
-    assert not again.model.training
-    found, expected = again.infill(TEXT)[0], lm.infill(TEXT)[0]
-    assert found.token_ids == expected.token_ids
-    assert found.log_prob == pytest.approx(
-        expected.log_prob, rel=1e-12
-    )  # sums may run in another order where the weights lie otherwise in memory
-
-
-def test_folders_without_a_model_are_refused(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no config.json in it, nor in a folder best or model"):
-        load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        load(tmp_path / "nowhere")
-    monkeypatch.chdir(tmp_path)
-    Path("runs").mkdir()
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        find_folder("runs/missing")  # not taken for an id of the hub
-    lm.model.save_pretrained(tmp_path)
-    char_tokenizer("abc").save(tmp_path)
-    with pytest.raises(ValueError, match="do not belong together"):
-        load(tmp_path)
-
-
-def test_an_id_of_the_hub_is_downloaded(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    lm.model.save_pretrained(tmp_path)
-    lm.tokenizer.save(tmp_path)
-    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(tmp_path))
-    assert load("somebody/stories").model.config == lm.model.config
-
-    def offline(name: str, **_: object) -> str:
-        raise OSError("no network\nand a long story")
-
-    monkeypatch.setattr(hub, "snapshot_download", offline)
-    with pytest.raises(FileNotFoundError, match=r"the Hugging Face hub gave none: no network$"):
-        load("somebody/stories")

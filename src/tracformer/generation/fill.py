@@ -1,14 +1,14 @@
 """Token ids in, token ids out: fill the targets of a batch, any pattern of holes."""
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from tracformer.generation.filling import Filling
-from tracformer.generation.job import Filled, Job, Only, Revealed, Stop, Top, Watch
-from tracformer.generation.orders import Ancestral, Order
-from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.job import Filled, Job, Revealed, Rules, Top
+from tracformer.generation.orders import Ancestral
+from tracformer.generation.samplers import Sampler
 from tracformer.model.base import ConditionalModel, targets_of
 
 __all__ = ["Filled", "Revealed", "Top", "fill"]
@@ -21,16 +21,8 @@ def fill(
     mode: str = "car",
     lengths: Tensor | None = None,
     *,
-    sampler: Sampler | Sequence[Sampler] = PLAIN,
-    seed: int | Sequence[int] = 0,
-    order: Order | Sequence[Order] | None = None,
-    only: Only | None = None,
-    stop: int | Stop | None = None,
     cached: bool = True,
-    insist: bool = False,
-    watch: Watch | None = None,
-    top: int = 0,
-    drafts: bool = False,
+    **rules: Unpack[Rules],
 ) -> Filled:
     """Fill every target of the batch.
 
@@ -38,24 +30,9 @@ def fill(
     it would get alone. `only(row, position)` restricts a position to some tokens. `stop` ends a sequence (`ar`: end of text): a token, or
     a function of row, position and token. `watch` is told of tokens as they come; with `drafts`, and an order that looks, also of what
     has become the likeliest token of a position still open. `top`: so many candidates of each token. What stands at targets in `tokens`
-    is ignored.
+    is ignored. `insist`: ask in a mode that the weights were not trained for.
     """
-    job = Job(
-        model.config,
-        tokens,
-        context,
-        mode,
-        lengths,
-        sampler=sampler,
-        seed=seed,
-        order=order,
-        only=only,
-        stop=stop,
-        insist=insist,
-        watch=watch,
-        top=top,
-        drafts=drafts,
-    )
+    job = Job(model.config, tokens, context, mode, lengths, **rules)
     if mode == "diffusion":
         return reverse_process(model, job)
     filling = Filling(model, *tokens.shape, cached=cached)
