@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, layer_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import dropout, layer_norm, silu
 from torch.utils.checkpoint import checkpoint
 
 from tracformer.model.rotary import Angles, rotary_angles, rotate
+from tracformer.peers.dense import dense_attention
 from tracformer.precision import wide
 
 FREQUENCIES = 128  # of the noise level's encoding, whatever the model's size
@@ -118,7 +119,7 @@ class Block(nn.Module):
         qkv = self.attn_qkv(self.norm1(x) * (1 + scale) + shift).unflatten(-1, (3, self.n_head, -1))  # (B, T, 3, H, D)
         q, k, v = qkv.unbind(2)
         q, k = rotate(q, angles), rotate(k, angles)
-        mixed = scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=seen)  # (B, H, T, D)
+        mixed = dense_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), seen)  # (B, H, T, D)
         x = x + gate * self._drop(self.attn_out(mixed.transpose(1, 2).flatten(-2)))
         shift, scale, gate = chunks[3:]
         return x + gate * self._drop(self.mlp(self.norm2(x) * (1 + scale) + shift))

@@ -10,6 +10,7 @@ from torch import Tensor
 from tracformer.files import optional_package
 from tracformer.model.base import ConditionalModel, each_given_alone
 from tracformer.model.config import ModelConfig
+from tracformer.peers.dense import trains_faster_plain
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TransformerPeer(ConditionalModel):
     def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """A given position would see its own token: each is asked in a row of its own, where it is a target too."""
         self._recompute(self.checkpoint_activations)
+        self._choose_attention("eager" if trains_faster_plain(tokens.device, tokens.shape[1]) else "sdpa")
         inside = inside_of(tokens, lengths)
         tokens = tokens.long().masked_fill(~inside, 0)  # anything may stand in the padding
         targets = wanted if mode == "ar" else ~context & inside  # in `ar` no position sees itself, given or not
@@ -53,6 +55,10 @@ class TransformerPeer(ConditionalModel):
             return self.states(tokens[row], inside[row] & ~targets, mode, lengths[row], asked)
 
         return each_given_alone(wanted, targets, states)
+
+    def _choose_attention(self, name: str) -> None:
+        if self.network.config._attn_implementation != name:
+            self.network.set_attn_implementation(name)
 
     def _recompute(self, wished: bool) -> None:
         if wished and not self.network.is_gradient_checkpointing:
