@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import Result, read_results
 from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Silent
+from tracformer.training.log import read_log
+from tracformer.training.start import start
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
 OURS = {"fim", "zeroshot"}
@@ -172,7 +175,13 @@ def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch
     outcome = next(result for result in read_results(root / "results") if result.task == "pilots")
     assert (outcome.model, outcome.details["chosen"]) == ("tracformer-ac", 1e-2)
     assert outcome.find("perplexity", lr=1e-2).value < outcome.find("perplexity", lr=1e-9).value
-    assert not list((root / "pilots").iterdir())  # weights of pilots are of no use
+    assert not list((root / "pilots").iterdir())  # one has become the run, the others are of no use
+    log = read_log(root / "models" / "tracformer-ac-seed0" / "log.jsonl")
+    assert next(record["step"] for record in log if record["kind"] == "eval") == 3  # where the pilot was left off
+    (run,) = again().runs()
+    start(replace(again().config(run), run=str(tmp_path / "straight")))
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (again().run_folder(run), tmp_path / "straight")]
+    assert weights[0] == weights[1]  # as if it had never been left off
     recipe = json.loads((root / "models" / "tracformer-ac-seed0" / "recipe.json").read_text())
     assert (recipe["optimizer"]["lr"], recipe["optimizer"]["final_lr"]) == (1e-2, pytest.approx(1e-3))
     assert any("at 0.01; 0.01 is taken" in line for line in told)

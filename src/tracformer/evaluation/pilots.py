@@ -1,8 +1,8 @@
-"""Learning rates by pilot: every system is trained for a few steps at each of a few rates, and the one of lowest validation loss is taken.
+"""Learning rates by pilot: every system's first run is begun at each of a few rates, and the one of lowest validation loss is gone on with.
 
-All systems have the same rates, steps and data to choose by, so that none is tuned harder than another. What a pilot says is about its own
-short schedule: the best rate of a long run is often lower. Outcomes are results like others, `pilots` in the results' folder; the weights
-are thrown away.
+All systems have the same rates, steps and data to choose by, so that none is tuned harder than another. A pilot is the beginning of the run
+itself, warm-up and schedule included: a shorter schedule would choose rates for itself. Still the best rate of a long run is often lower
+than that of its beginning. Outcomes are results like others, `pilots` in the results' folder.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from tracformer.training.log import read_log
 from tracformer.training.loop import Outcome
 
 TASK = "pilots"
-SAVE_EVERY = 20  # steps: what an interruption costs
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,12 @@ class Pilots:
             raise ValueError(f"pilots are rates {self.rates} for {self.steps} steps; give positive rates and at least one step")
 
     def tokens(self, config: TrainConfig) -> float:
-        return float(len(self.rates) * self.steps * config.batch * config.length)
+        """What they cost: all but the chosen one, which is the beginning of the run."""
+        return float((len(self.rates) - 1) * self.steps * config.batch * config.length)
 
     def config(self, config: TrainConfig, rate: float, run: Path) -> TrainConfig:
-        """The run at this rate: the schedule of `config`, shortened, and validated once, at its end."""
-        optimizer = with_rate(config, rate).optimizer
-        short = dataclasses.replace(optimizer, warmup=min(optimizer.warmup, self.steps // 5))
-        return dataclasses.replace(
-            config, optimizer=short, steps=self.steps, run=str(run), eval_every=self.steps, save_every=min(SAVE_EVERY, self.steps)
-        )
+        """The run at this rate, left off and validated after a few steps."""
+        return dataclasses.replace(with_rate(config, rate), until=self.steps, run=str(run))
 
 
 def with_rate(config: TrainConfig, rate: float) -> TrainConfig:
@@ -71,12 +67,11 @@ def fly(
     pilots: Pilots,
     folder: Path,
     train: Callable[[TrainConfig], Outcome],
-    first: bool = True,
 ) -> Result | int:
-    """The outcome; or the signal that stopped a pilot, after which the same call goes on. `first`: only one process clears up."""
+    """The outcome; or the signal that stopped a pilot, after which the same call goes on. The runs stay where they are."""
     losses: dict[float, float] = {}
     for rate in pilots.rates:
-        run = folder / f"{name}-lr{rate:g}"
+        run = pilot_folder(folder, name, rate)
         signal = train(pilots.config(config, rate, run)).signal
         if signal is not None:
             return signal
@@ -92,10 +87,21 @@ def fly(
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     family = str(config.model.get("family", "tracformer"))
-    if first:
-        for rate in pilots.rates:
-            shutil.rmtree(folder / f"{name}-lr{rate:g}", ignore_errors=True)
     return Result(name, family, mode, TASK, _options(pilots), tuple(rows), {"chosen": chosen, "nll": losses}, manifest)
+
+
+def adopt(folder: Path, name: str, outcome: Result, run: Path) -> None:
+    """The pilot of the chosen rate, if it is still there, becomes the run; those of other rates are thrown away."""
+    chosen = pilot_folder(folder, name, chosen_rate(outcome))
+    if chosen.exists() and not run.exists():
+        run.parent.mkdir(parents=True, exist_ok=True)
+        chosen.rename(run)
+    for rate in outcome.options["rates"]:
+        shutil.rmtree(pilot_folder(folder, name, rate), ignore_errors=True)
+
+
+def pilot_folder(folder: Path, name: str, rate: float) -> Path:
+    return folder / f"{name}-lr{rate:g}"
 
 
 def _loss(run: Path) -> float:

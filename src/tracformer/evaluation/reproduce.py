@@ -23,7 +23,7 @@ from tracformer.data import PreparedData, Tokenizer, load_tokenizer
 from tracformer.evaluation.experiment import SIZES, Experiment, ModelPlan, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, prepare_data
 from tracformer.evaluation.pace import Pace, tokens
-from tracformer.evaluation.pilots import chosen_rate, fly, outcome_file, with_rate
+from tracformer.evaluation.pilots import adopt, chosen_rate, fly, outcome_file, with_rate
 from tracformer.evaluation.report import write_report
 from tracformer.evaluation.results import Result, digest
 from tracformer.evaluation.runner import evaluate
@@ -142,11 +142,10 @@ class Reproduction:
         missing = [run for run in self.runs() if run.seed is not None and run.number == 0 and self.outcome(run) is None]
         for number, run in enumerate(missing, start=1):
             config, recipe = self._planned(run), self._recipe_of(self._planned(run), run)
-            rates = self.experiment.pilots.rates
-            self.say(
-                f"[pilots {number}/{len(missing)}] {run.plan.name}: {len(rates)} rates, {tokens(self.experiment.pilots.tokens(config))}"
-            )
-            outcome = fly(run.plan.name, run.plan.mode, config, recipe, self.experiment.pilots, self.root / "pilots", start, ranks.first)
+            pilots = self.experiment.pilots
+            besides = tokens(pilots.tokens(config))
+            self.say(f"[pilots {number}/{len(missing)}] {run.plan.name}: {len(pilots.rates)} rates, {besides} besides the run itself")
+            outcome = fly(run.plan.name, run.plan.mode, config, recipe, pilots, self.root / "pilots", start)
             if isinstance(outcome, int):
                 return outcome
             if ranks.first:
@@ -159,9 +158,12 @@ class Reproduction:
     def _train(self, run: Run, ranks: Ranks) -> int | None:
         """The signal that stopped the run, or None if it was finished."""
         folder = self.run_folder(run)
+        if ranks.first and run.number == 0 and self.experiment.pilots is not None and (outcome := self.outcome(run)) is not None:
+            adopt(self.root / "pilots", run.plan.name, outcome, folder)
         if ranks.first and not (folder / RECIPE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
+        ranks.barrier()
         return start(self.config(run)).signal
 
     def _evaluate(self, evaluations: list[tuple[TaskPlan, Run]], ranks: Ranks) -> list[Path]:

@@ -88,6 +88,7 @@ class TrainConfig:
     run: str = ""  # the folder of checkpoints, log and model
     init: str = ""  # a trained model's folder to start from
     steps: int = 0  # 0: chosen by the size of the data
+    until: int = 0  # leave off after this step, as if interrupted; the same command without it goes on. 0: after the last
     batch: int = 32  # sequences of the global batch
     micro_batch: int = 0  # sequences at once on a device; 0: all of its part
     length: int = 0  # tokens of a row; 0: the model's max_length
@@ -108,6 +109,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _require(self.steps >= 0, "steps", self.steps, "zero or more")
+        _require(self.until >= 0, "until", self.until, "zero or more")
         _require(self.batch >= 1, "batch", self.batch, "at least 1")
         _require(self.micro_batch >= 0, "micro_batch", self.micro_batch, "zero or more")
         _require(self.length >= 0, "length", self.length, "zero or more")

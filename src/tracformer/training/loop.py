@@ -79,27 +79,28 @@ class Trainer:
     # ---- the loop
 
     def train(self) -> Outcome:
-        """From where the state stands to the last step or the first signal."""
+        """From where the state stands to the last step, to `until` or to the first signal."""
         config, state = self.config, self.state
+        end = min(config.steps, config.until or config.steps)
         log = RunLog(self.run, state.step) if self.ranks.first else None
         line = LiveLine(config.steps, state.step) if self.ranks.first else None
         tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
         with self._catching_signals():
-            while state.step < config.steps:
+            while state.step < end:
                 batch = self.stream.at(state.position)
                 loss, norm, seen, stop = self._step(batch)
                 tokens, loss_sum, since = tokens + seen, loss_sum + loss, since + 1
                 speed = tokens / (time.monotonic() - marked)
                 if line is not None:
                     line.update(state.step, loss_sum / since, speed)
-                if state.step % config.log_every == 0 or state.step == config.steps:
+                if state.step % config.log_every == 0 or state.step == end:
                     if log is not None:
                         rate = self.optimizer.param_groups[0]["lr"]  # AdamW's
                         log.write(
                             "train", state.step, loss=loss_sum / since, lr=rate, gradient_norm=norm, tokens_per_second=round(speed, 1)
                         )
                     tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
-                last = state.step == config.steps
+                last = state.step == end
                 if self.valid is not None and (state.step % config.eval_every == 0 or last):
                     self._validate(log, line)
                     tokens, marked = 0.0, time.monotonic()
