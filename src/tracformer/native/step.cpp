@@ -259,7 +259,7 @@ struct Step : torch::CustomClassHolder {
     threads_ = std::max<int64_t>(1, read.bytes / read.products / kLeastPortion);
   }
 
-  // Tokens (N) at (rows, places), a sequence's side by side and ascending, all before them being encoded. ends (N): zero, or the length of the text that
+  // Tokens (N) at (rows, places), ascending in each sequence, all before them being encoded. ends (N): zero, or the length of the text that
   // the suffix encoder reads; a sequence is read in one direction at a time, since both keep their keys in the same slots. Keys and values of
   // encoder and decoder go to their slots; `read_*` are the decoder's, in the order of the encoder layers that they belong to.
   void encode(const Tensor& tokens, const Tensor& rows, const Tensor& places, const Tensor& ends, const Tensor& cos, const Tensor& sin,
@@ -318,10 +318,10 @@ struct Step : torch::CustomClassHolder {
   }
 
   // Where each thread's own rows begin, and the end: no sequence is cut, since what is behind reads what is before it. All in one part where
-  // there are too few for each thread, or too unequal parts.
+  // there are too few for each thread, where parts would be too unequal, and where sequences are not in order.
   static std::vector<int64_t> parts_of(const Places& all) {
     const int64_t N = all.N, threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-    if (N < threads * kOwnRows) return {0, N};
+    if (threads == 1 || N < threads * kOwnRows || !std::is_sorted(all.row, all.row + N)) return {0, N};
     std::vector<int64_t> cuts{0};
     for (int64_t part = 1; part <= threads; ++part) {
       int64_t cut = std::max(cuts.back(), N * part / threads);
