@@ -71,7 +71,7 @@ def fly(
     """The outcome; or the signal that stopped a pilot, after which the same call goes on. The runs stay where they are."""
     losses: dict[float, float] = {}
     for rate in pilots.rates:
-        run = pilot_folder(folder, name, rate)
+        run = pilot_folder(folder, name, rate, digest(_rateless(recipe)))
         signal = train(pilots.config(config, rate, run)).signal
         if signal is not None:
             return signal
@@ -92,16 +92,17 @@ def fly(
 
 def adopt(folder: Path, name: str, outcome: Result, run: Path) -> None:
     """The pilot of the chosen rate, if it is still there, becomes the run; those of other rates are thrown away."""
-    chosen = pilot_folder(folder, name, chosen_rate(outcome))
+    chosen = pilot_folder(folder, name, chosen_rate(outcome), outcome.manifest["hashes"]["recipe"])
     if chosen.exists() and not run.exists():
         run.parent.mkdir(parents=True, exist_ok=True)
         chosen.rename(run)
-    for rate in outcome.options["rates"]:
-        shutil.rmtree(pilot_folder(folder, name, rate), ignore_errors=True)
+    for other in folder.glob(f"{name}-lr*"):
+        shutil.rmtree(other, ignore_errors=True)
 
 
-def pilot_folder(folder: Path, name: str, rate: float) -> Path:
-    return folder / f"{name}-lr{rate:g}"
+def pilot_folder(folder: Path, name: str, rate: float, recipe: str) -> Path:
+    """Another recipe, another folder: none goes on from the pilots of another."""
+    return folder / f"{name}-lr{rate:g}-{recipe[:12]}"
 
 
 def _loss(run: Path) -> float:
