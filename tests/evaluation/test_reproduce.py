@@ -32,7 +32,7 @@ from tracformer.training.log import read_log
 from tracformer.training.start import start
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
-OURS = {"fim", "zeroshot"}
+OURS = {"fim", "zeroshot", "everything"}
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +198,11 @@ def test_training_keys_for_every_model() -> None:
         read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
 
 
+def test_values_of_a_scale_are_changed_by_name() -> None:
+    experiment = read_experiment("table9", "mini", {"values.shown": "0", "values.infills": "7"})
+    assert {(task.options["show"], task.options["sequences"]) for task in experiment.tasks} == {(0, 7)}
+
+
 def test_first_seeds_come_first(tmp_path: Path) -> None:
     runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Silent()).runs()
     assert [run.seed for run in runs] == [0] * 5 + [1] * 4 + [2] * 4
@@ -206,7 +211,7 @@ def test_first_seeds_come_first(tmp_path: Path) -> None:
 
 
 def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
-    for name in ("fig5", "table11", "table4", "fim"):
+    for name in ("everything", "table4"):
         work = Reproduction(read_experiment(name, "mini"), tmp_path, Silent())
         shapes = {run.plan.name: work.shape(run) for run in work.runs()}
         sizes = [count_sizes(each, "", shape).find("parameters_without_embeddings").value for each, shape in shapes.items()]
@@ -301,6 +306,17 @@ def test_the_bundled_experiments_are_the_papers() -> None:
     assert spans == {"paper": {50, 10, 3}, "mini": {12, 3, 1}}
 
 
+def test_experiments_put_together_ask_each_question_once() -> None:
+    whole = read_experiment("everything", "mini")
+    assert {"d3pm", "plaid"}.isdisjoint(whole.models)
+    for name in ("fig5", "table11", "zeroshot", "fim"):
+        asked = [(task, model) for task in read_experiment(name, "mini").tasks for model in task.models]
+        for task, model in asked:
+            (same,) = [each for each in whole.tasks if (each.task, each.mode, each.options) == (task.task, task.mode, task.options)]
+            assert same.models.count(model) == 1
+    assert whole.paper[:2] == ("fig5", "fig7")
+
+
 def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "title: Mine\ntasks:\n  - {task: prefixes, models: [gpt2], options: {data: $wikitext, length: $short, fractions: [0.5]}}\n"
@@ -318,6 +334,8 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
         ("title: x\ntasks: [{task: ratios, models: [nobody]}]", r"models are \['nobody'\]; the scale has: tracformer-car, bart"),
         ("title: x\ntasks: [{task: ratios, models: [bart], options: {mean: $huge}}]", r"uses \$huge; the scale has: \$wikitext"),
         ("title: x\ntasks: [{task: ratios, models: [bart], options: {data: enwik8}}]", "data is 'enwik8'; scale tiny has: wikitext2"),
+        ("title: x\nparts: [everything]", "experiment everything has no 'tasks'"),
+        ("title: x\nparts: [fig5]\ntasks: []", "has 'tasks'; allowed: title, parts, about, without"),
         ("- 1", "does not hold keys and values"),
     ],
 )
@@ -330,11 +348,12 @@ def test_slips_in_an_experiment_of_ones_own_are_told(document: str, told: str, t
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["fig55"], "experiment is 'fig55'; available: claims, fig1"),
+        (["fig55"], "experiment is 'fig55'; available: claims, everything, fig1"),
         (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, tiny"),
         (["fig5", "data.wikitxt=x"], "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?"),
         (["fig5", "only=bart,gpt2"], "only has 'gpt2'; the experiment's models are: tracformer-car, bart"),
         (["fig5", "seeds=a"], "seeds has 'a'"),
+        (["fig5", "values.windows=3"], "the scale has no value 'windows'; it has: wikitext"),
         (["fig5", "batch=0"], "batch is '0'"),
         (["fig5", "fig6"], "fig5, fig6 are named; one at a time"),
         ([], "no experiment named"),

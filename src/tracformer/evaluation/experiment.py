@@ -1,7 +1,8 @@
 """An experiment of the paper as data: which models, trained how and on what, are put to which tasks, at which scale.
 
-`experiments/NAME.yaml` names models and tasks; `experiments/scales/SCALE.yaml` says what those models are at that size, which data sets
-they read, and what the values `$long`, `$span50`, ... of the tasks are. Models are shared: what one experiment has trained, the next finds.
+`experiments/NAME.yaml` names models and tasks, or other experiments that it puts together; `experiments/scales/SCALE.yaml` says what those
+models are at that size, which data sets they read, and what the values `$long`, `$span50`, ... of the tasks are. Models are shared: what
+one experiment has trained, the next finds.
 """
 
 import dataclasses
@@ -111,20 +112,21 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
     """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file.
 
     `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead
-    of training), `only` (models, others are left out), `train.KEY` (of `tracformer train`, for every model), `seeds`, `tokenizer`.
+    of training), `only` (models, others are left out), `train.KEY` (of `tracformer train`, for every model), `values.NAME` (of the scale),
+    `seeds`, `tokenizer`.
     """
     document = _load(name, "experiments", experiment_names(), "experiment")
     sizes = _load(scale, "experiments/scales", scale_names(), "scale")
-    _check_keys(document, f"experiment {name}", ("title", "tasks"), ("about", "paper"))
+    parts = _parts(name, document)
     _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"), ("pilots",))
     data = {key: _data_set(key, each) for key, each in sizes["data"].items()}
     models = {key: _model(key, each) for key, each in sizes["models"].items()}
     changes = dict(changes or {})
     only = changes.pop("only", "")
-    tasks: list[TaskPlan] = []
-    for each in document["tasks"]:
-        if (task := _task(each, sizes["values"], models, f"experiment {name}")) not in tasks:  # two data sets may be one at a small scale
-            tasks.append(task)
+    values = _values(sizes["values"], changes)
+    tasks = _merged(_task(each, values, models, f"experiment {part}") for part, own in parts.items() for each in own["tasks"])
+    if left_out := document.get("without"):
+        tasks = _only(tasks, [model for task in tasks for model in task.models if model not in left_out])
     tasks = _only(tasks, only.split(",")) if only else tasks
     named = {model for task in tasks for model in task.models}
     models = {key: model for key, model in models.items() if key in named}
@@ -136,7 +138,7 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
         name=Path(name).stem,
         title=document["title"],
         about=document.get("about", "").strip(),
-        paper=tuple(document.get("paper", ())),
+        paper=tuple(dict.fromkeys(place for part in parts.values() for place in part.get("paper", ()))),
         scale=Path(scale).stem,
         scale_about=sizes["about"].strip(),
         vocab_size=sizes["vocab_size"],
@@ -145,6 +147,30 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
         tasks=tuple(tasks),
         pilots=_pilots(sizes["pilots"]) if "pilots" in sizes else None,
     )
+
+
+def _parts(name: str, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The experiment itself, or the bundled ones that it puts together."""
+    parts = {name: document}
+    if "parts" in document:
+        _check_keys(document, f"experiment {name}", ("title", "parts"), ("about", "without"))
+        parts = {part: _load(part, "experiments", experiment_names(), "experiment") for part in document["parts"]}
+    for part, values in parts.items():
+        _check_keys(values, f"experiment {part}", ("title", "tasks"), ("about", "paper"))
+    return parts
+
+
+def _merged(tasks: Iterable[TaskPlan]) -> list[TaskPlan]:
+    """One task where several ask the same: experiments share questions, and at a small scale two data sets may be one."""
+    merged: list[TaskPlan] = []
+    for task in tasks:
+        for number, known in enumerate(merged):
+            if (known.task, known.mode, known.options) == (task.task, task.mode, task.options):
+                merged[number] = dataclasses.replace(known, models=tuple(dict.fromkeys((*known.models, *task.models))))
+                break
+        else:
+            merged.append(task)
+    return merged
 
 
 def _pilots(values: Mapping[str, Any]) -> Pilots:
@@ -182,6 +208,16 @@ def _task(values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[s
     if unknown or not names:
         raise ValueError(f"{where}: models are {values['models']}; the scale has: {', '.join(models)}")
     return TaskPlan(values["task"], names, options, values.get("mode", ""))
+
+
+def _values(known: Mapping[str, Any], changes: dict[str, str]) -> dict[str, Any]:
+    """The scale's values; `values.NAME` is taken out of the changes."""
+    values = dict(known)
+    for key in [key for key in changes if key.startswith("values.")]:
+        if (name := key.removeprefix("values.")) not in values:
+            raise ValueError(f"the scale has no value {name!r}; it has: {', '.join(values)}")
+        values[name] = yaml.safe_load(changes.pop(key))
+    return values
 
 
 def _value(value: Any, scale: Mapping[str, Any], where: str) -> Any:
@@ -224,6 +260,7 @@ def _changed(
                 "tokenizer",
                 "only",
                 "train.KEY",
+                "values.NAME",
                 "data",
                 *(f"data.{each}" for each in data),
                 *(f"models.{each}" for each in models),
