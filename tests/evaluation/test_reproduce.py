@@ -114,8 +114,8 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
     assert shown.tags["svg"] == 2  # the joint and the marginal
     assert "±" in page.decode()  # over the two seeds of one model
     assert sorted(path.name for path in (root / "report" / "fig7").glob("*.png")) == [
-        "01-ratios-ratio-joint.png",
-        "01-ratios-ratio-marginal.png",
+        "ratios-wikitext2-32-Geometric_1-ratio-joint.png",
+        "ratios-wikitext2-32-Geometric_1-ratio-marginal.png",
     ]
 
 

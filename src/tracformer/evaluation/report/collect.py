@@ -77,11 +77,23 @@ class Section:
 
     @property
     def title(self) -> str:
-        parts = [str(self.options[key]) for key in ("data", "source") if self.options.get(key)]
-        parts += [f"T = {self.options['length']}"] if self.options.get("length") else []
-        spans = {row.setting["spans"] for entry in self.entries for row in entry.first.rows if "spans" in row.setting}
-        parts += [str(spans.pop())] if len(spans) == 1 else []
+        length = [f"T = {self.options['length']}"] if self.options.get("length") else []
+        parts = [*self._data(), *length, *self._spans()]
         return TITLES.get(self.task, self.task) + (f": {', '.join(parts)}" if parts else "")
+
+    @property
+    def file_stem(self) -> str:
+        """Of its files' names: the question in short, so that a figure keeps its name as others join the report."""
+        length = [str(self.options["length"])] if self.options.get("length") else []
+        return "-".join(file_words(part) for part in (self.task, *self._data(), *length, *self._spans()))
+
+    def _data(self) -> list[str]:
+        return [str(self.options[key]) for key in ("data", "source") if self.options.get(key)]
+
+    def _spans(self) -> list[str]:
+        """How targets are laid out, where all rows have it in common."""
+        spans = {str(row.setting["spans"]) for entry in self.entries for row in entry.first.rows if "spans" in row.setting}
+        return [spans.pop()] if len(spans) == 1 else []
 
     def metrics(self) -> list[str]:
         return list(dict.fromkeys(row.metric for entry in self.entries for row in entry.first.rows))

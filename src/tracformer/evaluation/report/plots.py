@@ -42,8 +42,8 @@ class Picture:
 
     def save(self, folder: Path) -> str:
         """Write the PNG, and return the SVG for the page."""
-        pyplot = _pyplot()
-        with pyplot.rc_context(_style(self.name)):
+        pyplot = pyplot_of()
+        with pyplot.rc_context(style_of(self.name)):
             figure = pyplot.figure(figsize=self.size, layout="constrained")
             try:
                 self.draw(figure)
@@ -208,14 +208,14 @@ def _plain_ticks(axes: Any) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _pyplot() -> Any:
+def pyplot_of() -> Any:
     optional_package("matplotlib", "a report", "plot").use("Agg")
     from matplotlib import pyplot
 
     return pyplot
 
 
-def _style(name: str) -> dict[str, Any]:
+def style_of(name: str) -> dict[str, Any]:
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     look = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "grid.color": INK}
     return {**dict.fromkeys(inked, INK), **look, "axes.spines.top": False, "axes.spines.right": False}
