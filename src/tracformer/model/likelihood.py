@@ -69,11 +69,12 @@ class _WeightedNLL(torch.autograd.Function):
         for rows in row_chunks(len(hidden), len(head)):
             logits = logits_of(hidden[rows], head, bias).to(summed)
             weight = weights[rows, None].to(summed)
-            lse = torch.logsumexp(logits, dim=1, keepdim=True)
-            picked = logits.gather(1, targets[rows, None])
-            total += (weight * (lse - picked)).sum()
+            picked, peak = logits.gather(1, targets[rows, None]), logits.amax(1, keepdim=True)
+            powers = logits.sub_(peak).exp_()  # in place: one pass of exponentials for the loss and its gradient
+            mass = powers.sum(1, keepdim=True)
+            total += (weight * (mass.log() + peak - picked)).sum()
             if wants_grad:
-                slopes = logits.sub_(lse).exp_().mul_(weight)
+                slopes = powers.mul_(weight / mass)
                 slopes.scatter_add_(1, targets[rows, None], -weight)
                 narrow = slopes.to(hidden.dtype)
                 torch.mm(narrow, head, out=grad_hidden[rows])
