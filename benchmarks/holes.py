@@ -1,7 +1,7 @@
 """How much the text behind a hole helps: perplexity and accuracy in holes of 8 to 16 tokens, and fills to read.
 
     python benchmarks/holes.py stories ar=runs/gpt2 --data held-out.txt
-    python benchmarks/holes.py stories --data held-out.txt --fills 50 > fills.md
+    python benchmarks/holes.py stories --data held-out.txt --fills 50 --beam 16 > fills.md
 
 Windows of held-out text, each with one hole in its middle. Every model is asked in every mode it has, on the same windows; models must
 share a tokeniser. Accuracy: how often the likeliest token is the true one, under `car` and `ar` after the true tokens before it. Intervals
@@ -29,6 +29,7 @@ from tracformer.generation.fill import fill
 from tracformer.generation.language import LanguageModel
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.samplers import Sampler
+from tracformer.generation.search import search
 from tracformer.model.base import EXACT
 from tracformer.runtime import keep_freed_memory
 
@@ -87,13 +88,21 @@ def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, 
     }
 
 
-def show_fills(lm: LanguageModel, holes: Holes, seed: int) -> None:
-    """The first windows, each sampled once from the model itself, none left out."""
-    filled = fill(
-        lm.model, holes.tokens, holes.context, "car", seed=[derived_seed(seed, i) for i in range(len(holes.tokens))],
-        sampler=Sampler(banned=tuple(lm.spelling.special)),
-    )  # fmt: skip
-    for number, (tokens, context, new) in enumerate(zip(holes.tokens, holes.context, filled.tokens, strict=True), 1):
+def sampled(lm: LanguageModel, holes: Holes, seed: int) -> Tensor:
+    """(N, T): each filled by one sample of the model itself."""
+    seeds = [derived_seed(seed, number) for number in range(len(holes.tokens))]
+    return fill(lm.model, holes.tokens, holes.context, "car", seed=seeds, sampler=Sampler(banned=tuple(lm.spelling.special))).tokens
+
+
+def searched(lm: LanguageModel, holes: Holes, width: int) -> Tensor:
+    """(N, T): each with the most probable filling that a beam of this width finds."""
+    rows = tqdm(list(zip(holes.tokens[:, None], holes.context[:, None], strict=True)), desc=f"beam:{width}", leave=False)
+    banned = tuple(lm.spelling.special)
+    return torch.stack([search(lm.model, *row, method="beam", width=width, banned=banned)[0].tokens for row in rows])
+
+
+def show_fills(lm: LanguageModel, holes: Holes, filled: Tensor) -> None:
+    for number, (tokens, context, new) in enumerate(zip(holes.tokens, holes.context, filled, strict=True), 1):
         start, stop = int((~context).nonzero()[0]), int((~context).nonzero()[-1]) + 1
         before, truth, ours, after = (
             lm.tokenizer.decode(part.tolist()).replace("\n", " ")
@@ -109,6 +118,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=500)
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
     parser.add_argument("--fills", type=int, default=0, help="print so many fills of the first model, as markdown, and measure nothing")
+    parser.add_argument("--beam", type=int, default=0, metavar="WIDTH", help="fills by search instead of samples")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -120,7 +130,8 @@ def main() -> None:
         raise SystemExit(f"{different[0]} has another tokeniser than {next(iter(models))}: their tokens do not compare")
     holes = cut(arguments.data.read_text(), first.tokenizer, arguments.fills or arguments.windows, arguments.length)
     if arguments.fills:
-        return show_fills(first, holes, arguments.seed)
+        filled = searched(first, holes, arguments.beam) if arguments.beam else sampled(first, holes, arguments.seed)
+        return show_fills(first, holes, filled)
     rows = []
     for name, lm in models.items():
         for mode in lm.model.config.modes:

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 import tracformer
-from tests.test_examples import example
+from tests.scripts import example
 from tracformer import bundled
 from tracformer.cli.main import main
 

@@ -1,20 +1,11 @@
 """The examples run; with more training, in `make soak`, they also do what they say."""
 
-import importlib.util
 import random
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "examples" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.scripts import example
 
 
 def test_infill_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

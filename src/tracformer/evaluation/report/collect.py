@@ -107,6 +107,15 @@ def sections(results: Iterable[Result]) -> list[Section]:
     return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
 
 
+def by_file_stem(found: Sequence[Section]) -> dict[str, Section]:
+    """Sections by the stem of their files' names; a number tells apart those whose stems are equal."""
+    named: dict[str, Section] = {}
+    for section in found:
+        same = sum(other.file_stem == section.file_stem for other in named.values())
+        named[f"{section.file_stem}-{same + 1}" if same else section.file_stem] = section
+    return named
+
+
 def newest(results: Iterable[Result]) -> list[Result]:
     """Of several results of one model, task and options, as evaluations with changed code or weights leave them, the last one made."""
     kept: dict[str, Result] = {}

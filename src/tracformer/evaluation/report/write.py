@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tracformer.evaluation.paper_figures import PaperFigure, PaperTable, paper_tables, place_name
 from tracformer.evaluation.report import views
-from tracformer.evaluation.report.collect import SEED, Section, in_order, metric_name, newest, sections, tables
+from tracformer.evaluation.report.collect import SEED, Section, by_file_stem, in_order, metric_name, newest, sections, tables
 from tracformer.evaluation.report.fills import fills_of
 from tracformer.evaluation.report.page import Chapter, as_json, folded, page, paragraph, picture, pictures
 from tracformer.evaluation.report.tables import Cell, Line, Table, number
@@ -39,7 +39,7 @@ def write_report(
     found = sections(results)
     colours = views.colours_of(found)
     chapters = [Chapter("models", "Models", _models(results, folder))]
-    for name, section in _names(found).items():
+    for name, section in by_file_stem(found).items():
         chapters.append(Chapter(name, section.title, _section(section, name, colours, folder)))
     chapters += [Chapter(f"paper-{name}", f"The paper's {place_name(name)}", _quoted(name)) for name in paper if name in paper_tables()]
     silent = [place_name(name) for name in paper if name not in paper_tables()]
@@ -59,15 +59,6 @@ def write_report(
     target = folder / "index.html"
     write_atomically(target, page(title, introduction, chapters))
     return target
-
-
-def _names(found: Sequence[Section]) -> dict[str, Section]:
-    """Sections by the stem of their files' names; a number tells apart those whose stems are equal."""
-    named: dict[str, Section] = {}
-    for section in found:
-        same = sum(other.file_stem == section.file_stem for other in named.values())
-        named[f"{section.file_stem}-{same + 1}" if same else section.file_stem] = section
-    return named
 
 
 def _section(section: Section, name: str, colours: dict[str, int], folder: Path) -> str:

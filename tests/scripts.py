@@ -1,0 +1,21 @@
+"""Python files outside the package, as modules."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[1]
+
+
+def script(path: str) -> ModuleType:
+    """The file at this path of the repository."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def example(name: str) -> ModuleType:
+    return script(f"examples/{name}.py")
