@@ -17,6 +17,7 @@ TEXTS = (
     "The dog was hungry. It looked for [[1-4]] and then it fell asleep.",
 )
 ENDINGS = ("They [[played]] together and became good friends.", "They [[slept]] together and became good friends.")
+DRAWN = 16  # samples of each text, of which the most probable are shown
 BEHIND = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
 
 
@@ -43,14 +44,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     for text in arguments.texts or TEXTS:
         print(f"\n{text}")
-        for result in lm.infill(text, n=3, sampler=sampler, seed=arguments.seed):
+        for result in lm.infill(text, n=3, best_of=DRAWN, sampler=sampler, seed=arguments.seed):
             print(f"  {brackets(result)}    log p = {result.log_prob:.1f}")
     if arguments.texts:
         return
 
     print("\nThe text behind a hole matters: the same beginning, three endings.")
     for behind in BEHIND:
-        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", sampler=sampler, seed=arguments.seed)
+        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", best_of=DRAWN, sampler=sampler, seed=arguments.seed)
         print(f"  {brackets(result)}")
 
     print("\nHow probable is a word, given both sides?")
