@@ -266,6 +266,19 @@ def test_two_processes(tmp_path: Path, text: Path) -> None:
     assert done.stdout.count("report: ") == 1
 
 
+@pytest.mark.soak
+def test_everything_at_once(tmp_path: Path, text: Path) -> None:
+    """All experiments as one: each question is answered once by each model, and the report names its files by the questions."""
+    changes = {f"data.{name}": str(text) for name in read_experiment("everything", "tiny").data}
+    reproduction = Reproduction(read_experiment("everything", "tiny", changes), tmp_path, Silent(), say=lambda text: None)
+    assert reproduction.run() == 0
+    results = read_results(tmp_path / "tiny" / "results")
+    assert len(results) == len(list(reproduction.evaluations()))
+    report = tmp_path / "tiny" / "report" / "everything"
+    assert {"fig5", "table4", "fim"} & {path.name for path in report.parent.iterdir()} == set()  # one page, not one of each
+    assert {f"ratios-wikitext2-32-Geometric_{mean}-perplexity.csv" for mean in (1, 2)} <= {path.name for path in report.iterdir()}
+
+
 COMMANDS = re.findall(r"^tracformer .+$", (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(), re.M)
 
 
