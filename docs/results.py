@@ -62,7 +62,7 @@ def render(document: str, report: Path = RESULTS / "report") -> str:
 
 
 def markdown(path: Path, wanted: list[str] | None) -> str:
-    """Models down, settings across; the best of each kind is bold, small behind it the spread over seeds or the interval over sequences."""
+    """Models down, settings across; the lowest of each kind is bold, small behind it the spread over seeds or the interval over texts."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if wanted is None or row["model"] in wanted]
     if missing := [name for name in wanted or () if name not in {row["model"] for row in rows}]:
@@ -78,7 +78,7 @@ def markdown(path: Path, wanted: list[str] | None) -> str:
         line = [f"{model} ({kind})" if kinds else model]
         for column in columns:
             rivals = [float(row["value"]) for (_, other, there), row in cells.items() if other == kind and there == column]
-            line.append(_cell(cells.get((model, kind, column)), best=len(rivals) > 1 and "less" not in model and min(rivals)))
+            line.append(_cell(cells.get((model, kind, column)), best=len(rivals) > 1 and min(rivals)))
         lines.append(line)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -21,12 +21,12 @@ def test_the_tables_of_the_document_are_those_of_the_report() -> None:
 
 
 def test_the_report_s_figures_are_those_of_the_results() -> None:
-    """Each file that the document names, cell by cell, from the rows in results/mini; differences, which are paired by sequence, aside."""
+    """Each file that the document names, cell by cell, from the rows in results/mini."""
     read = in_order(read_results(results.RESULTS))
     made = {table.name: table for name, section in by_file_stem(sections(read)).items() for table in tables(section, name)}
     named = {Path(name).stem for name in re.findall(r"[\w.+-]+\.csv", results.DOCUMENT.read_text())}
     assert named
-    for name in named - {name for name in named if name.endswith("-differences")}:
+    for name in named:
         committed = list(csv.reader((results.RESULTS / "report" / f"{name}.csv").read_text().splitlines()))
         assert committed == list(csv.reader(made[name].to_csv().splitlines()))
 
