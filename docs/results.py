@@ -14,15 +14,14 @@ no texts: the rows, and where each of them came from. Of the report's files thos
 """
 
 import argparse
-import csv
 import dataclasses
 import re
 import shutil
 from pathlib import Path
 
 from tracformer.evaluation.report import plots, write_report
-from tracformer.evaluation.report.collect import newest, sections
-from tracformer.evaluation.report.tables import number
+from tracformer.evaluation.report.collect import by_file_stem, in_order, newest, sections, tables
+from tracformer.evaluation.report.tables import Table
 from tracformer.evaluation.report.views import curves_of
 from tracformer.evaluation.results import Result, read_results
 
@@ -51,46 +50,32 @@ def take_over(source: Path, target: Path = RESULTS) -> None:
             path.unlink()
 
 
-def render(document: str, report: Path = RESULTS / "report") -> str:
-    """The document with each of its tables as its file has it."""
-
-    def table(block: re.Match[str]) -> str:
-        wanted = [name.strip() for name in block["models"].split(",")] if block["models"] else None
-        return block["head"] + markdown(report / block["file"], wanted) + block["tail"]
-
-    return BLOCK.sub(table, document)
+def tables_of(results: list[Result]) -> dict[str, Table]:
+    """By the names of their files in the report."""
+    named = by_file_stem(sections(in_order(results)))
+    return {f"{table.name}.csv": table for stem, section in named.items() for table in tables(section, stem)}
 
 
-def markdown(path: Path, wanted: list[str] | None) -> str:
-    """Models down, settings across; the lowest of each kind is bold, small behind it the spread over seeds or the interval over texts."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if wanted is None or row["model"] in wanted]
-    if missing := [name for name in wanted or () if name not in {row["model"] for row in rows}]:
-        raise ValueError(f"{path} has no {missing[0]!r}")
-    columns = list(dict.fromkeys(row["setting"] for row in rows))
-    models = list(dict.fromkeys((row["model"], row["kind"]) for row in rows))
-    if wanted is not None:
-        models.sort(key=lambda model: wanted.index(model[0]))
-    cells = {(row["model"], row["kind"], row["setting"]): row for row in rows}
-    kinds = len({kind for _, kind in models}) > 1
-    lines = [["", *columns], ["---", *(["---:"] * len(columns))]]
-    for model, kind in models:
-        line = [f"{model} ({kind})" if kinds else model]
-        for column in columns:
-            rivals = [float(row["value"]) for (_, other, there), row in cells.items() if other == kind and there == column]
-            line.append(_cell(cells.get((model, kind, column)), best=len(rivals) > 1 and min(rivals)))
-        lines.append(line)
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def render(document: str, made: dict[str, Table]) -> str:
+    """The document with each of its tables as the results have it."""
+
+    def block(found: re.Match[str]) -> str:
+        if found["file"] not in made:
+            raise ValueError(f"there is no table {found['file']!r}; there are {', '.join(made)}")
+        wanted = [name.strip() for name in found["models"].split(",")] if found["models"] else None
+        return found["head"] + only(made[found["file"]], wanted).to_markdown() + found["tail"]
+
+    return BLOCK.sub(block, document)
 
 
-def _cell(row: dict[str, str] | None, best: float | bool) -> str:
-    if row is None:
-        return "-"
-    value = float(row["value"])
-    shown = f"**{number(value)}**" if best is not False and value == best else number(value)
-    if row["spread"]:
-        return f"{shown} <sub>±{number(float(row['spread']))}</sub>"
-    return f"{shown} <sub>{number(float(row['low']))}..{number(float(row['high']))}</sub>" if row["low"] else shown
+def only(table: Table, wanted: list[str] | None) -> Table:
+    """The models of these names, in this order."""
+    if wanted is None:
+        return table
+    if missing := [name for name in wanted if name not in {line.label for line in table.lines}]:
+        raise ValueError(f"{table.name} has no {missing[0]!r}")
+    lines = sorted((line for line in table.lines if line.label in wanted), key=lambda line: wanted.index(line.label))
+    return dataclasses.replace(table, lines=tuple(lines))
 
 
 def draw(results: list[Result], path: Path = PICTURE) -> None:
@@ -119,8 +104,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.results is not None:
         take_over(arguments.results)
-    DOCUMENT.write_text(render(DOCUMENT.read_text()))
-    draw(read_results(RESULTS))
+    results = read_results(RESULTS)
+    DOCUMENT.write_text(render(DOCUMENT.read_text(), tables_of(results)))
+    draw(results)
 
 
 if __name__ == "__main__":

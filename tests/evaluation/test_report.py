@@ -15,6 +15,7 @@ from tracformer.cli.main import main
 from tracformer.evaluation.paper_figures import find_paper_figure, paper_tables
 from tracformer.evaluation.report import write_report
 from tracformer.evaluation.report.collect import sections, tables
+from tracformer.evaluation.report.tables import HIGHER, Cell, Line, Table
 from tracformer.evaluation.results import Result, Row
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
@@ -264,6 +265,25 @@ def test_csv_and_latex_say_the_same_as_the_page(tmp_path: Path) -> None:
     assert "\\textbf{20.50}" in latex
     assert latex.count("\\midrule") == 3
     assert "a \\_\\%\\$ name" in next((tmp_path / "report").glob("speed-*-*.tex")).read_text()
+
+
+def test_markdown_marks_the_best_of_each_kind() -> None:
+    made = Table(
+        "a",
+        "accuracy",
+        ("x", "y"),
+        (
+            Line("one", "exact", (Cell(1.5, low=1.0, high=2.0), Cell(1.0))),
+            Line("two", "exact", (Cell(2.5, low=2.0, high=3.0, spread=0.25), None)),
+            Line("three", "bound", (Cell(9.0), Cell(9.0))),
+        ),
+        better=HIGHER,
+    )
+    assert made.to_markdown().splitlines()[2:] == [
+        "| one (exact) | 1.500 <sub>1.000..2.000</sub> | 1.000 |",
+        "| two (exact) | **2.500** <sub>±0.2500</sub> | - |",
+        "| three (bound) | 9.000 | 9.000 |",
+    ]
 
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:

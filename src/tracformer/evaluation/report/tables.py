@@ -102,6 +102,17 @@ class Table:
                         writer.writerow([self.title, line.label, line.kind, column, *numbers, *rest])
         return out.getvalue()
 
+    def to_markdown(self) -> str:
+        """Ours alone; behind a figure, small, the spread over seeds or else the interval over sequences."""
+        blocks = list(self.blocks())
+        rows = [["", *self.columns], ["---", *["---:"] * len(self.columns)]]
+        for kind, lines in blocks:
+            best = best_of(lines, self.better)
+            for line in lines:
+                name = f"{line.label} ({kind})" if len(blocks) > 1 else line.label
+                rows.append([name, *(_markdown_cell(cell, top) for cell, top in zip(line.cells, best, strict=True))])
+        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
     def to_latex(self) -> str:
         paper = [self.has_paper(column) for column in range(len(self.columns))]
         heads = [name for column, beside in zip(self.columns, paper, strict=True) for name in ([column, "(paper)"] if beside else [column])]
@@ -154,6 +165,15 @@ def number(value: float) -> str:
     if size < 1e-3:
         return f"{value:.2g}"
     return f"{value:.{max(0, min(4, 3 - math.floor(math.log10(size))))}f}"
+
+
+def _markdown_cell(cell: Cell | None, best: float | None) -> str:
+    if cell is None:
+        return "-"
+    shown = f"**{number(cell.value)}**" if best is not None and cell.value == best else number(cell.value)
+    if cell.spread is not None:
+        return f"{shown} <sub>±{number(cell.spread)}</sub>"
+    return shown if cell.low is None or cell.high is None else f"{shown} <sub>{number(cell.low)}..{number(cell.high)}</sub>"
 
 
 def _html_cell(cell: Cell | None, best: float | None) -> str:
