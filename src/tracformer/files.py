@@ -1,9 +1,10 @@
-"""Small needs around files: write whole or not at all, flush, hash, and ask for an optional package."""
+"""Small needs around files: write whole or not at all, flush, hash, hold a folder alone, and ask for an optional package."""
 
 import hashlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,33 @@ def write_atomically(path: Path, content: str | Callable[[Path], Any]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder for this process alone; BlockingIOError if another has it. A process that dies lets it go."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has none, and no other lock that a killed process lets go
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept for the next time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracformer"
 
 
 def sha256_of(path: Path) -> str:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def test_every_system_answers_the_same_holes(task: Domains, mode: str) -> None:
         assert first["sequence"][first["start"] :].startswith(first["was"])
         assert len(first["filled"]) == len(first["was"])
     assert str(task.data) not in str(result.to_dict()["options"])
+
+
+def test_fills_are_shown_after_a_resume_too(task: Domains, tmp_path: Path) -> None:
+    asked = replace(subject("car"), scratch=tmp_path)
+    first, again = (task.run(asked, Silent()).details["one"]["fills"] for _ in range(2))
+    assert len(first) > 0
+    assert again == first
 
 
 def test_holes_lie_inside_and_repeat(task: Domains) -> None:

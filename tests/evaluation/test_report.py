@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+import math
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from tracformer.evaluation.paper_figures import find_paper_figure, paper_tables
 from tracformer.evaluation.report import write_report
 from tracformer.evaluation.report.collect import sections, tables
 from tracformer.evaluation.report.tables import HIGHER, Cell, Line, Table
+from tracformer.evaluation.report.views import paired_table
 from tracformer.evaluation.results import Result, Row
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
@@ -153,6 +155,30 @@ def test_differences_are_paired_and_never_across_kinds(tmp_path: Path) -> None:
     assert "theirs less ours" in page
     assert "noisy less" not in page
     assert "single less" not in page
+
+
+def test_differences_of_a_table_are_in_one_unit() -> None:
+    """Once a model has other tokens, bits per byte for all."""
+
+    def asked(model: str, tokenizer: str, level: float) -> Result:
+        plain = ratios(model, "exact", level)
+        rows = (*plain.rows, *(dataclasses.replace(row, metric="bits_per_byte", value=row.value / 8) for row in plain.rows))
+        hashes = {**plain.manifest["hashes"], "tokenizer": tokenizer}
+        return dataclasses.replace(plain, rows=rows, manifest={**plain.manifest, "hashes": hashes})
+
+    (section,) = sections([asked("a", "t", 2.0), asked("b", "t", 3.0), asked("c", "u", 4.0)])
+    table = paired_table(section, "x")
+    assert table is not None
+    assert "bits per byte" in table.title
+    values = [line.cells[0].value for line in table.lines if line.cells[0] is not None]
+    assert values == pytest.approx([3 / 27 / math.log(2), 6 / 27 / math.log(2)])  # three sequences, one nat more each, 27 bytes
+    same = paired_table(sections([asked("a", "t", 2.0), asked("b", "t", 3.0)])[0], "x")
+    assert same is not None
+    assert "perplexity" in same.title
+
+
+def test_a_hopeless_model_does_not_break_the_page(tmp_path: Path) -> None:
+    assert "useless less ours" in write(tmp_path, ratios("ours", "exact", 20.0), ratios("useless", "exact", 9000.0))
 
 
 def test_higher_is_better_where_it_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import json
+import math
 import random
 import re
 import shlex
@@ -21,14 +22,17 @@ from tests.evaluation.test_report import WellFormed
 from tracformer.cli.main import main
 from tracformer.data import HubSource, byte_tokenizer, documents
 from tracformer.evaluation import reproduce as module
+from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.experiment import DataSet, experiment_names, read_experiment, scale_names
 from tracformer.evaluation.experiment_data import data_folder, prepare_data, split_sources
+from tracformer.evaluation.pilots import Pilots, outcome_file
 from tracformer.evaluation.plan import plan
 from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import Result, read_results
 from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Silent
 from tracformer.training.log import read_log
+from tracformer.training.loop import Trainer
 from tracformer.training.start import start
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
@@ -189,6 +193,48 @@ def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch
     assert "Learning rates tried" in (root / "report" / "fig7" / "index.html").read_text()
     monkeypatch.setattr(module, "start", stopping(module.start, 0))
     assert again().run() == 0
+
+
+def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path) -> None:
+    changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
+    experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
+    again = Reproduction(replace(experiment, pilots=Pilots((1e30, 1e-2), 3)), tmp_path, Silent(), say=lambda line: None)
+    assert again.run() == 0
+    outcome = next(result for result in read_results(again.root / "results") if result.task == "pilots")
+    assert (outcome.details["chosen"], outcome.find("perplexity", lr=1e30).value) == (1e-2, perplexity_of(math.inf))
+    hopeless = replace(experiment, pilots=Pilots((1e30, 1e29), 3))
+    with pytest.raises(ValueError, match="diverged at every learning rate"):
+        Reproduction(hopeless, tmp_path, Silent(), say=lambda line: None).run()
+
+
+def test_pilots_of_another_schedule_are_others() -> None:
+    recipe = {"seed": 0, "steps": 1000, "optimizer": {"lr": 1.0, "final_lr": 0.1, "warmup": 5}}
+    files = [outcome_file("m", "car", {**recipe, **change}, Pilots((1.0,), 3)) for change in ({}, {"seed": 1}, {"steps": 5000})]
+    assert files[0] == files[1] != files[2]
+
+
+def test_weights_of_an_earlier_step_are_not_those_of_the_run(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the last checkpoint and the model's folder, in which a pilot's weights lie."""
+    changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
+    experiment = replace(read_experiment("fig7", scale_with_pilots(tmp_path), changes), pilots=Pilots((1e-2,), 2))
+    again = Reproduction(experiment, tmp_path, Silent(), say=lambda line: None)
+    (run,) = again.runs()
+    export, last = Trainer._export, again.config(run).steps
+
+    def killed(self: Trainer, name: str, averaged: bool = True) -> None:
+        if name == "model" and self.state.step == last:
+            raise KeyboardInterrupt
+        export(self, name, averaged)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_export", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again.run()
+    assert (again.run_folder(run) / "checkpoints" / f"step-{last:08d}").is_dir()
+    assert (again.run_folder(run) / "model" / "config.json").is_file()
+    assert not again.is_trained(run)
+    assert again.run() == 0
+    assert again.is_trained(run)
 
 
 def test_training_keys_for_every_model() -> None:

@@ -131,3 +131,9 @@ def test_weights_and_paths() -> None:
         "hf:owner/name",
     ]
     assert manifest.command_line(words) == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
+
+
+def test_what_only_shows_results_does_not_change_them() -> None:
+    for prefix in manifest.SHOWING:
+        assert (manifest.PACKAGE / prefix).exists()
+        assert prefix.endswith("/") == (manifest.PACKAGE / prefix).is_dir()

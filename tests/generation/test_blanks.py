@@ -37,7 +37,7 @@ def bpe() -> Spelling:
     ],
 )
 def test_texts_are_cut_at_their_blanks(text: str, pieces: tuple[str, ...], contents: tuple[str, ...]) -> None:
-    assert parse(text) == (pieces, contents)
+    assert parse(text) == Template(pieces, contents)
 
 
 bits = st.text(alphabet="[]\\a ", max_size=8)
@@ -48,7 +48,7 @@ inner = bits.filter(lambda text: not text.startswith("[") and not text.endswith(
 @given(st.lists(st.tuples(bits, inner), min_size=1, max_size=3), bits)
 def test_what_is_written_is_what_is_parsed(pairs: list[tuple[str, str]], last: str) -> None:
     pieces, contents = (*(piece for piece, _ in pairs), last), tuple(content for _, content in pairs)
-    assert parse(write(pieces, contents)) == (pieces, contents)
+    assert parse(write(pieces, contents)) == Template(pieces, contents)
 
 
 @pytest.mark.parametrize(("content", "lengths"), [("", (1, None)), ("8", (8, 8)), ("3-8", (3, 8)), ("4-4", (4, 4))])

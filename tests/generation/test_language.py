@@ -11,6 +11,7 @@ from tests.generation.texts import TEXT, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.blanks import write
+from tracformer.generation.infilling import _best
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.results import Arrival, Infilled
@@ -127,6 +128,15 @@ def test_the_best_of_many_are_the_most_probable_and_differ(lm: LanguageModel) ->
     values = sorted({result.text: result.log_prob for result in drawn}.values(), reverse=True)
     assert [result.log_prob for result in best] == pytest.approx(values[:3])
     assert len({result.text for result in best}) == 3
+
+
+def test_the_best_stay_in_order_when_a_text_comes_again() -> None:
+    def found(text: str, log_prob: float) -> Infilled:
+        return Infilled(text, (), log_prob, 0, "ac", (), None, "")
+
+    results = [found("a", -3.0), found("b", -2.0), found("c", -2.5), found("a", -1.0), found("b", -9.0)]
+    assert [(each.text, each.log_prob) for each in _best(results, 3)] == [("a", -1.0), ("b", -2.0), ("c", -2.5)]
+    assert [each.text for each in _best(results, 1)] == ["a"]
 
 
 def test_the_best_of_different_lengths_weigh_the_length_too() -> None:

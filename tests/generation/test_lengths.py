@@ -132,6 +132,23 @@ def test_all_vectors_that_fit_are_candidates_where_they_are_few() -> None:
     assert float(found.log_prior[1] - found.log_prior[0]) == pytest.approx(torch.tensor(2.0).log().item())
 
 
+def test_lengths_without_weight_are_not_even_counted() -> None:
+    found = candidates([(1, 40)] * 12, room=400, prior={3: 1.0, 7: 0.0})  # 40^12 vectors, and one that may be
+    assert found.vectors == [(3,) * 12]
+    with pytest.raises(ValueError, match="gives no weight"):
+        candidates([(1, 4), (1, 4)], room=8, prior={5: 1.0})
+
+
+def test_choices_tell_mass_times_prior_however_they_were_found() -> None:
+    prior = {k: 0.8**k for k in range(1, 33)}
+    found = candidates([(1, 32)] * 3, room=96, prior=prior, seed=1)
+    assert found.log_share.tolist() != found.log_prior.tolist()  # drawn, not all
+    zeros = torch.zeros(len(found.vectors), dtype=torch.float64)
+    choices = choose(found, Masses(zeros, zeros), "sample", range(50))
+    assert all(choice.log_weights == tuple(found.log_prior.tolist()) for choice in choices)
+    assert len({choice.chosen for choice in choices}) > 10  # while they come as often as they were drawn
+
+
 def test_a_prior_does_not_speak_about_fixed_blanks() -> None:
     found = candidates([(7, 7), (1, 2)], room=20, prior={2: 1.0})
     assert (found.vectors, found.log_prior.tolist()) == ([(7, 2)], [0.0])

@@ -92,7 +92,7 @@ CONTEXT = torch.zeros(2, 4, dtype=torch.bool)
 )
 def test_bad_batches(arguments: dict[str, Any], message: str) -> None:
     model = small_model()
-    for call in (model, model.log_prob, model.loss):
+    for call in (model, model.log_prob, model.loss, model.candidates):
         with pytest.raises(ValueError, match=message):
             call(**{"tokens": TOKENS, "context": CONTEXT, "mode": "car", **arguments})
 

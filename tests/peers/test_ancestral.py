@@ -132,3 +132,9 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
         fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(top_k=2))
     with pytest.raises(ValueError, match="Ancestral"):
         fill(model, tokens, context, "diffusion", lengths, order=RandomOrder())
+
+
+def test_the_coldest_draw_is_the_likeliest_token() -> None:
+    logits, u = torch.tensor([[1.0, 3.0, 2.0]] * 3), torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64)
+    for temperature in (0.0, 1e-310, 1e-5):
+        assert pick(logits, u, temperature)[0].tolist() == [1, 1, 1]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.server.helpers import Running
 from tracformer import LanguageModel
-from tracformer.generation.blanks import write
+from tracformer.generation.blanks import Template, write
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.samplers import Sampler
 from tracformer.server.writing import LENGTH_DRAWS, length_prior
@@ -70,6 +70,20 @@ def test_with_a_suffix_the_length_rule_of_blanks_chooses(client: openai.OpenAI, 
     whole = ask(client, prompt=before, suffix=after, max_tokens=2, extra_body={"whole": True})
     [expected] = lm.infill(write([before, after], ["1-2"]), **{**options, "whole": True, "prior": length_prior(1, 2)})
     assert before + whole.choices[0].text + after == expected.text
+
+
+def test_token_ids_before_a_suffix_are_those_the_model_reads(client: openai.OpenAI, lm: LanguageModel) -> None:
+    """Also ids that the text would not be cut into; and a space at their end stays theirs."""
+    ids = [lm.tokenizer.encode(letter)[-1] for letter in "the cat "]
+    assert ids != lm.tokenizer.encode("the cat ")
+    answer = ask(client, prompt=ids, suffix=" on the mat", max_tokens=3, logprobs=0)
+    [choice] = answer.choices
+    options: dict[str, Any] = {"whole": False, "prior": length_prior(1, 3), "length_draws": LENGTH_DRAWS, "seed": 3}
+    [local] = lm.infill(Template(("the cat ", " on the mat"), ("1-3",), tuple(ids)), **options)
+    assert local.token_ids[: len(ids)] == tuple(ids)
+    assert "the cat " + choice.text + " on the mat" == local.text
+    assert choice.logprobs.token_logprobs == pytest.approx(local.spans[0].log_probs)
+    assert answer.usage.prompt_tokens == len(ids)
 
 
 def test_the_best_of_several_are_the_likeliest_a_token(client: openai.OpenAI, lm: LanguageModel) -> None:

@@ -88,6 +88,14 @@ def test_unfinished_writing_is_never_seen(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [older.name]
 
 
+def test_a_checkpoint_without_weights_is_damaged(tmp_path: Path) -> None:
+    older = write(tmp_path, 1)
+    writer = ckpt.Writer(tmp_path, 2)
+    writer.begin()
+    writer.finish({"step": 2})
+    assert ckpt.newest_whole(tmp_path) == (older, ["step-00000002 holds no weights"])
+
+
 def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     for step in (5, 100, 20, 3):
         write(tmp_path, step)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import command, environment, losses, newest_state, story_data, train, weights_of
+from tracformer.files import held
 from tracformer.model import Tracformer
 
 STEPS = 40
@@ -149,6 +150,25 @@ def test_another_model_size_is_refused(data: Path, tmp_path: Path) -> None:
     told = train(data, run, "steps=4", "model.d_model=64", code=2)
     assert "another model: d_model was 32 and is now 64" in told
     assert weights_of(run) == before
+
+
+def test_other_data_are_refused(data: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", story_data(tmp_path, stories=60)
+    train(data, run, "steps=4", "until=2")
+    before = weights_of(run)
+    told = train(other, run, "steps=4", code=2)
+    assert "was trained on other data" in told
+    assert f"init={run / 'model'}" in told
+    assert weights_of(run) == before
+    train(data, run, "steps=4")
+
+
+def test_a_folder_has_one_run_at_a_time(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with held(run):
+        assert f"another process is training in {run}" in train(data, run, "steps=2", code=2)
+        assert not list(run.iterdir())
+    train(data, run, "steps=2")
 
 
 def test_checkpoints_hold_no_pickle(undisturbed: Path) -> None:

@@ -15,7 +15,6 @@ PART = "machine"
 PIECE = "machine/limits"
 PRECISIONS = ("float32", "bfloat16")
 SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 768, 3072), (2048, 3072, 768), (3072, 3072, 3072))  # rows, inner, columns
-MEBIBYTES = 512  # far beyond any cache
 
 
 def pieces(scale: Scale) -> list[Piece]:

@@ -72,9 +72,6 @@ class Found:
         names = (name for name in self.pieces if name.startswith(prefix))
         return {name.removeprefix(prefix): figures for name in names if (figures := self.get(name)) is not None}
 
-    def failures(self) -> dict[str, str]:
-        return {name: figures[FAILED] for name, figures in self.pieces.items() if FAILED in figures}
-
 
 class Store:
     """`results.json` of a folder: which run it is, and every piece so far with the arguments it was measured with."""

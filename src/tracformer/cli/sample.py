@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
     from tracformer.cli.live import Writer
-    from tracformer.generation.blanks import Template, frame
+    from tracformer.generation.writing import prompted
 
-    given = frame(Template((options["prompt"], ""), ("",)), lm.spelling, whole=False).texts  # a space may belong to what comes
+    given = prompted(options["prompt"], lm.spelling).texts  # a space may belong to what comes
     writer = Writer(given, lambda ids: lm.tokenizer.decode(ids, skip_special=True), colour)
     [result] = lm.sample(1, **options, watch=writer)
     writer.finish(result.text)

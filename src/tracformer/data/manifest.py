@@ -6,6 +6,7 @@ tokenizer.json        and tokenizer_config.json
 manifest.json         counts, hashes, sources; written last
 """
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,6 +78,12 @@ class Manifest:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path} is not a manifest that can be used: {what}") from error
         return manifest
+
+    @property
+    def fingerprint(self) -> str:
+        """Of tokens, documents and tokeniser: the hashes of all files."""
+        hashes = {name: facts["sha256"] for name, facts in self.files.items()}
+        return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     def shards(self, split: str) -> list[tuple[str, int]]:
         """Names and lengths of a split's shards."""

@@ -9,7 +9,6 @@ pictures and references. Both the dump and the cleaned text are checked by their
 
 import hashlib
 import html
-import os
 import re
 import shutil
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tracformer.data.text import Piece, as_pieces, lines_of, read_text
-from tracformer.files import sha256_of, write_atomically
+from tracformer.files import cache_folder, sha256_of, write_atomically
 
 NAME = "wikipedia-2006"
 SITE = "http://mattmahoney.net/dc/enwik8.zip"
@@ -186,10 +185,6 @@ def clean_dump(dump: Path, out: Path) -> None:
                 )
 
         write_atomically(out, write)
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracformer"
 
 
 def _fetch(folder: Path) -> Path:

@@ -4,6 +4,7 @@ A figure is a ratio of sums, sum of nll over sum of targets. One resample draws 
 how often each was drawn, so that all resamples are one matrix product.
 """
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES, LEVEL, SEED = 2000, 0.95, 20250
 ROWS_AT_ONCE = 2**22  # counts held at a time
+LARGEST_EXPONENT = 700.0  # exp of more is no float64
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -39,7 +41,14 @@ def difference_interval(
         return None
     kept = sums[(sums[:, 1] != 0) & (sums[:, 3] != 0)]
     first, second = kept[:, 0] / kept[:, 1], kept[:, 2] / kept[:, 3]
-    return quantiles(np.exp(first) - np.exp(second) if exponent else first - second)
+    if exponent:
+        first, second = (np.exp(np.minimum(each, LARGEST_EXPONENT)) for each in (first, second))
+    return quantiles(first - second)
+
+
+def perplexity_of(nll: float) -> float:
+    """exp, or the largest that is a number."""
+    return math.exp(min(nll, LARGEST_EXPONENT))
 
 
 def mean_interval(values: ArrayLike, seed: int = SEED) -> Interval | None:

@@ -19,11 +19,16 @@ def comparable(first: Result, other: Result) -> bool:
     return same and first.task == other.task and first.options == other.options
 
 
+def same_tokens(first: Result, other: Result) -> bool:
+    """Is a token of one a token of the other, so that figures per token can be compared?"""
+    return bool(first.manifest["hashes"].get("tokenizer") == other.manifest["hashes"].get("tokenizer"))
+
+
 def differences(first: Result, other: Result, per_byte: bool = False) -> list[Row]:
     """`other` less `first`, setting by setting, with paired intervals: in perplexity, or in bits per byte (always if tokenisers differ)."""
     if not comparable(first, other):
         raise ValueError(f"{first.model} and {other.model} were not asked the same by task {first.task!r}; evaluate them in one command")
-    per_byte |= first.manifest["hashes"].get("tokenizer") != other.manifest["hashes"].get("tokenizer")
+    per_byte |= not same_tokens(first, other)
     metric = "bits_per_byte" if per_byte else "perplexity"
     kinds = {row.setting["contexts"]: (row.kind, row.setting) for row in first.rows if row.metric == metric}
     answered = {row.setting["contexts"]: row.kind for row in other.rows if row.metric == metric}
@@ -33,7 +38,7 @@ def differences(first: Result, other: Result, per_byte: bool = False) -> list[Ro
             continue
         a, b = (_pair(result.details[contexts], per_byte) for result in (other, first))
         ratios = bootstrap.ratio(*a), bootstrap.ratio(*b)
-        value = ratios[0] - ratios[1] if per_byte else math.exp(ratios[0]) - math.exp(ratios[1])
+        value = ratios[0] - ratios[1] if per_byte else bootstrap.perplexity_of(ratios[0]) - bootstrap.perplexity_of(ratios[1])
         low, high = bootstrap.difference_interval(a, b, exponent=not per_byte) or (None, None)
         note = "" if answered[contexts] == kind else f"{answered[contexts]} less {kind}: not the same kind of number"
         rows.append(Row(f"{metric}_difference", setting, value, low, high, sequences=len(a[0]), note=note))

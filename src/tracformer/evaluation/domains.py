@@ -14,18 +14,17 @@ In mode `car` the perplexity is that of the hole as a whole, for the HMMs by two
 residue given what is around the hole. Accuracy: in mode `car` a greedy fill; otherwise the likeliest residue at each place.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from tracformer.data import PreparedData, open_source
+from tracformer.data import PreparedData, Tokenizer, open_source
 from tracformer.data.alignment import INSERTED, Alignment, read_alignment
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.gathering import Floats, by_sequence
@@ -95,8 +94,7 @@ class Domains(Task):
         for family in self.families():
             count = len(family.held.records)
             progress.start(f"{subject.name} {subject.mode}: {family.family}", count)
-            fills: dict[int, str] = {}
-            answers = {"model": _of_model(subject, family, progress, fills), "profile": _of_profile(family)}
+            answers = {"model": _of_model(subject, family, progress), "profile": _of_profile(family)}
             for system, options in HMMS.items():
                 hmm = core_profile(build_hmm([record.columns for record in family.training.records], family.family, **options))
                 answers[system] = _of_hmm(hmm, family, subject.mode)
@@ -110,9 +108,9 @@ class Domains(Task):
                         "sequence": family.held.records[number].sequence,
                         "start": int(family.start[number]),
                         "was": family.hidden(number),
-                        "filled": fills[number],
+                        "filled": filled,
                     }
-                    for number in islice(sorted(fills), SHOWN)
+                    for number, filled in enumerate(_fills(subject, family, min(SHOWN, count)))
                 ],
             }
         return self.result(subject, rows, details)
@@ -154,35 +152,54 @@ def _holes(task: Domains, alignment: Alignment, family: str, training: set[str],
     return Holes(family, known, chosen, np.array(start, np.int64), np.array(stop, np.int64))
 
 
-def _of_model(subject: Subject, family: Holes, progress: Progress, fills: dict[int, str]) -> Answers:
-    tokenizer = subject.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"task 'domains' reads sequences, and {subject.name} has no tokeniser")
-
+def _of_model(subject: Subject, family: Holes, progress: Progress) -> Answers:
     @torch.no_grad()
     def ask(numbers: range) -> dict[str, Floats]:
-        sequences = [family.held.records[i].sequence for i in numbers]
-        ids = [[*tokenizer.encode(sequence), tokenizer.eot_id] for sequence in sequences]  # an end of text is given behind each
-        if any(len(row) != len(sequence) + 1 for row, sequence in zip(ids, sequences, strict=True)):
-            raise ValueError(f"{subject.name} does not read one residue a token; train it with --tokenizer protein")
-        lengths = torch.tensor([len(row) for row in ids])
-        places = torch.arange(int(lengths.max()))
-        tokens = torch.tensor([row + [tokenizer.eot_id] * (len(places) - len(row)) for row in ids]).to(subject.device)
-        start, stop = (torch.from_numpy(each[numbers.start : numbers.stop, None]) for each in (family.start, family.stop))
-        targets = ((places >= start) & (places < stop)).to(subject.device)  # (B, T)
-        lengths = lengths.to(subject.device)
+        tokens, targets, lengths = _rows_of(subject, family, numbers)
         log_probs = subject.model.log_prob(tokens, ~targets, subject.mode, lengths).double()
-        if subject.mode == "ac":
-            guessed = tokens.masked_scatter(targets, subject.model.logits_at(tokens, ~targets, "ac", lengths, targets).argmax(1))
-        else:
-            guessed = fill(subject.model, tokens, ~targets, subject.mode, lengths, sampler=Sampler(temperature=0.0)).tokens
-        for row, number in enumerate(numbers):
-            fills[number] = tokenizer.decode(guessed[row][targets[row]].tolist())
+        guessed = _guessed(subject, tokens, targets, lengths)
         right = ((guessed == tokens) & targets).sum(1).double()
         return {"nll": -log_probs.sum(1).cpu().numpy(), "right": right.cpu().numpy()}
 
     found = by_sequence(subject, ask, ("nll", "right"), len(family.held.records), progress, f"domains-{family.family}")
     return Answers(found["nll"], found["right"])
+
+
+@torch.no_grad()
+def _fills(subject: Subject, family: Holes, count: int) -> list[str]:
+    """What stands in the first holes after the model has filled them."""
+    tokens, targets, lengths = _rows_of(subject, family, range(count))
+    guessed = _guessed(subject, tokens, targets, lengths)
+    tokenizer = _tokenizer_of(subject)
+    return [tokenizer.decode(row[hole].tolist()) for row, hole in zip(guessed, targets, strict=True)]
+
+
+def _rows_of(subject: Subject, family: Holes, numbers: range) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (B, T), where the holes are (B, T), lengths (B,)."""
+    tokenizer = _tokenizer_of(subject)
+    sequences = [family.held.records[i].sequence for i in numbers]
+    ids = [[*tokenizer.encode(sequence), tokenizer.eot_id] for sequence in sequences]  # an end of text is given behind each
+    if any(len(row) != len(sequence) + 1 for row, sequence in zip(ids, sequences, strict=True)):
+        raise ValueError(f"{subject.name} does not read one residue a token; train it with --tokenizer protein")
+    lengths = torch.tensor([len(row) for row in ids])
+    places = torch.arange(int(lengths.max()))
+    tokens = torch.tensor([row + [tokenizer.eot_id] * (len(places) - len(row)) for row in ids])
+    start, stop = (torch.from_numpy(each[numbers.start : numbers.stop, None]) for each in (family.start, family.stop))
+    targets = (places >= start) & (places < stop)
+    return tokens.to(subject.device), targets.to(subject.device), lengths.to(subject.device)
+
+
+def _guessed(subject: Subject, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    """The likeliest residues in the holes: each by itself, or each after those before it."""
+    if subject.mode == "ac":
+        return tokens.masked_scatter(targets, subject.model.logits_at(tokens, ~targets, "ac", lengths, targets).argmax(1))
+    return fill(subject.model, tokens, ~targets, subject.mode, lengths, sampler=Sampler(temperature=0.0)).tokens
+
+
+def _tokenizer_of(subject: Subject) -> Tokenizer:
+    if subject.tokenizer is None:
+        raise ValueError(f"task 'domains' reads sequences, and {subject.name} has no tokeniser")
+    return subject.tokenizer
 
 
 def _of_profile(family: Holes) -> Answers:
@@ -233,10 +250,10 @@ def _rows(subject: Subject, family: Holes, system: str, answers: Answers) -> lis
     setting = {"family": family.family, "system": system}
     about: dict[str, Any] = {"kind": subject.kind, "sequences": len(targets), "targets": int(targets.sum())}
     interval = bootstrap.ratio_interval(answers.nll, targets)
-    low, high = (None, None) if interval is None else map(math.exp, interval)
+    low, high = (None, None) if interval is None else map(bootstrap.perplexity_of, interval)
     least, most = bootstrap.ratio_interval(answers.right, targets) or (None, None)
     return [
-        Row("perplexity", setting, math.exp(bootstrap.ratio(answers.nll, targets)), low, high, **about),
+        Row("perplexity", setting, bootstrap.perplexity_of(bootstrap.ratio(answers.nll, targets)), low, high, **about),
         Row("accuracy", setting, bootstrap.ratio(answers.right, targets), least, most, **about),
     ]
 

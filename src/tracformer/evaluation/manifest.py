@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(tracformer.__file__).parent
 SHOWING = (
-    "cli",
-    "hf",
-    "serving",
-    "evaluation/report",
+    "cli/",
+    "client.py",
+    "hf/",
+    "server/",
+    "evaluation/report/",
     "evaluation/reproduce.py",
     "evaluation/plan.py",
     "evaluation/pilots.py",

@@ -44,7 +44,6 @@ PAPER_RANGES = {  # targets, in the order of the paper's rows
         "[0.1,0.9]",
     ),
 }
-LARGEST_EXPONENT = 700.0  # exp of more is no float64
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,13 @@ def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subjec
         raise ValueError(f"no sequence has a target under contexts {setting['contexts']!r}; use longer windows, or count_eos=true")
     value, interval = bootstrap.ratio(nll, targets), bootstrap.ratio_interval(nll, targets)
     rows = [
-        Row("perplexity", setting, _exp(value), *((None, None) if interval is None else map(_exp, interval)), **counts),
+        Row(
+            "perplexity",
+            setting,
+            bootstrap.perplexity_of(value),
+            *((None, None) if interval is None else map(bootstrap.perplexity_of, interval)),
+            **counts,
+        ),
         Row("nll", setting, value, *(interval or (None, None)), **counts),
     ]
     if sums.get("bytes") is not None and sum(sums["bytes"]) > 0:
@@ -111,10 +116,6 @@ def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subjec
             Row("bits_per_byte", setting, bootstrap.ratio(bits, size), *(bootstrap.ratio_interval(bits, size) or (None, None)), **counts)
         )
     return rows
-
-
-def _exp(nll: float) -> float:
-    return math.exp(min(nll, LARGEST_EXPONENT))
 
 
 @dataclass(frozen=True)

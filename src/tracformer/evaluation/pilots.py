@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 import tracformer
+from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.results import Result, Row, digest, file_name
 from tracformer.families import find_family
 from tracformer.training.config import TrainConfig
 from tracformer.training.log import read_log
-from tracformer.training.loop import Outcome
+from tracformer.training.loop import NotFiniteError, Outcome
 
 TASK = "pilots"
 
@@ -72,13 +73,21 @@ def fly(
     losses: dict[float, float] = {}
     for rate in pilots.rates:
         run = pilot_folder(folder, name, rate, digest(_rateless(recipe)))
-        signal = train(pilots.config(config, rate, run)).signal
+        try:
+            signal = train(pilots.config(config, rate, run)).signal
+        except NotFiniteError:  # too high a rate
+            losses[rate] = math.inf
+            continue
         if signal is not None:
             return signal
         losses[rate] = _loss(run)
+    if min(losses.values()) == math.inf:
+        raise ValueError(
+            f"{name} diverged at every learning rate of its pilots ({', '.join(f'{rate:g}' for rate in losses)}); give lower ones"
+        )
     chosen = min(losses, key=lambda rate: losses[rate])
     kind = find_family(str(config.model.get("family", "tracformer"))).model_class.answers[mode]
-    rows = [Row("perplexity", {"lr": rate}, math.exp(min(loss, 700.0)), kind=kind) for rate, loss in losses.items()]
+    rows = [Row("perplexity", {"lr": rate}, perplexity_of(loss), kind=kind) for rate, loss in losses.items()]
     manifest = {
         "hashes": {"recipe": digest(_rateless(recipe))},
         "recipe": _rateless(recipe),
@@ -106,7 +115,7 @@ def pilot_folder(folder: Path, name: str, rate: float, recipe: str) -> Path:
 
 
 def _loss(run: Path) -> float:
-    """Mean of log perplexity over all contexts of the last validation; infinite where a rate was too much."""
+    """Mean of log perplexity over all contexts of the last validation; infinite where one is."""
     validated = [record for record in read_log(run / "log.jsonl") if record["kind"] == "eval"]
     if not validated:
         raise ValueError(f"{run} was never validated, so that its learning rate cannot be judged; give the data a validation split")
@@ -119,6 +128,6 @@ def _options(pilots: Pilots) -> dict[str, Any]:
 
 
 def _rateless(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What all rates and seeds have in common."""
+    """What all rates and seeds have in common. Another number of steps is another schedule, from the first step on."""
     optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in ("lr", "final_lr")}
-    return {**{key: value for key, value in recipe.items() if key not in ("seed", "steps")}, "optimizer": optimizer}
+    return {**{key: value for key, value in recipe.items() if key != "seed"}, "optimizer": optimizer}

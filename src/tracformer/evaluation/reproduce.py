@@ -33,9 +33,9 @@ from tracformer.families import find_family, load_model
 from tracformer.files import write_atomically
 from tracformer.generation import loading
 from tracformer.model.config import ModelConfig
-from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.config import TrainConfig
 from tracformer.training.distributed import Ranks, join_ranks
+from tracformer.training.loop import exported_step
 from tracformer.training.start import start
 
 RECIPE = "recipe.json"
@@ -123,9 +123,7 @@ class Reproduction:
                     f"{folder} was trained otherwise than the experiment says now ({', '.join(keys)} differ); "
                     f"use another out=FOLDER, or remove {folder}"
                 )
-        checkpoints = list_checkpoints(folder / "checkpoints")
-        done = checkpoints[0][0] if checkpoints else 0
-        return done >= self.config(run).steps and (folder / "model" / "config.json").is_file()
+        return exported_step(folder) >= self.config(run).steps
 
     # ---- stages
 

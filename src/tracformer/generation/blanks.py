@@ -30,6 +30,7 @@ class Template(NamedTuple):
 
     pieces: tuple[str, ...]
     contents: tuple[str, ...]
+    first: tuple[int, ...] | None = None  # the tokens of pieces[0], where they are given and not those of its text
 
 
 class Lengths(NamedTuple):
@@ -179,9 +180,12 @@ class Frame:
 def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
     """Tokenise the pieces. Where tokens begin with spaces, one space right before a blank moves into the blank."""
     *before, last = template.pieces
-    spaced = tuple(spelling.moves_spaces and piece.endswith(" ") for piece in before)
+    fixed = template.first is not None  # tokens that are given stay as they are, with their last space
+    spaced = tuple(spelling.moves_spaces and piece.endswith(" ") and not (fixed and i == 0) for i, piece in enumerate(before))
     texts = (*(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)), last)
     ids = tuple(tuple(spelling.tokenizer.encode(text)) if text else () for text in texts)
+    if template.first is not None:
+        ids = (template.first, *ids[1:])
     return Frame(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
 
 

@@ -285,7 +285,10 @@ def _best(results: list[Infilled], n: int) -> list[Infilled]:
 
 def _distinct(results: list[Infilled]) -> list[Infilled]:
     """The first of each text."""
-    return list({result.text: result for result in reversed(results)}.values())[::-1]
+    first: dict[str, Infilled] = {}
+    for result in results:
+        first.setdefault(result.text, result)
+    return list(first.values())
 
 
 def _arrival(job: Job, revealed: Revealed, spelling: Spelling, draft: bool) -> Arrival:

@@ -28,6 +28,7 @@ If `car` and `ar` agreed perfectly the ratio would be M_k for every draw; how fa
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +73,8 @@ def candidates(ranges: Sequence[Range], room: int, prior: Prior | None = None, s
     """All length vectors of at most `room` tokens together or, if there are more than `most`, that many drawn from the prior."""
     weights = [_prior_weights(prior, low, high) for low, high in ranges]
     if _tails([(np.array(w > 0, float), low) for w, (low, _) in zip(weights, ranges, strict=True)], room)[0][room] <= most:
-        counts = Counter(vector for vector in _grid(ranges, room) if _log_prior(vector, weights, ranges) > -np.inf)
+        weighty = [[low + i for i in np.flatnonzero(w).tolist()] for w, (low, _) in zip(weights, ranges, strict=True)]
+        counts = Counter(_grid(weighty, room) if all(weighty) else ())
         drawn = False
     else:
         counts = Counter(_draw(ranges, weights, room, seed, most))
@@ -139,7 +141,7 @@ def choose(found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]) -
     """One choice a seed. `sample`: by the posterior, each with its own random number. `rank`: the likeliest, the next likeliest, ..."""
     if how not in HOW:
         raise ValueError(f"lengths is {how!r}; allowed: {', '.join(HOW)}")
-    log_weights = weighed.log_masses + (found.log_prior if how == "rank" else found.log_share)
+    log_weights = weighed.log_masses + found.log_prior
     if not log_weights.max() > -torch.inf:
         raise ValueError("no length of the blanks has any probability under the model; write other lengths or other text around them")
     if how == "rank":
@@ -147,7 +149,8 @@ def choose(found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]) -
         chosen = [ranked[i % len(ranked)] for i in range(len(seeds))]
     else:
         u = uniforms(seeds, [0] * len(seeds), LENGTH)
-        chosen = inverse_cdf(log_weights.softmax(0).expand(len(seeds), -1), u).tolist()
+        shares = (weighed.log_masses + found.log_share).softmax(0)
+        chosen = inverse_cdf(shares.expand(len(seeds), -1), u).tolist()
     vectors, values, errors = tuple(found.vectors), tuple(log_weights.tolist()), tuple(weighed.standard_errors.tolist())
     return [LengthChoice(vectors, values, errors, found.vectors[i]) for i in chosen]
 
@@ -186,13 +189,14 @@ def _log_prior(vector: Sequence[int], weights: Sequence[NDArray[np.float64]], ra
         return float(np.log(factors).sum())
 
 
-def _grid(ranges: Sequence[Range], room: int) -> Iterator[tuple[int, ...]]:
-    """Every vector of at most `room` in all."""
-    if not ranges:
+def _grid(lengths: Sequence[Sequence[int]], room: int) -> Iterator[tuple[int, ...]]:
+    """Every vector of at most `room` in all, each blank's length one of its own, which are in rising order."""
+    if not lengths:
         yield ()
         return
-    (low, high), rest = ranges[0], ranges[1:]
-    for length in range(low, min(high, room - sum(least for least, _ in rest)) + 1):
+    own, rest = lengths[0], lengths[1:]
+    most = room - sum(each[0] for each in rest)
+    for length in takewhile(lambda length: length <= most, own):
         yield from ((length, *others) for others in _grid(rest, room - length))
 
 

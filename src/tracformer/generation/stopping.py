@@ -33,8 +33,13 @@ class StopStrings:
 
     def cut(self, text: str) -> tuple[str, str | None]:
         """The text before the first stop string in it, and which that is; of several in one place, the first that was named."""
-        found = [(at, number) for number, string in enumerate(self.strings) if (at := text.find(string, self.skip)) >= 0]
-        if not found:
-            return text, None
-        at, number = min(found)
-        return text[:at], self.strings[number]
+        return cut(text, self.strings, self.skip)
+
+
+def cut(text: str, strings: Sequence[str], skip: int) -> tuple[str, str | None]:
+    """`StopStrings.cut`."""
+    found = [(at, number) for number, string in enumerate(strings) if (at := text.find(string, skip)) >= 0]
+    if not found:
+        return text, None
+    at, number = min(found)
+    return text[:at], strings[number]

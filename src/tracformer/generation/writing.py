@@ -16,9 +16,14 @@ from tracformer.generation.stopping import StopStrings
 
 def prompted(prompt: str | Sequence[int], spelling: Spelling) -> Frame:
     """A text, or token ids as they are, and one blank behind it."""
+    return frame(around(prompt, "", spelling), spelling, whole=False)
+
+
+def around(prompt: str | Sequence[int], suffix: str, spelling: Spelling, blank: str = "") -> Template:
+    """A blank between the two. Brackets in them are brackets."""
     if isinstance(prompt, str):
-        return frame(Template((prompt, ""), ("",)), spelling, whole=False)
-    return Frame((spelling.tokenizer.decode(prompt), ""), (tuple(prompt), ()), (False,))
+        return Template((prompt, suffix), (blank,))
+    return Template((spelling.tokenizer.decode(prompt), suffix), (blank,), tuple(prompt))
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,9 @@ class ConditionalModel(nn.Module):
         """(B, T, top): the likeliest tokens at each target, where `log_prob` answers for the one that stands there, and their
         log-probabilities; token -1 where given. Not where the answer is a bound.
         """
+        lengths = self._check(tokens, context, mode, lengths, insist)
         if self.answers[mode] == BOUND:
             raise ValueError(f"mode {mode!r} gives a bound, which lists no candidates; ask for none, or in another mode")
-        lengths = self._check(tokens, context, mode, lengths, insist)
         hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
         ids, values = likelihood.likeliest(hidden, self.head, min(top, self.config.vocab_size), self.head_bias)
         shape = (*tokens.shape, ids.shape[1])

@@ -118,7 +118,7 @@ class Tracformer(ConditionalModel):
         """
         B, forwards = layout.batch, readings[: layout.batch]
         new = torch.ones(len(readings), dtype=torch.bool, device=readings.device)
-        new[1:B] = (forwards[1:] != forwards[:-1]).any(1)
+        new[1:B] = (forwards[1:] != forwards[:-1]).any(1) | (layout.lengths[1:] != layout.lengths[:-1])
         if new.all():
             return self._encode(readings, angles, layout)
         # Rows of both readings look back alone, so one reading of more rows says the same.

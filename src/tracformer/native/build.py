@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from tracformer.files import cache_folder
+
 SOURCE = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
@@ -75,10 +77,6 @@ def built_library(compiler: str) -> Path:
     for path in sorted(path for path in SOURCE.iterdir() if path.suffix in (".cpp", ".h")):
         digest.update(path.name.encode() + path.read_bytes())
     return cache_folder() / f"native-{digest.hexdigest()[:24]}.so"
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracformer"
 
 
 def find_compiler() -> str:

@@ -117,6 +117,6 @@ def pick(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]
     if temperature == 0.0:
         picked = own.argmax(-1)
     else:
-        reached = (own / temperature).softmax(-1).cumsum(-1)
+        reached = ((own - own.amax(-1, keepdim=True)) / temperature).softmax(-1).cumsum(-1)  # 0 / temperature stays finite
         picked = torch.searchsorted(reached, (u[:, None] * reached[:, -1:]).contiguous(), right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     return picked, own.gather(1, picked[:, None])[:, 0]

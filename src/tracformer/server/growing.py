@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracformer.generation.results import Candidate
+from tracformer.generation.stopping import cut
 
 HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes are still to come
 
@@ -72,14 +73,9 @@ class Growing:
         return text, pieces
 
     def _grow(self, text: str) -> None:
-        found = [(at, number) for number, stop in enumerate(self.stops) if (at := text.find(stop, self.skip)) >= 0]
-        if found:
-            at, number = min(found)
-            self.stopped = self.stops[number]
-            self.text = text[:at]
-            self.pieces = [piece for piece in self.pieces if piece.start < at]
-        else:
-            self.text = text
+        self.text, self.stopped = cut(text, self.stops, self.skip)
+        if self.stopped is not None:
+            self.pieces = [piece for piece in self.pieces if piece.start < len(self.text)]
 
     def _doubtful(self) -> int:
         """Characters at the end that may be the beginning of a stop string."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracformer.generation.blanks import Template, frame, write
 from tracformer.generation.language import LanguageModel
 from tracformer.generation.results import Arrival, Candidates, Watcher
 from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.writing import around, prompted
 from tracformer.server.growing import Growing, Piece
 
 LENGTHS = 12  # lengths of a blank that are weighed
@@ -64,7 +64,7 @@ class Prompt:
 
 def read_prompt(lm: LanguageModel, prompt: str | tuple[int, ...]) -> Prompt:
     if isinstance(prompt, str):
-        of = frame(Template((prompt, ""), ("",)), lm.spelling, whole=False)
+        of = prompted(prompt, lm.spelling)
         return Prompt(prompt, of.ids[0], len(of.texts[0]))
     if wrong := next((i for i in prompt if i >= lm.tokenizer.vocab_size), None):
         raise ValueError(f"token id {wrong} is out of range; this model's ids are 0..{lm.tokenizer.vocab_size - 1}")
@@ -84,7 +84,7 @@ def write_on(lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece
         )
     lines = [Growing(lm.tokenizer.decode, lm.tokenizer.eot_id, wish.stop, prompt.skip) for _ in range(wish.n)]
     watch = _Listener(lines, tell)
-    drawn = _between(lm, wish, prompt, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
+    drawn = _between(lm, wish, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
     results = []
     for sample, (line, each) in enumerate(zip(lines, drawn, strict=True)):
         line.add_all(each.token_ids, each.log_probs, each.candidates)  # what the watcher did not hear
@@ -139,11 +139,11 @@ def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[_Dr
     return [_Drawn(each.token_ids, each.log_probs, each.candidates, each.ended) for each in sampled]
 
 
-def _between(lm: LanguageModel, wish: Wish, prompt: Prompt, watch: Watcher) -> list[_Drawn]:
+def _between(lm: LanguageModel, wish: Wish, watch: Watcher) -> list[_Drawn]:
     if wish.least > wish.most:
         raise ValueError(f"at least {wish.least} tokens are asked for, and at most {wish.most}; the first must not be larger")
     filled = lm.infill(
-        write((prompt.text, wish.suffix), (f"{wish.least}-{wish.most}",)),
+        around(wish.prompt, wish.suffix, lm.spelling, blank=f"{wish.least}-{wish.most}"),
         wish.n,
         sampler=wish.sampler,
         seed=wish.seed,

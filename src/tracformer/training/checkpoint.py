@@ -22,6 +22,7 @@ from tracformer.model.storage import save_tensors
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+WEIGHTS = "weights"  # the kind of shard that every checkpoint has
 FORMAT = 1
 
 
@@ -72,7 +73,7 @@ class Writer:
         self.part.mkdir()
 
     def write_shard(self, kind: str, shard: Shard, rank: int = 0, world: int = 1) -> None:
-        """`kind` is weights, optimizer or ema."""
+        """`kind` is WEIGHTS, optimizer or ema."""
         stem = f"{kind}-{rank:05d}-of-{world:05d}"
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.tensors.items()}
         save_tensors(tensors, self.part / f"{stem}.safetensors")
@@ -115,6 +116,8 @@ def check(path: Path) -> None:
         raise DamagedCheckpointError(f"{path.name} has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DamagedCheckpointError(f"{path.name}/{MANIFEST} is not readable") from None
+    if not any(name.startswith(f"{WEIGHTS}-") for name in files):
+        raise DamagedCheckpointError(f"{path.name} holds no weights")
     for name, (digest, size) in files.items():
         entry = path / name
         if not entry.is_file():

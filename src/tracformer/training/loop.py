@@ -1,5 +1,6 @@
 """The training loop, to be read from top to bottom: batch, loss over the global batch's targets, step, log, validate, save."""
 
+import json
 import math
 import signal
 import time
@@ -16,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.views import Examples
-from tracformer.model import ConditionalModel
+from tracformer.files import write_atomically
+from tracformer.model import ConditionalModel, storage
 from tracformer.objectives import Questioner, parse_objective
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.batches import Batch, Group, Stream
@@ -27,9 +29,21 @@ from tracformer.training.optimizer import build_optimizer, hidden_matrices, lear
 from tracformer.training.state import State
 from tracformer.training.validation import conditional_perplexity, sample_hole
 
+EXPORTED = "model.json"  # of which step `model` is
+
+
+def exported_step(run: Path) -> int:
+    """Of how many steps the weights in RUN/model are; 0 if there are none."""
+    path = run / EXPORTED
+    return int(json.loads(path.read_text())["step"]) if path.is_file() and (run / "model" / storage.CONFIG_FILE).is_file() else 0
+
 
 class TrainingError(RuntimeError):
     """The run cannot go on; the message says where and why."""
+
+
+class NotFiniteError(TrainingError):
+    """The loss or its gradient is infinite or no number."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,9 @@ class Trainer:
         train: Examples,
         valid: Examples | None,
         ranks: Ranks,
+        data: str,
     ) -> None:
+        """`data`: the fingerprint of what `train` was cut from; a run goes on with the same alone."""
         self.config, self.tokenizer, self.valid, self.ranks = config, tokenizer, valid, ranks
         self.run = Path(config.run)
         self.model = model.to(ranks.device)
@@ -68,7 +84,7 @@ class Trainer:
         self.loss_of = self._parallel(LossOf(self.model))
         fused = ranks.device.type in ("cpu", "cuda") and not self._sharded
         self.optimizer = build_optimizer(self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model))
-        self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema)
+        self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema, data)
         questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
         self.stream = Stream(train, questioner, config.batch, config.micro_batch, config.seed, ranks, lockstep=self._sharded)
         self.bfloat16 = config.precision == "bfloat16" or (
@@ -111,6 +127,8 @@ class Trainer:
                     break
         finished = state.step == config.steps
         self._export("model")
+        if self.ranks.first:
+            write_atomically(self.run / EXPORTED, json.dumps({"step": state.step}) + "\n")
         if line is not None:
             line.say(f"{'finished' if finished else 'stopped'} at step {state.step}; model in {self.run / 'model'}")
         if log is not None:
@@ -139,7 +157,7 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._save()  # of the state before this step: nothing has been updated yet
             what = "the loss" if not math.isfinite(loss) else "the gradient"
-            raise TrainingError(
+            raise NotFiniteError(
                 f"{what} of step {state.step + 1} is not finite (loss {loss}, gradient norm {norm}). "
                 f"The weights are as after step {state.step} and saved. The batch: rows {_brief(batch.indices)} of the training data, "
                 f"numbers {batch.numbers.start} to {batch.numbers.stop - 1} of the stream. "
@@ -252,8 +270,6 @@ class Trainer:
         with self.state.averaged_weights() if averaged else nullcontext():
             weights = self.state.full_weights()
         if self.ranks.first:
-            from tracformer.model import storage
-
             storage.save(self.run / name, self.model.config, weights)
             self.tokenizer.save(self.run / name)
         self.ranks.barrier()

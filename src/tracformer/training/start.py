@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from tracformer.data import (
 )
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.families import find_family, load_model
+from tracformer.files import held, write_atomically
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig, storage
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.config import DataConfig, TrainConfig
@@ -60,18 +62,29 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
         if config.optimizer.warmup >= config.steps:
             config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=config.steps // 10))
         _describe(config, model, data, len(train), ranks, say)
-        trainer = Trainer(config, model, data.tokenizer, train, valid, ranks)
-        trainer.resume()
-        if ranks.first:
-            Path(config.run).mkdir(parents=True, exist_ok=True)
-            (Path(config.run) / "train.json").write_text(json.dumps(config.to_dict(), indent=1) + "\n")
-        return trainer.train()
+        trainer = Trainer(config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint)
+        with _alone_in(Path(config.run)) if ranks.first else nullcontext():
+            trainer.resume()
+            if ranks.first:
+                write_atomically(Path(config.run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n")
+            return trainer.train()
 
 
 def default_run(config: TrainConfig) -> str:
     """runs/NAME after the data: `my.txt` trains in runs/my."""
     name = Path(config.data.source.rstrip("/").split(":")[-1]).name
     return str(Path("runs") / (name.split(".")[0] or "run"))
+
+
+@contextmanager
+def _alone_in(run: Path) -> Iterator[None]:
+    """Two runs in one folder would spoil each other's checkpoints."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(run))
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {run}; wait until it ends, or use another run=FOLDER") from None
+        yield
 
 
 def fitting_preset(data: PreparedData, say: Say) -> str:

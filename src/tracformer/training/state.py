@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from tracformer.model import ConditionalModel
-from tracformer.training.checkpoint import DamagedCheckpointError, Reader, Rows, Shard
+from tracformer.training.checkpoint import WEIGHTS, DamagedCheckpointError, Reader, Rows, Shard
 from tracformer.training.distributed import Ranks, local
 from tracformer.training.optimizer import Optimizer
 
 
 class State:
-    def __init__(self, model: ConditionalModel, optimizer: Optimizer, ranks: Ranks, sharded: bool, ema: float) -> None:
-        self.model, self.optimizer, self.ranks, self.sharded, self.decay = model, optimizer, ranks, sharded, ema
+    def __init__(self, model: ConditionalModel, optimizer: Optimizer, ranks: Ranks, sharded: bool, ema: float, data: str) -> None:
+        self.model, self.optimizer, self.ranks, self.sharded, self.decay, self.data = model, optimizer, ranks, sharded, ema, data
         self.parameters = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self.step = 0
@@ -41,6 +41,7 @@ class State:
             "best": best,
             "ema": self.decay,
             "optimizer": self.optimizer.name,
+            "data": self.data,
             "model": self.model.config.to_dict(),
         }
 
@@ -49,7 +50,7 @@ class State:
         if not self.sharded and not self.ranks.first:
             return {}
         shards = {
-            "weights": self._shard({name: local(p) for name, p in self.parameters.items()}),
+            WEIGHTS: self._shard({name: local(p) for name, p in self.parameters.items()}),
             "optimizer": self._shard(self.optimizer.tensors(self.names)),
         }
         if self.average:
@@ -78,16 +79,21 @@ class State:
                 f"the run in {reader.path.parent.parent} was trained with optimizer.name={before}, and {self.optimizer.name} cannot go on "
                 f"from its state; use another run folder, or optimizer.name={before}"
             )
+        if reader.state.get("data", self.data) != self.data:
+            raise ValueError(
+                f"the run in {reader.path.parent.parent} was trained on other data, or on the same tokenised otherwise; use another run "
+                f"folder, with init={reader.path.parent.parent / 'model'} to go on from its weights, or the old data"
+            )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                local(parameter).copy_(self._rows(reader, "weights", name))
+                local(parameter).copy_(self._rows(reader, WEIGHTS, name))
         self.step, self.position = reader.state["step"], reader.state["position"]
         self.best = float("inf") if reader.state["best"] is None else reader.state["best"]
         if self.step:
             tensors = {name: self._rows(reader, "optimizer", name) for name in self.optimizer.tensor_names(self.names)}
             self.optimizer.restore(self.names, tensors, self.step)
         if self.average:
-            source = "ema" if reader.has("ema") else "weights"
+            source = "ema" if reader.has("ema") else WEIGHTS
             for name, mean in self.average.items():
                 mean.copy_(self._rows(reader, source, name))
 

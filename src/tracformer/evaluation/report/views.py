@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tracformer.evaluation.compare import comparable, differences
+from tracformer.evaluation.compare import comparable, differences, same_tokens
 from tracformer.evaluation.report import plots
 from tracformer.evaluation.report.collect import Entry, Section, column_labels, metric_name
 from tracformer.evaluation.report.plots import Curve, Picture
@@ -50,27 +50,27 @@ def curves_of(entry: Entry, metric: str, axis: str) -> list[Curve]:
 
 def paired_table(section: Section, name: str) -> Table | None:
     """Each model less the first of its kind, paired by sequence. With several seeds the first seeds are compared."""
-    found: dict[str, list[tuple[str, str, list[Row]]]] = {}
-    leaders: dict[str, Result] = {}
+    pairs: list[tuple[str, Entry, Entry]] = []  # kind, leader, other
+    leaders: dict[str, Entry] = {}
     for entry in section.entries:
         kind = next((row.kind for row in entry.first.rows if row.metric == "perplexity"), None)
         if kind is None or not _has_sums(entry.first):
             continue
-        leader = leaders.setdefault(kind, entry.first)
-        if leader is not entry.first and comparable(leader, entry.first):
-            against = next(e.label for e in section.entries if e.first is leader)
-            found.setdefault(kind, []).append((entry.label, against, differences(leader, entry.first)))
-    rows = [row for pairs in found.values() for _, _, each in pairs for row in each]
+        leader = leaders.setdefault(kind, entry)
+        if leader is not entry and comparable(leader.first, entry.first):
+            pairs.append((kind, leader, entry))
+    per_byte = not all(same_tokens(leader.first, other.first) for _, leader, other in pairs)  # one unit for the whole table
+    found = [(kind, leader, other, differences(leader.first, other.first, per_byte)) for kind, leader, other in pairs]
+    rows = [row for *_, each in found for row in each]
     if not rows:
         return None
     settings = list(dict.fromkeys(tuple(row.setting.items()) for row in rows))
     labels, common = column_labels(settings)
     lines = []
-    for kind, pairs in found.items():
-        for label, against, each in pairs:
-            by_setting = {tuple(row.setting.items()): row for row in each}
-            cells = tuple(_difference_cell(by_setting.get(setting)) for setting in settings)
-            lines.append(Line(f"{label} less {against}", kind, cells))
+    for kind, leader, other, each in found:
+        by_setting = {tuple(row.setting.items()): row for row in each}
+        cells = tuple(_difference_cell(by_setting.get(setting)) for setting in settings)
+        lines.append(Line(f"{other.label} less {leader.label}", kind, cells))
     unit = metric_name(rows[0].metric.removesuffix("_difference"))
     return Table(f"{name}-differences", f"differences in {unit}, paired by sequence", tuple(labels), tuple(lines), "", common)
 
