@@ -17,6 +17,7 @@ from tracformer.evaluation.results import Result, Row
 
 SEED = re.compile(r" #\d+$")
 HIGHER_IS_BETTER = ("mauve", "bertscore", "bleu4", "bleu4_sentence", "accuracy", "tokens_per_second", "sequences_per_second")
+NO_CONTEST = ("pilots",)  # tasks in which each model competes with itself alone
 NO_WINNER = ("targets", "sequences", "parameters", "parameters_without_embeddings", "trained_tokens", "log_prob")
 NAMES = {
     "perplexity": "perplexity",
@@ -160,7 +161,8 @@ def tables(section: Section, name: str) -> list[Table]:
                 cells = [_cell(entry, [found.get(setting) for found in rows], kind) for setting in settings]
                 lines.append(Line(entry.label, kind, tuple(cells)))
         base = metric.partition("[")[0]  # bertscore[NAME]: by a scorer of that name
-        better = HIGHER if base in HIGHER_IS_BETTER else NEITHER if base in NO_WINNER else LOWER
+        compete = base not in NO_WINNER and section.task not in NO_CONTEST
+        better = NEITHER if not compete else HIGHER if base in HIGHER_IS_BETTER else LOWER
         made.append(Table(f"{name}-{file_words(metric)}", metric_name(metric), tuple(labels), tuple(lines), better, common))
     return made
 
