@@ -224,6 +224,10 @@ def test_bad_texts(tracformer: Caller, text: bytes, message: str) -> None:
     assert message in tracformer.refused("infill", "-m", str(tracformer.model), stdin=text)
 
 
+def test_an_empty_file_is_no_text_even_as_a_whole(tracformer: Caller) -> None:
+    assert "standard input holds no text" in tracformer.refused("infill", "-m", str(tracformer.model), "--whole-file", stdin=b"")
+
+
 def test_a_text_may_begin_with_a_dash(tracformer: Caller) -> None:
     assert "character '-' at offset 0" in tracformer.refused("infill", "-m", str(tracformer.model), "--", "-[[1]]")
 

@@ -74,6 +74,7 @@ def test_samples_on_a_terminal(tracformer: Caller, terminal: None) -> None:
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--max-tokens", "65"], "65 tokens are asked for"),
         (["--prompt", "xyz"], "character 'x'"),
+        (["--prompt", "ab" * 40], "the prompt has 80 tokens; this model takes 64, with what is to be written"),
         (["--stream", "--json"], "--json"),
         (["--stream", "-n", "2"], "-n 2"),
         (["--greedy", "--min-p", "0.1"], "--min-p has no effect"),

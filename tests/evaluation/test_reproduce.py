@@ -152,6 +152,17 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path: Path, text: Path,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_tells_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "fig5", "scale=mini", f"out={tmp_path / 'out'}", "--dry-run"]
+    for word in ("data=nowhere", "data.wikitext=nowhere"):
+        assert main([*words, word]) == 2
+        assert "data set 'wikitext': there is no nowhere" in capsys.readouterr().err
+    assert main(words) == 0  # what would be fetched is not looked for
+    (tmp_path / "bad.yaml").write_text("title: [")
+    assert main(["reproduce", str(tmp_path / "bad.yaml"), "--dry-run"]) == 2
+    assert "bad.yaml is not YAML at line 1" in capsys.readouterr().err
+
+
 def scale_with_pilots(folder: Path) -> str:
     tiny = (resources.files("tracformer.evaluation") / "experiments" / "scales" / "tiny.yaml").read_text()
     path = folder / "piloted.yaml"

@@ -66,6 +66,7 @@ def test_words_change_a_preset() -> None:
         ("keep=1", "keep is 1; it must be at least 2"),
         ("model.preset=huge", "model.preset is 'huge'"),
         ("steps", "'steps' is not of the form key=value"),
+        ("eval_contexts=[middle", "eval_contexts=[middle is not YAML at line 1, column 8"),
         ("precision=int3", "precision is 'int3'"),
         ("optimizer.name=sgd", "optimizer.name is 'sgd'; it must be one of adamw, muon"),
         ("optimizer.matrix_lr=0.02", "optimizer.matrix_lr is 0.02; it must be left out unless optimizer.name is muon"),

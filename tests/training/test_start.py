@@ -1,6 +1,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from tests.training.helpers import SMALL, losses, weights_of
 from tracformer import Tracformer
 from tracformer.data import PreparedData, prepare
 from tracformer.training.config import TrainConfig, load_config
-from tracformer.training.log import read_log
+from tracformer.training.log import RunLog, read_log
 from tracformer.training.optimizer import Optimizer
+from tracformer.training.plot import plot_runs
 from tracformer.training.start import default_run, grown_weights, start
 
 
@@ -83,6 +85,45 @@ def test_a_fraction_to_validate_on(tmp_path: Path) -> None:
     assert PreparedData.open(tmp_path / "run" / "data").manifest.splits["validation"].bytes == pytest.approx(750, abs=20)
     with pytest.raises(ValueError, match=r"holds back 0\.25 of the data, and data\.validation is now 0\.05"):
         start(load_config(words))
+
+
+def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("some text " * 300)
+    prepare(tmp_path / "data", tmp_path / "my.txt", "byte", quiet=True)
+    run = tmp_path / "run"
+    words = [f"data={tmp_path / 'data'}", f"run={run}", *SMALL, "objective=car"]
+    start(load_config([*words, "steps=3"]))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for changes, told in (
+        (["steps=3", "objective=ac"], r"modes was \['car'\] and is now \('ac',\)"),
+        (["steps=2"], "steps is 2, and .* has done 3 already"),
+        (["steps=3", "data.tokenizer=char"], "was prepared with another .kind byte, 257 tokens"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            start(load_config([*words, *changes]))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_curves_of_runs_of_one_name_and_of_changing_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.axes import Axes
+
+    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    for run in runs:
+        log = RunLog(run, 0)
+        log.write("train", 1, loss=2.0, lr=0.1, gradient_norm=1.0, tokens_per_second=9.0)
+        log.write("eval", 1, **{"car middle": 7.0})
+        log.write("eval", 2, **{"car uniform": 6.0})
+        log.close()
+    drawn: list[str] = []
+    plot = Axes.plot
+
+    def noted(self: Axes, *values: object, **options: Any) -> object:
+        drawn.append(options["label"])
+        return plot(self, *values, **options)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    plot_runs(runs, tmp_path / "curves.png")
+    assert drawn == [f"{run}{part}" for run in runs for part in ("", ": car middle", ": car uniform")]
 
 
 def test_muon_resumes_bit_identical_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

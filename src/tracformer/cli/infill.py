@@ -7,7 +7,8 @@
 
 On a terminal fills are shaded by probability, with a line of numbers below; elsewhere the completed text is all there is (--marks keeps
 the brackets, --json gives every number). Many texts are filled in batches, each as it would be alone. An empty line of a file gives an
-empty line, so that lines keep their places; under --json it gives nothing, and every object names its `line`. --stream shows tokens as they
+empty line, so that lines keep their places; under --json it gives nothing, and every object names its `line`.
+A filling may itself hold a line's end, and then only --json tells where each text ends. --stream shows tokens as they
 come: from left to right, or with --order redrawn on a terminal with every step, and elsewhere printed when all is filled.
 """
 

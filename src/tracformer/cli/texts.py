@@ -64,7 +64,7 @@ def read_texts(arguments: argparse.Namespace) -> list[Line]:
     else:
         name, raw = arguments.file, _read(Path(arguments.file))
     text = _decode(raw, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-    if arguments.whole_file:
+    if arguments.whole_file and text:
         return [Line(text, "")]
     lines = [line.removesuffix("\r") for line in text.split("\n")] if text else []
     if not any(lines):

@@ -15,6 +15,10 @@ import contextlib
 import dataclasses
 import json
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracformer.training.config import TrainConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--presets", action="store_true", help="list the bundled presets and leave")
     parser.add_argument("--json", action="store_true", help="print how the run ended as JSON; everything else goes to stderr")
     parser.add_argument("--keys", action="store_true", help="list every key with its value under this preset and leave")
+
+
+def _listed(config: "TrainConfig") -> dict[str, Any]:
+    """`model` with every key of its family; those that the data and the objective decide are left out."""
+    shape = {key: value for key, value in config.model_config(vocab_size=256).to_dict().items() if key not in ("vocab_size", "modes")}
+    from tracformer.training.config import DEFAULT_PRESET
+
+    model = {"family": "tracformer", "preset": DEFAULT_PRESET, **config.model, **shape}
+    return {"model": model, "eval_contexts": list(config.eval_contexts)}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.keys:
         import yaml
 
-        print(yaml.safe_dump({**config.to_dict(), "eval_contexts": list(config.eval_contexts)}, sort_keys=False), end="")
+        print(yaml.safe_dump({**config.to_dict(), **_listed(config)}, sort_keys=False), end="")
         return 0
 
     from tracformer.cli.main import MISTAKES

@@ -43,7 +43,10 @@ def format_of(path: Path) -> str:
         if name.endswith(suffixes):
             return format
     known = "; ".join(f"{format}: {' '.join(suffixes)}" for format, suffixes in SUFFIXES.items())
-    raise ValueError(f"{path}: the name does not tell the format; say format=text, jsonl or fasta, or rename it ({known}; each also .gz)")
+    raise ValueError(
+        f"{path}: the name does not tell the format; say format=text, jsonl or fasta (`tracformer prepare --format`), "
+        f"or rename it ({known}; each also .gz)"
+    )
 
 
 def read_file(path: Path, format: str, reading: Reading) -> Iterator[Piece]:
@@ -66,7 +69,10 @@ def _read_jsonl(path: Path, reading: Reading) -> Iterator[Piece]:
         text = record.get(reading.field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             found = f"the keys {', '.join(map(repr, record))}" if isinstance(record, dict) else f"a {type(record).__name__}"
-            raise ValueError(f"{where} has no text under {reading.field!r}: it holds {found}; name the right one with field=")
+            raise ValueError(
+                f"{where} has no text under {reading.field!r}: it holds {found}; "
+                "name the right one with field= (`tracformer prepare --field`)"
+            )
         if HALF_PAIR.search(text):
             raise ValueError(f"{where} holds half of a surrogate pair (\\ud800..\\udfff), which is not a character; clean the file")
         yield from as_pieces(text, where)

@@ -233,7 +233,7 @@ def _check_arguments(target: Path, validation: float, shard_tokens: int, overwri
     if not target.is_dir():
         raise ValueError(f"{target} is a file; name a folder for the prepared data")
     if not overwrite:
-        raise ValueError(f"{target} exists already; name another folder, or pass overwrite=True to replace it")
+        raise ValueError(f"{target} exists already; name another folder, or replace it with overwrite=True (--overwrite)")
     if not (target / MANIFEST_FILE).is_file():
         raise ValueError(f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not overwritten; name another")
 

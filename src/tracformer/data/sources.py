@@ -126,7 +126,10 @@ def open_source(where: Where | Sequence[Where], format: str | None = None, detok
         raise ValueError("no file to read; name at least one")
     formats = {format_of(file) for file in files} if format is None else {format}
     if len(formats) > 1:
-        raise ValueError(f"the files are of several formats ({', '.join(sorted(formats))}); say which to read with format=")
+        raise ValueError(
+            f"the files are of several formats ({', '.join(sorted(formats))}); "
+            "say which to read with format= (`tracformer prepare --format`)"
+        )
     return FileSource(tuple(files), formats.pop(), how, detokenize)
 
 

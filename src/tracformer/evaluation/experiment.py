@@ -13,11 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tracformer.evaluation.pilots import Pilots
 from tracformer.evaluation.tasks import Task, make_task
-from tracformer.training.config import TrainConfig, from_dict, read_preset
+from tracformer.training.config import TrainConfig, from_dict, parse_yaml, read_preset
 
 SIZES = "sizes"  # the one "task" that needs no weights
 OPTIONAL = ("plaid", "gpt2-fim")  # models at some scales only: others leave them out
@@ -216,7 +214,7 @@ def _values(known: Mapping[str, Any], changes: dict[str, str]) -> dict[str, Any]
     for key in [key for key in changes if key.startswith("values.")]:
         if (name := key.removeprefix("values.")) not in values:
             raise ValueError(f"the scale has no value {name!r}; it has: {', '.join(values)}")
-        values[name] = yaml.safe_load(changes.pop(key))
+        values[name] = parse_yaml(changes.pop(key), key)
     return values
 
 
@@ -247,7 +245,7 @@ def _changed(
         elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
         elif head == "train" and name and not part:
-            setting = {name: yaml.safe_load(value)}
+            setting = {name: parse_yaml(value, key)}
             models = {
                 each: dataclasses.replace(model, train={**model.train, **setting}) if model.train else model
                 for each, model in models.items()
@@ -298,7 +296,7 @@ def _load(name: str, folder: str, known: Iterable[str], what: str) -> dict[str, 
         text = (resources.files("tracformer.evaluation") / folder / f"{name}.yaml").read_text(encoding="utf-8")
     else:
         raise ValueError(f"{what} is {name!r}; available: {', '.join(known)}, or a YAML file")
-    values = yaml.safe_load(text)
+    values = parse_yaml(text, name)
     if not isinstance(values, dict):
         raise ValueError(f"{what} {name} does not hold keys and values")
     return values

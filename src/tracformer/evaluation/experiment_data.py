@@ -42,6 +42,13 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
     return prepared
 
 
+def require_there(data: DataSet) -> None:
+    """What the user named is there; what is to be fetched is not asked for."""
+    place = Path(data.folder) if data.folder and _is_named(data) else None if _is_named(data) else Path(data.source)
+    if place is not None and not place.exists():
+        raise FileNotFoundError(f"data set {data.name!r}: there is no {place}")
+
+
 def split_sources(data: DataSet, trained: bool) -> dict[str, Source]:
     """By split; only `validation` for a set that nothing is trained on."""
     if _is_named(data):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tracformer.evaluation.experiment_data import data_folder
+from tracformer.evaluation.experiment_data import data_folder, require_there
 from tracformer.evaluation.pace import tokens
 from tracformer.evaluation.pilots import chosen_rate
 from tracformer.evaluation.reproduce import Reproduction
@@ -15,7 +15,10 @@ def plan(work: Reproduction) -> Iterator[str]:
     yield f"{experiment.name} at scale {experiment.scale}, in {work.root}: {experiment.title}"
     for trained, sets in ((True, experiment.learnt_from()), (False, experiment.only_read())):
         for data in sets:
-            state = "ready" if data_folder(work.root, data.name, trained).exists() else f"from {data.source!r}"
+            ready = data_folder(work.root, data.name, trained).exists()
+            if not ready:
+                require_there(data)
+            state = "ready" if ready else f"from {data.source!r}"
             yield f"  data      {data.name}: {state}" + ("" if trained else ", to evaluate on")
     left = 0.0
     sizes: list[float] = []

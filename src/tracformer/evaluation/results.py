@@ -83,7 +83,10 @@ class Result:
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a result that can be read: {error}; delete it, and the evaluation writes it again") from error
+            raise ValueError(
+                f"{path} is not a result that can be read: {error}; "
+                "if an evaluation wrote it, delete it, and the same command writes it again"
+            ) from error
 
 
 def read_results(*places: str | PathLike[str]) -> list[Result]:

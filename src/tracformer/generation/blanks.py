@@ -71,7 +71,7 @@ def parse(text: str | Template, required: bool = True) -> Template:
             f"the blank that opens at character {opened} is not closed; write ]] behind it, or \\[[ for the characters themselves"
         )
     if not parts and required:
-        raise ValueError("the text has no blank; mark one with [[ and ]], for instance [[8]]")
+        raise ValueError("the text has no blank; write [[8]] for eight tokens to be filled, or [[ and ]] around what is to be scored")
     return Template((*parts[0::2], "".join(current) + text[at:]), tuple(parts[1::2]))
 
 

@@ -226,6 +226,10 @@ class LanguageModel:
             raise ValueError(f"n is {n} and batch {batch}; both must be at least 1")
         of = prompted(prompt, self.spelling)
         room = self.model.config.max_length - of.given
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {of.given} tokens; this model takes {self.model.config.max_length}, with what is to be written"
+            )
         count = room if max_tokens is None else max_tokens
         if count < 1 or count > room:
             raise ValueError(

@@ -46,7 +46,8 @@ def check_mode(config: ModelConfig, mode: str, insist: bool = False) -> None:
         raise ValueError(f"mode is {mode!r}; allowed for {config.model_type}: {', '.join(config.possible_modes)}")
     if mode not in config.modes and not insist:
         raise ValueError(
-            f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; pass insist=True to run it all the same"
+            f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; "
+            "pass insist=True, in Python, to run it all the same"
         )
 
 

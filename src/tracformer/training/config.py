@@ -21,6 +21,7 @@ from tracformer.objectives import parse_objective
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
+DEFAULT_PRESET = "laptop"  # of a model, where none is named
 OPTIMIZERS = ("adamw", "muon")
 AS_WRITTEN = ("data", "data.validation", "run", "init")  # names of files are not read as YAML
 
@@ -126,7 +127,7 @@ class TrainConfig:
         for strategy in self.eval_contexts:
             parse_strategy(strategy)
         kind = family.config_class
-        preset = self.model.get("preset", "laptop")
+        preset = self.model.get("preset", DEFAULT_PRESET)
         _require(preset in kind.presets, "model.preset", preset, f"one of {', '.join(kind.presets)}")
         known = {f.name for f in dataclasses.fields(kind)} | {"family", "preset"}
         for key in self.model:
@@ -137,7 +138,7 @@ class TrainConfig:
         """The model that this run trains, for a tokeniser of so many tokens."""
         values = dict(self.model)
         kind = find_family(values.pop("family", "tracformer")).config_class
-        preset = values.pop("preset", "laptop")
+        preset = values.pop("preset", DEFAULT_PRESET)
         asked = {part.mode for part in parse_objective(self.objective, self.contexts).parts}
         modes = tuple(mode for mode in kind.possible_modes if mode in asked)
         if asked - set(modes):
@@ -156,7 +157,7 @@ def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ValueError(f"{word!r} is not of the form key=value")
-        _place(values, key, text if key in AS_WRITTEN else yaml.safe_load(text) if text else "")
+        _place(values, key, text if key in AS_WRITTEN else parse_yaml(text, word) if text else "")
     return from_dict(values)
 
 
@@ -175,10 +176,19 @@ def read_preset(name: str) -> dict[str, Any]:
         if not bundled.is_file():
             raise ValueError(f"preset is {name!r}; available: {', '.join(preset_names())}, or a YAML file")
         text = bundled.read_text()
-    values = yaml.safe_load(text)
+    values = parse_yaml(text, name)
     if not isinstance(values, dict):
         raise ValueError(f"preset {name} does not hold keys and values")
     return values
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ValueError(f"{where} is not YAML{place}: {getattr(error, 'problem', None) or error}") from error
 
 
 def preset_names() -> list[str]:

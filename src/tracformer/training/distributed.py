@@ -69,7 +69,10 @@ def pick_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but this machine has no CUDA device; use device=cpu")
-    torch.device(device)
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; it must be auto, cpu, cuda, or another name that PyTorch knows") from None
     return device
 
 

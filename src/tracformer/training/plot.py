@@ -7,11 +7,12 @@ from tracformer.training.log import read_log
 
 
 def plot_runs(runs: list[Path], out: Path) -> None:
+    names = [folder.name for folder in runs]
     records = {}
-    for folder in runs:
+    for folder, name in zip(runs, names, strict=True):
         if not (folder / "log.jsonl").is_file():
             raise FileNotFoundError(f"{folder} is not the folder of a run: there is no log.jsonl in it")
-        records[folder.name] = read_log(folder / "log.jsonl")
+        records[name if names.count(name) == 1 else str(folder)] = read_log(folder / "log.jsonl")
     optional_package("matplotlib", "a plot", "plot").use("Agg")
     from matplotlib import pyplot
 
@@ -20,10 +21,10 @@ def plot_runs(runs: list[Path], out: Path) -> None:
         train = [line for line in lines if line["kind"] == "train"]
         left.plot([line["step"] for line in train], [line["loss"] for line in train], label=name, linewidth=1)
         held_out = [line for line in lines if line["kind"] == "eval"]
-        keys = [key for key in (held_out[0] if held_out else {}) if key not in ("kind", "step", "time")]
-        for key in keys:
+        for key in dict.fromkeys(key for line in held_out for key in line if key not in ("kind", "step", "time")):
             label = f"{name}: {key}" if len(records) > 1 else key
-            right.plot([line["step"] for line in held_out], [line[key] for line in held_out], label=label, marker=".")
+            asked = [line for line in held_out if key in line]  # what is validated may change on the way
+            right.plot([line["step"] for line in asked], [line[key] for line in asked], label=label, marker=".")
     left.set(title="training", xlabel="step", ylabel="nats per target")
     right.set(title="held out", xlabel="step", ylabel="conditional perplexity", yscale="log")
     for axes in (left, right):

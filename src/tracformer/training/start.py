@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tracformer.data import (
+    ALPHABETS,
     PreparedData,
     Tokenizer,
     examples,
@@ -65,6 +66,8 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
         trainer = Trainer(config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint)
         with _alone_in(Path(config.run)) if ranks.first else nullcontext():
             trainer.resume()
+            if trainer.state.step > config.steps:
+                raise ValueError(f"steps is {config.steps}, and {config.run} has done {trainer.state.step} already; ask for more steps")
             if ranks.first:
                 write_atomically(Path(config.run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n")
             return trainer.train()
@@ -104,6 +107,7 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
                 f"use `tracformer prepare --validation {config.data.validation}`, or leave data.validation out"
             )
         data = PreparedData.open(config.data.source)
+        _require_tokenizer(config.data.tokenizer, data)
     else:
         fraction, held = parse_validation(config.data.validation)
         sources = open_sources(config.data.source, validation=held)
@@ -116,6 +120,7 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
             prepare(folder, sources, tokenizer, validation=fraction)
         ranks.barrier()
         data = PreparedData.open(folder)
+        _require_tokenizer(config.data.tokenizer, data)
         if data.manifest.sources != {name: source.describe() for name, source in sources.items()}:
             told = config.data.source + (f" with data.validation={held}" if held else "")
             raise ValueError(f"{folder} was prepared from other data than {told}; use another run=FOLDER, or remove {folder}")
@@ -128,6 +133,18 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
     counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
     say(f"data: {data.folder}: {counts}; tokeniser: {data.tokenizer.kind}, {data.tokenizer.vocab_size} tokens")
     return data
+
+
+def _require_tokenizer(wanted: str, data: PreparedData) -> None:
+    """As far as a short name tells: what was prepared stays as it is."""
+    kind, _, size = wanted.partition(":")
+    kind = "char" if kind in ALPHABETS else kind
+    found = data.tokenizer
+    if kind in ("byte", "char", "bpe") and (found.kind != kind or (size.isdecimal() and found.vocab_size > int(size))):
+        raise ValueError(
+            f"data.tokenizer is {wanted!r}, but {data.folder} was prepared with another (kind {found.kind}, {found.vocab_size} tokens); "
+            "prepare the data anew, in another folder, or write data.tokenizer=auto to use it as it is"
+        )
 
 
 def _build_model(config: TrainConfig, tokenizer: Tokenizer, say: Say) -> ConditionalModel:

@@ -69,7 +69,7 @@ class State:
 
     def load(self, reader: Reader) -> None:
         saved, mine = reader.state["model"], self.model.config.to_dict()
-        if different := [key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key not in ("dropout", "modes")]:
+        if different := [key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key != "dropout"]:
             told = ", ".join(f"{key} was {saved.get(key)!r} and is now {mine[key]!r}" for key in different)
             raise ValueError(
                 f"the run in {reader.path.parent.parent} has another model: {told}; use another run folder, or the old settings"
