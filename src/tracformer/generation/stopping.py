@@ -32,12 +32,11 @@ class StopStrings:
         return any(string in recent for string in self.strings) and self.cut(self.tokenizer.decode(ids))[1] is not None
 
     def cut(self, text: str) -> tuple[str, str | None]:
-        """The text before the first stop string in it, and which that is; of several in one place, the first that was named."""
         return cut(text, self.strings, self.skip)
 
 
 def cut(text: str, strings: Sequence[str], skip: int) -> tuple[str, str | None]:
-    """`StopStrings.cut`."""
+    """The text before the first stop string in it, and which that is; of several in one place, the first that was named."""
     found = [(at, number) for number, string in enumerate(strings) if (at := text.find(string, skip)) >= 0]
     if not found:
         return text, None
