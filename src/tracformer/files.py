@@ -28,13 +28,13 @@ def write_atomically(path: Path, content: str | Callable[[Path], Any]) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder for this process alone; BlockingIOError if another has it. A process that dies lets it go."""
+    """The folder, made if need be, for this process alone; BlockingIOError if another has it. A process that dies lets it go."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # Windows has none, and no other lock that a killed process lets go
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:

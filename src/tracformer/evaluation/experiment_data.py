@@ -44,8 +44,8 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
 
 def require_there(data: DataSet) -> None:
     """What the user named is there; what is to be fetched is not asked for."""
-    place = Path(data.folder) if data.folder and _is_named(data) else None if _is_named(data) else Path(data.source)
-    if place is not None and not place.exists():
+    place = data.folder if _is_named(data) else data.source
+    if place and not Path(place).exists():
         raise FileNotFoundError(f"data set {data.name!r}: there is no {place}")
 
 

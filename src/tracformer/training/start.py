@@ -107,7 +107,6 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
                 f"use `tracformer prepare --validation {config.data.validation}`, or leave data.validation out"
             )
         data = PreparedData.open(config.data.source)
-        _require_tokenizer(config.data.tokenizer, data)
     else:
         fraction, held = parse_validation(config.data.validation)
         sources = open_sources(config.data.source, validation=held)
@@ -120,7 +119,6 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
             prepare(folder, sources, tokenizer, validation=fraction)
         ranks.barrier()
         data = PreparedData.open(folder)
-        _require_tokenizer(config.data.tokenizer, data)
         if data.manifest.sources != {name: source.describe() for name, source in sources.items()}:
             told = config.data.source + (f" with data.validation={held}" if held else "")
             raise ValueError(f"{folder} was prepared from other data than {told}; use another run=FOLDER, or remove {folder}")
@@ -130,6 +128,7 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
                 f"{folder} holds back {carved:g} of the data, and data.validation is now {fraction:g}; "
                 f"use another run=FOLDER, or remove {folder}"
             )
+    _require_tokenizer(config.data.tokenizer, data)
     counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
     say(f"data: {data.folder}: {counts}; tokeniser: {data.tokenizer.kind}, {data.tokenizer.vocab_size} tokens")
     return data
