@@ -84,7 +84,7 @@ class Client:
         return [_infilled(each) for each in answer["results"]]
 
     def score(self, text: str, *, mode: str | None = None, whole: bool = True, top: int = 0) -> Scored:
-        """What `LanguageModel.score` gives; a text without [[marks]] is scored as a whole, from left to right."""
+        """What `LanguageModel.score` gives; a text without [[marks]] is scored as a whole, from left to right if `mode` is None."""
         asked = {"text": text, "mode": mode, "whole": whole, "top": top, "timeout": self.timeout}
         return _scored(self._ask("/v1/score", asked))
 

@@ -58,9 +58,9 @@ def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel
     if (published := dit_checkpoints.reader_of(document)) is not None:
         return published(folder, **options)
     name = document.get("model_type")
-    if name not in _families:
+    if not isinstance(name, str) or name not in _families:
         raise ValueError(f"{folder} describes a model of type {name!r}; known: {', '.join(_families)}")
-    return find_family(str(name)).model_class.from_pretrained(folder, **options)
+    return find_family(name).model_class.from_pretrained(folder, **options)
 
 
 register(Family("tracformer", "tracformer.model", "Tracformer", "all-modes", "multi-scope encoder pair, cross-attention-only decoder"))

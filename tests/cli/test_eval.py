@@ -10,8 +10,10 @@ import pytest
 
 from tests.cli.helpers import Caller, save_model
 from tests.training.helpers import environment
+from tracformer.cli.tables import tables
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.evaluation import read_results
+from tracformer.evaluation import Result, Row, read_results
+from tracformer.peers.mdlm import MDLM, MDLMConfig
 
 ASKED = ["--length", "16", "--sequences", "70", "--out", "out"]
 
@@ -46,6 +48,35 @@ def test_models_side_by_side(here: Path, tracformer: Caller, model: Path) -> Non
     assert sorted(path.name for path in (here / "out").iterdir()) == files
 
 
+def test_a_result_found_stands_beside_one_just_made(here: Path, tracformer: Caller, model: Path) -> None:
+    words = ("ratios:mean=3,ratios=0.2/0.8", "ranges:ranges=[0.5,1]/[0,0.5]")
+    evaluated(tracformer, f"ours={model}@car", *words)
+    out = evaluated(tracformer, f"ours={model}@car", f"theirs={model}@ac", *words)
+    assert out.count(": perplexity;") == 2
+    assert out.count("perplexity less ours car, paired by sequence") == 2
+
+
+def test_estimates_stand_beside_exact_answers(here: Path, tracformer: Caller, model: Path, tmp_path: Path) -> None:
+    tokenizer = char_tokenizer("abcdefgh .\n")
+    shape = {"vocab_size": tokenizer.vocab_size, "max_length": 16, "n_layer": 1, "n_head": 1, "d_model": 4, "d_condition": 2}
+    MDLM(MDLMConfig(**shape)).save_pretrained(tmp_path / "noisy")
+    tokenizer.save(tmp_path / "noisy")
+    out = evaluated(tracformer, str(model), "noisy@diffusion", "ranges:ranges=[0.5,1]", "--draws", "2")
+    assert out.count(": perplexity;") == 1
+    assert "noisy diffusion (bound): 2 draws, standard error" in out
+    assert "noisy: bound less exact: not the same kind of number" in out
+
+
+def test_a_model_without_a_figure_has_no_column() -> None:
+    def made(model: str, metric: str) -> Result:
+        return Result(model, "mdlm", "ac", "exact", {}, (Row(metric, {"pattern": "one"}, 0.5, 0.4, 0.6, kind="marginal"),))
+
+    first, second = tables([made("ours", "kl"), made("theirs", "excess")]).split("\n\n")
+    assert "ours" in first
+    assert "theirs" not in first
+    assert second.startswith("exact: excess; 95% intervals over sequences")
+
+
 def test_json(here: Path, tracformer: Caller, model: Path) -> None:
     lines = evaluated(tracformer, str(model), "prefixes:fractions=0/0.5", "unconditional", "--mode", "ar", "--json").splitlines()
     prefixes, whole = map(json.loads, lines)
@@ -77,7 +108,8 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer:
     ("words", "complaint"),
     [
         (["ranges"], "no model named"),
-        (["MODEL"], "no task named; --task takes one of: ratios, ranges"),
+        (["MODEL"], "is taken for models); tasks: ratios, ranges"),
+        (["MODEL", "ratoos"], "ratoos are taken for models); tasks: ratios, ranges"),
         (["MODEL", "ranges"], "no data named; give --data FOLDER or FILE"),
         (["MODEL", "ranges", "--data", "nothing.txt"], "nothing.txt"),
         (["MODEL", "--task", "rangse", "--data", "text.txt"], "did you mean 'ranges'?"),
@@ -91,6 +123,10 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer:
         ),
         (["MODEL", "ranges", "--data", "text.txt", "--length", "16"], "holds 81 windows of 16 tokens, and 1000 are asked for"),
         (["MODEL", "MODEL", "ranges", "--data", "text.txt"], "two models are called 'letters' in mode car; name them apart: NAME=FOLDER"),
+        (
+            ["MODEL", "proteins", "ranges", "--data", "text.txt", "--length", "16", "--sequences", "2"],
+            "proteins cannot be asked about text.txt: character 'g' at offset 0",
+        ),
         (["nowhere", "ranges", "--data", "text.txt"], "nowhere does not exist"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.helpers import Caller, save_model
 from tracformer.cli import infill, show
-from tracformer.data import byte_tokenizer, char_tokenizer
+from tracformer.data import byte_tokenizer, char_tokenizer, train_bpe
 
 COLOUR = re.compile("\033\\[[0-9;]*m")
 
@@ -52,6 +52,7 @@ def test_brackets_of_the_text_survive_the_marks(
     [filled] = call.json(*words)
     assert scored["text"] == filled["text"]
     assert scored["text"].startswith("a[[b]]")
+    assert call(*words, "--marks", "--stream") == call(*words, "--marks")
     assert scored["spans"][0]["token_ids"] == filled["spans"][0]["token_ids"]
 
 
@@ -194,7 +195,10 @@ CONTRADICTIONS = [
     (["--nonsense"], "unrecognized arguments: --nonsense"),
     (["--mode", "mlm"], "mode is 'mlm'"),
     (["--ban", "abc"], "--ban 'abc'"),
+    (["--ban", ""], "--ban is empty"),
+    (["--ban", "\udcff"], "--ban is not UTF-8 text: byte 0xff"),
     (["--require", "z"], "--require 'z'"),
+    (["--order", "entropy", "--threshold", "nan"], "threshold is nan"),
     (["--require", "a", "--ban", "a"], "both required and banned"),
 ]
 
@@ -226,6 +230,21 @@ def test_bad_texts(tracformer: Caller, text: bytes, message: str) -> None:
 
 def test_an_empty_file_is_no_text_even_as_a_whole(tracformer: Caller) -> None:
     assert "standard input holds no text" in tracformer.refused("infill", "-m", str(tracformer.model), "--whole-file", stdin=b"")
+
+
+@pytest.mark.parametrize("verb", ["infill", "score"])
+def test_an_empty_argument_is_no_text(tracformer: Caller, verb: str) -> None:
+    assert "the text is empty" in tracformer.refused(verb, "-m", str(tracformer.model), "")
+    assert "the text is empty" in tracformer.refused(verb, "-m", str(tracformer.model), "", "")
+
+
+def test_a_required_word_is_named_with_its_space(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call = Caller(capsys, monkeypatch, save_model(tmp_path, train_bpe(["a cat", "a cow", "a cup", "a c"] * 9, 266)))
+    told = call.refused("infill", "-m", str(call.model), "a [[2]]", "--require", "cat")
+    assert "--require ' cat', with the space before it, is one" in told
+    assert " cat" in call("infill", "a [[2]]", "--require", " cat")
 
 
 def test_a_text_may_begin_with_a_dash(tracformer: Caller) -> None:
@@ -271,7 +290,9 @@ def test_control_characters_do_not_reach_the_terminal(
     words = ("infill", "[[4]]", "--no-color")
     assert set(call(*words)) <= {"\x1b", "\x9b", "\n"}
     monkeypatch.setattr(show, "is_terminal", lambda stream: True)
-    assert not set(call(*words)) & {"\x1b", "\x9b"}
+    for more in ((), ("--stream",), ("--stream", "--marks")):
+        assert not set(call(*words, *more)) & {"\x1b", "\x9b"}
+    assert not set(call("sample", "--max-tokens", "4", "--no-color", "--stream")) & {"\x1b", "\x9b"}
 
 
 def test_json_is_one_object_a_line(tracformer: Caller) -> None:

@@ -1,12 +1,15 @@
 """The command line as a process: what it imports, and how it leaves."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.helpers import save_model
 from tracformer.cli.main import VERBS, main
+from tracformer.data import char_tokenizer
 
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "tqdm")
 
@@ -38,6 +41,18 @@ def test_a_wrong_word_is_one_sentence(words: list[str], message: str, capsys: py
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["infill", "a[[1]]b"], ["score", "a[[b]]"], ["sample"], ["serve"]], ids=lambda words: words[0])
+def test_a_device_that_is_not_there_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--device", "abacus"]) == 2
+    assert "device is 'abacus'; it must be auto, cpu, cuda" in capsys.readouterr().err
+
+
+def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    told = subprocess.check_output([sys.executable, "-m", "tracformer", "--version"], text=True)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == told != ""
+
+
 def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
     """`| head -1`: the pipe breaks while there is more to say."""
     texts = "\n".join(["a[[1]]b"] * 400).encode()
@@ -52,3 +67,18 @@ def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 141
+
+
+def test_a_closed_output_is_no_error(model: Path) -> None:
+    words = f"{sys.executable} -m tracformer.cli.main infill -m {model} 'a[[1]]b'"
+    done = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_output_that_cannot_hold_the_text_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, char_tokenizer("é"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert main(["infill", "-m", str(folder), "é[[1]]"]) == 2
+    assert r"'\xe9' cannot be written as ascii" in capsys.readouterr().err

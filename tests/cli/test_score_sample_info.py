@@ -34,6 +34,7 @@ def test_score_says_what_the_model_says(tracformer: Caller) -> None:
 
 def test_the_kind_of_a_score_is_said(tracformer: Caller) -> None:
     assert "(ac: sum of marginals" in tracformer("score", "abc [[de]]", "--mode", "ac")
+    assert "(mode ar does not see what follows a hole)" in tracformer("score", "abc [[de]]", "--mode", "ar")
     ar = tracformer.json("score", "[[ab]]cd", "--mode", "ar")[0]["log_prob"]
     assert ar == pytest.approx(tracformer.json("score", "[[ab]]dc", "--mode", "ar")[0]["log_prob"])  # nothing behind the hole is seen
 

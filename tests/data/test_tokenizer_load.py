@@ -133,6 +133,18 @@ def test_hugging_face_reads_a_saved_folder(made: Tokenizer, tmp_path: Path) -> N
     assert len(theirs) == made.vocab_size + 1
 
 
+def test_the_space_before_a_mask_belongs_to_it_where_words_are_spelt_with_theirs(tmp_path: Path) -> None:
+    """As in a blank: a word without its space behind a space without its word was never seen in training."""
+    for number, (made, moves) in enumerate(
+        [(train_bpe(TEXTS, 280), True), (byte_tokenizer(), False), (char_tokenizer("abcehstu "), False)]
+    ):
+        made.save(tmp_path / str(number))
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / str(number))
+        before, after = made.encode("the"), made.encode(" cat")
+        assert theirs(f"the {MASK} cat")["input_ids"] == [*before, *([] if moves else made.encode(" ")), made.mask_id, *after]
+        assert load_tokenizer(tmp_path / str(number)).fingerprint == made.fingerprint
+
+
 def test_hub_ids_go_through_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = train_bpe(TEXTS, 280)
     made.save(tmp_path)

@@ -122,6 +122,8 @@ def test_a_bound_has_draws_and_a_standard_error(lines: str) -> None:
     assert values(alone) == pytest.approx(values(together), rel=1e-10)
     row = alone.find("nll")
     assert (row.kind, row.note.split(",")[0]) == ("bound", "4 draws")
+    unsaid = task("ranges:ranges=[0.25,0.75]", lines, sequences=2).run(subject(model, "diffusion"), Silent())
+    assert unsaid.find("nll").note.startswith("64 draws, standard error of nll ")
     errors = [float(task_.run(subject(model, "diffusion"), Silent()).find("nll").note.split()[-1]) for task_ in (few, many)]
     assert 0 < errors[1] < errors[0]
     other = task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=4, seed=1).run(subject(model, "diffusion"), Silent())

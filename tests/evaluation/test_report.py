@@ -251,6 +251,28 @@ def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
     assert "1 older results of the same questions are left out" in page
 
 
+def test_estimates_stand_beside_exact_answers_whatever_their_draws(tmp_path: Path) -> None:
+    def noisy(level: float, draws: int, day: int) -> Result:
+        made = ratios("noisy", "bound", level, family="mdlm", mode="diffusion", options={"draws": draws})
+        return dataclasses.replace(made, manifest={**made.manifest, "time": f"2025-01-0{day}"})
+
+    page = write(tmp_path, ratios("ours", "exact", 20.0), noisy(41.0, 4, 2), noisy(43.0, 64, 1))
+    assert page.count("<h2>Perplexity against") == 1
+    assert "<td>41.50<small>" in page
+    assert "<td>43.50<small>" not in page  # made earlier
+    assert "1 older results of the same questions are left out" in page
+
+
+def test_what_a_mode_cannot_do_is_told_however_many_notes_there_are(tmp_path: Path) -> None:
+    limit = "mode ar does not see what follows a hole"
+    noisy, plain = ratios("a", "bound", 41.0, family="mdlm", mode="diffusion"), ratios("b", "exact", 20.0, family="gpt2", mode="ar")
+    many = [dataclasses.replace(noisy.rows[0], note=f"64 draws, standard error of nll {i}") for i in range(30)]
+    limited = [dataclasses.replace(row, note=limit) for row in plain.rows]
+    page = write(tmp_path, dataclasses.replace(noisy, rows=(*noisy.rows, *many)), dataclasses.replace(plain, rows=tuple(limited)))
+    assert f"b: {limit}</p>" in page
+    assert page.count("64 draws, standard error of nll") < 40
+
+
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
     rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
     asked = (("ours", "ptb"), ("ours", "lambada"), ("theirs", "lambada"), ("theirs", "ptb"), ("others", "ptb"))

@@ -53,6 +53,18 @@ def test_a_finished_pair_is_read_not_asked(task: Task, tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
+def test_an_exact_answer_is_found_whatever_the_draws_of_bounds(task: Task, tmp_path: Path) -> None:
+    first, again, bound = known_subject(), known_subject(), known_subject()
+    bound.model.answers = {"car": "bound"}  # type: ignore[misc]
+    few = make_task("ratios", {**dataclasses.asdict(task), "draws": 4})
+    [done] = evaluate([first], [task], tmp_path / "out")
+    [found] = evaluate([again], [few], tmp_path / "out")
+    assert (asked(again), found.rows) == (0, done.rows)
+    [estimated] = evaluate([dataclasses.replace(bound, name="bound")], [few], tmp_path / "out")
+    assert asked(bound) > 0
+    assert estimated.options["draws"] == 4
+
+
 def test_an_interrupted_task_goes_on_from_its_last_block(task: Task, tmp_path: Path) -> None:
     subject = known_subject()
     [whole] = evaluate([known_subject()], [task])

@@ -217,6 +217,8 @@ def test_complaints() -> None:
     tokens, context = holes(model, 6, [1, 4])
     with pytest.raises(ValueError, match="mode is 'ac'; search needs an exact joint probability, which this model has in: car, ar"):
         search(model, tokens, context, "ac")
+    with pytest.raises(ValueError, match="which this model has in: no mode"):
+        search(small_model(modes=("ac",)), tokens, context, "ac")
     with pytest.raises(ValueError, match="method is 'dfs'; allowed: best-first, beam"):
         search(model, tokens, context, method="dfs")
     with pytest.raises(ValueError, match="one sequence at a time"):

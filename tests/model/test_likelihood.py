@@ -63,6 +63,16 @@ def test_training_holds_logits_of_a_few_targets_only(monkeypatch: pytest.MonkeyP
     assert largest.numel <= (vocab_size + 1) * model.config.d_model  # the embedding's gradient; 4 rows of logits are smaller
 
 
+def test_without_gradients_nothing_is_prepared_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use of torch's `checkpoint` imports its compiler: seconds, for a score that needs neither."""
+    model = small_model()
+    tokens, context, _ = random_batch(model, 2, 8)
+    expected = model.log_prob(tokens, context)
+    monkeypatch.setattr(likelihood, "checkpoint", None)
+    with torch.no_grad():
+        assert torch.equal(model.log_prob(tokens, context), expected)
+
+
 def test_everything_given() -> None:
     model = small_model()
     tokens = torch.zeros(1, 4, dtype=torch.int64)

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,18 @@ def test_round_trip_is_bit_identical(folder: Path) -> None:
     assert not loaded.training
     tokens, context, lengths = random_batch(model, 2, 9)
     assert torch.equal(loaded(tokens, context, "car", lengths), model(tokens, context, "car", lengths))
+
+
+def test_loading_and_asking_need_no_compiler_of_torch(folder: Path) -> None:
+    """Its import takes longer than all else that a command does before its first answer."""
+    script = f"""if True:
+        import sys, torch, tracformer
+        model = tracformer.Tracformer.from_pretrained({str(folder)!r}, attention="blocked")
+        with torch.no_grad():
+            model.log_prob(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[True, False, False, True]]))
+        assert "torch._dynamo" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_folder_holds_two_readable_files(folder: Path) -> None:
@@ -83,9 +97,10 @@ def test_damaged_files(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(ValueError, match="damaged or not a safetensors file"):
         Tracformer.from_pretrained(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
-        Tracformer.from_pretrained(folder)
+    for raw in (b"{", b"\xff\xfe{}"):
+        (folder / "config.json").write_bytes(raw)
+        with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+            Tracformer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize(

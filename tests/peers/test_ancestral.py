@@ -128,8 +128,16 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
         assert torch.allclose(filled.log_probs, expected.log_probs)
         if name == "mdlm":
             assert torch.equal(filled.tokens, fill(model, tokens, context, "ac", lengths, seed=[1, 2, 3], order=Ancestral(4)).tokens)
-    with pytest.raises(ValueError, match="takes one temperature"):
-        fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(top_k=2))
+    with pytest.raises(ValueError, match="required mean nothing to it"):
+        fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(required=(2,)))
+    with pytest.raises(ValueError, match="repetition_penalty"):
+        fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(repetition_penalty=2.0))
+    rules = [Sampler(top_k=1), Sampler(temperature=0.0), Sampler(top_p=1e-9, temperature=3.0)]  # three ways to the likeliest
+    coldest = fill(model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4), sampler=rules)
+    expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 0.0)
+    assert torch.equal(coldest.tokens, expected.tokens)
+    warm = fill(model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4), sampler=Sampler(temperature=2.0))
+    assert torch.equal(warm.tokens, model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 2.0).tokens)
     with pytest.raises(ValueError, match="Ancestral"):
         fill(model, tokens, context, "diffusion", lengths, order=RandomOrder())
 

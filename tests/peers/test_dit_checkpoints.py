@@ -190,10 +190,47 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_run(tmp_path: Path, monkey
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(), protocol=2))
     with pytest.raises(ValueError, match="save its tensors again"):
         load_sedd(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match="save its tensors again"):
-        load_sedd(folder)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_damaged_pickle_is_told_by_its_name(tmp_path: Path) -> None:
+    """Cut short as a download may be, spoilt, or no pickle at all: torch raises an exception of its own for each."""
+    file = write_sedd(tmp_path / "model", published(small_diffusion("sedd"))) / "pytorch_model.bin"
+    whole = file.read_bytes()
+    spoilt = [whole.replace(b"ctorch", what, 1) for what in (b"c\xdd\xfforch", b"h\x02orch")]
+    for raw in (b"", b"hello world", whole[:10], whole[: len(whole) // 2], whole[:-5], *spoilt):
+        file.write_bytes(raw)
+        with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be read as tensors alone: it is damaged.*Reason: \w"):
+            load_sedd(file.parent)
+
+
+def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    weights = published(small_diffusion("sedd"))
+    folder = write_sedd(tmp_path, weights)
+    for averages in ([1, 2], ["a"] * len(weights), "none", [torch.zeros(1)]):
+        torch.save({"model": weights, "ema": {"shadow_params": averages}}, folder / "pytorch_model.bin")
+        with pytest.raises(ValueError, match="pass averaged=False"):
+            load_sedd(folder)
+    torch.save({1: torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="holds neither named tensors"):
+        load_sedd(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("vocab_size", "8", "vocab_size is '8'; it must be an integer"),
+        ("vocab_size", None, "vocab_size is None"),
+        ("vocab_size", 1, "vocab_size is 1; it must be an integer, that of the tokens and the mask"),
+        ("dropout", "x", "dropout is 'x'; it must be a number"),
+        ("time_conditioning", "no", "time_conditioning is 'no'; it must be true or false"),
+        ("hidden_dim", 8.5, "d_model is 8.5"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(key: str, value: object, message: str, tmp_path: Path) -> None:
+    folder = write_mdlm(tmp_path, published(small_diffusion("mdlm"), "backbone."), {**MDLM_CONFIG, key: value})
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        load_mdlm(folder)
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:

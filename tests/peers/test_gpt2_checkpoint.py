@@ -144,7 +144,7 @@ def test_files_that_cannot_be_trusted_or_read(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(FileNotFoundError, match="split into parts"):
         load_model(tmp_path)
     torch.save({"wte.weight": Sneaky()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"could run code when read.*Get the model as model.safetensors"):
+    with pytest.raises(ValueError, match=r"could then run code when read.*best as model.safetensors.*Reason: .*GLOBAL print"):
         load_model(tmp_path)
     assert "code ran" not in capsys.readouterr().out
     torch.save([1, 2], tmp_path / "pytorch_model.bin")

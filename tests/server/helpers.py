@@ -128,6 +128,15 @@ def same(answer: Any, expected: Any) -> bool:
     return bool(answer == expected)
 
 
+def shaped(path: str, body: Any) -> bool:
+    """Is this an error of the protocol that lives there?"""
+    if path == "/infill":
+        return set(body) == {"error"} and set(body["error"]) == {"code", "message", "type"}
+    if path == "/v1/fim/completions":
+        return set(body) == {"detail"} or body.get("object") == "error"
+    return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+
+
 def events(text: str) -> list[tuple[str, Any]]:
     found = []
     for block in text.split("\n\n"):

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.helpers import Running, Slow, make, running, until
+from tests.server.helpers import Running, Slow, make, running, shaped, until
 from tracformer import LanguageModel
 from tracformer.server.settings import Limits, Settings
 
@@ -26,15 +26,6 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 PATHS = list(GOOD)
 LONG = {"text": "the [[60]]", "whole": False}  # of a slow model: more than a second
-
-
-def shaped(path: str, body: Any) -> bool:
-    """Is this an error of the protocol that lives there?"""
-    if path == "/infill":
-        return set(body) == {"error"} and set(body["error"]) == {"code", "message", "type"}
-    if path == "/v1/fim/completions":
-        return set(body) == {"detail"} or body.get("object") == "error"
-    return set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
 
 
 def still_good(server: Running, path: str) -> None:
@@ -74,6 +65,17 @@ def test_wrong_bodies(server: Running, path: str, body: bytes) -> None:
     response = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert 400 <= response.status_code < 500
     assert shaped(path, response.json())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_that_is_no_json_object_is_told_so(server: Running, path: str) -> None:
+    json_type, form_type = ({"Content-Type": kind} for kind in ("application/json", "application/x-www-form-urlencoded"))
+    broken = server.http.post(path, content=b'{"text": cat}', headers=json_type).text
+    assert "the body is not JSON: Expecting value at character 9" in broken
+    assert "cat" not in broken
+    for body, headers in ((b"", json_type), (b"[]", json_type), (json.dumps(GOOD[path]).encode(), form_type)):
+        told = server.http.post(path, content=body, headers=headers).text
+        assert "the body must be a JSON object, sent with `Content-Type: application/json`" in told
 
 
 @pytest.mark.parametrize("path", PATHS)

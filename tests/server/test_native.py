@@ -113,6 +113,18 @@ def test_a_text_without_marks_is_scored_as_a_whole(server: Running, lm: Language
         assert scored["text"] == literal
         assert scored["mode"] == "ar"
         assert scored["log_prob"] == pytest.approx(math.fsum(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-5)
+    for mode in ("car", "ac"):
+        scored, local = server.good("/v1/score", {"text": "the cat sat", "mode": mode}), lm.score("[[the cat sat]]", mode=mode)
+        assert same({name: scored[name] for name in local.to_dict()}, as_json([local])[0])
+    for asked, told in (({"text": ""}, "the text is empty"), ({"text": "the cat", "mode": "zigzag"}, "mode is 'zigzag'")):
+        assert told in server.refused("/v1/score", asked)["error"]["message"]
+
+
+def test_a_model_without_mode_ar_scores_a_text_as_it_can() -> None:
+    lm = make(modes=("car",))
+    with running(lambda: lm) as there:
+        scored = there.good("/v1/score", {"text": "the cat sat"})
+        assert (scored["mode"], scored["log_prob"]) == ("car", pytest.approx(lm.score("[[the cat sat]]").log_prob, abs=1e-5))
 
 
 def test_tokens_and_models(server: Running, lm: LanguageModel) -> None:
@@ -145,6 +157,10 @@ def test_a_character_model_names_its_alphabet() -> None:
         ({"segments": ["no blank"]}, "have no blank"),
         ({}, "either text or segments"),
         ({"text": TEXT, "segments": []}, "either text or segments"),
+        ({"segments": ["a", {"blank": 0}]}, "segments.1.blank: Input should be greater than or equal to 1"),
+        ({"segments": ["a", {"blank": {"min": 0, "max": 2}}]}, "segments.1.blank.min: Input should be greater"),
+        ({"segments": ["a", {"Blank": 2}]}, "segments.1.blank: Field required"),
+        ({"segments": ["a", 5]}, "segments.1: Input should be a valid string; or: Input should be a valid dictionary"),
         ({"text": TEXT, "temprature": 1}, "temprature"),
         ({"text": TEXT, "n": "2"}, "n: "),
         ({"text": TEXT, "n": 0}, "n: "),

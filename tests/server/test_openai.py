@@ -83,7 +83,7 @@ def test_token_ids_before_a_suffix_are_those_the_model_reads(client: openai.Open
     assert local.token_ids[: len(ids)] == tuple(ids)
     assert "the cat " + choice.text + " on the mat" == local.text
     assert choice.logprobs.token_logprobs == pytest.approx(local.spans[0].log_probs)
-    assert answer.usage.prompt_tokens == len(ids)
+    assert answer.usage.prompt_tokens == len(ids) + len(lm.tokenizer.encode(" on the mat"))
 
 
 def test_the_best_of_several_are_the_likeliest_a_token(client: openai.OpenAI, lm: LanguageModel) -> None:
@@ -112,7 +112,9 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, lm: LanguageModel) -
 @pytest.mark.parametrize("prompt", ["the cat sat", "café €", "the cat "])
 def test_echo_scores_the_prompt_by_the_chain_rule(client: openai.OpenAI, lm: LanguageModel, prompt: str) -> None:
     ids = lm.tokenizer.encode(prompt)
-    [choice] = ask(client, prompt=prompt, max_tokens=0, echo=True, logprobs=1).choices
+    answer = ask(client, prompt=prompt, max_tokens=0, echo=True, logprobs=1)
+    [choice] = answer.choices
+    assert answer.usage.prompt_tokens == len(choice.logprobs.tokens)
     assert (choice.text, choice.finish_reason) == (prompt, "length")
     assert choice.logprobs.token_logprobs == pytest.approx(list(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-4)
     if "€" not in prompt:
@@ -182,7 +184,8 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, suffix: st
         ({"best_of": 3, "stream": True}, "cannot be streamed"),
         ({"echo": True, "suffix": "x"}, "does not go with a suffix"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop asks for 5"),
-        ({"stop": [""]}, "stop"),
+        ({"stop": [""]}, "stop.0: Value should have at least 1 item"),
+        ({"prompt": [[1], ["a"]]}, "prompt.1.0: Input should be a valid integer"),
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": 100}, "logprobs asks for 100"),

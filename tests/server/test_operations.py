@@ -1,23 +1,15 @@
-"""What whoever runs a server sees: metrics, logs, the API's description, starting and stopping."""
+"""What whoever runs a server sees: metrics, logs, the API's description, starting."""
 
 import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cli.helpers import save_model
-from tests.server.helpers import WORDS, Running, until
-from tracformer.data import train_bpe
+from tests.server.helpers import Running, until
 from tracformer.server import logs
 from tracformer.server.growing import Growing
 from tracformer.server.writing import LENGTHS, length_prior
@@ -113,48 +105,13 @@ def test_every_answer_has_an_id(server: Running) -> None:
     assert len(ids) == 3
 
 
-def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
-    """The whole command, in a process of its own."""
-    folder = save_model(tmp_path / "letters", train_bpe(WORDS, 300), max_length=128, n_layer=7)
-    command = [sys.executable, "-m", "tracformer.cli.main", "serve", str(folder), "--port", "0", "--drain", "30"]
-    environment = {**os.environ, "TRACFORMER_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        lines: list[dict[str, Any]] = []
-        for line in process.stderr:
-            lines.append(json.loads(line))
-            if lines[-1]["event"] == "ready":
-                break
-        port = next(line["port"] for line in lines if line["event"] == "listening")
-        heard = threading.Event()
-        answer: list[str] = []
-
-        def ask() -> None:
-            asked = {"text": "the [[100]] cat", "stream": True}
-            headers = {"Authorization": "Bearer sesame"}
-            with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/infill", json=asked, headers=headers, timeout=60) as response:
-                for part in response.iter_text():
-                    answer.append(part)
-                    heard.set()
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        assert heard.wait(30)
-        process.send_signal(signal.SIGTERM)
-        thread.join(60)
-        assert "event: result" in "".join(answer)
-        rest = [json.loads(line)["event"] for line in process.stderr]
-        assert process.wait(30) == 0
-        assert rest[-1] == "stopped"
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/health")
-
-
-def test_a_folder_that_is_not_there_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slip_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     from tracformer.cli.main import main
 
     assert main(["serve", "no/such/folder/here"]) == 2
     assert "does not exist" in capsys.readouterr().err
+    assert main(["serve", "stories", "--weights", "int4"]) == 2
+    assert "weights is 'int4'; allowed: float32, bfloat16, int8" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:

@@ -35,6 +35,7 @@ def test_words_change_a_preset() -> None:
             "steps=7",
             "optimizer.lr=1e-3",
             "model.d_model=96",
+            "model.init_std=4e-2",
             "data=my=file.txt",
             "data.validation=0.10: held.txt",
             "compile=true",
@@ -45,7 +46,7 @@ def test_words_change_a_preset() -> None:
     assert (config.steps, config.optimizer.lr, config.compile) == (7, 1e-3, True)
     assert (config.data.source, config.data.validation) == ("my=file.txt", "0.10: held.txt")
     assert config.run == "runs/1"
-    assert config.model["d_model"] == 96
+    assert (config.model["d_model"], config.model["init_std"]) == (96, 0.04)  # YAML reads 4e-2 as a string
     assert config.model["preset"] == read_preset("tiny")["model"]["preset"]
 
 
@@ -59,12 +60,17 @@ def test_words_change_a_preset() -> None:
         ("steps=many", "steps is 'many'; it must be of type int"),
         ("steps=-1", "steps is -1"),
         ("compile=7", "compile is 7; it must be of type bool"),
+        ("optimizer.lr=inf", "optimizer.lr is inf; it must be a positive number"),
+        ("model.vocab_size=3", "model.vocab_size is 3; the tokeniser decides it"),
         ("optimizer.lr=fast", "optimizer.lr is 'fast'; it must be of type float"),
         ("optimizer=3", "optimizer is 3; it must be a group of keys"),
         ("objective=mlm", "objective is 'mlm'; available: car"),
         ("contexts=spam:p=0.5", "spam"),
         ("keep=1", "keep is 1; it must be at least 2"),
         ("model.preset=huge", "model.preset is 'huge'"),
+        ("model.dropout=much", "model.dropout is 'much'; it must be of type float"),
+        ("model.n_layer=2.5", "model.n_layer is 2.5; it must be of type int"),
+        ("model={family: mdlm, time_conditioning: perhaps}", "model.time_conditioning is 'perhaps'; it must be of type bool"),
         ("steps", "'steps' is not of the form key=value"),
         ("eval_contexts=[middle", "eval_contexts=[middle is not YAML at line 1, column 8"),
         ("precision=int3", "precision is 'int3'"),

@@ -9,7 +9,7 @@ import torch
 from tests.helpers import small_model
 from tests.training.helpers import SMALL, losses, weights_of
 from tracformer import Tracformer
-from tracformer.data import PreparedData, prepare
+from tracformer.data import PreparedData, char_tokenizer, prepare
 from tracformer.training.config import TrainConfig, load_config
 from tracformer.training.log import RunLog, read_log
 from tracformer.training.optimizer import Optimizer
@@ -38,6 +38,21 @@ def test_fine_tuning_with_a_grown_alphabet(tmp_path: Path, capsys: pytest.Captur
     old, new = (Tracformer.from_pretrained(folder / "model") for folder in (run, more))
     distance = (old.embedding.weight[[0, 1, 2, 3]] - new.embedding.weight[[0, 1, 3, 4]]).abs().max()
     assert distance < 0.05  # a, b, end of text and mask found their rows; two steps moved them a little
+
+
+def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.txt").write_text("some text " * 300)
+    run = tmp_path / "run"
+    start(load_config([f"data={tmp_path / 'my.txt'}", f"run={run}", *SMALL, "steps=1"]))
+    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'more'}", "steps=1", "batch=2", "eval_sequences=1"]
+    for changes, told in (
+        (["model.d_model=64"], "model.d_model is 64, but init=.* fixes it at 32; leave it out"),
+        (["model.family=bart"], "model.family is 'bart', but init=.* fixes it at 'tracformer'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            start(load_config([*words, f"init={run}", *changes]))
+    assert start(load_config([*words, f"init={run}"])).finished  # a run's folder, as `tracformer.load` takes it
+    assert f"starting from {run / 'best'}" in capsys.readouterr().out
 
 
 def test_run_folders_are_named_after_the_data() -> None:
@@ -92,12 +107,16 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
     prepare(tmp_path / "data", tmp_path / "my.txt", "byte", quiet=True)
     run = tmp_path / "run"
     words = [f"data={tmp_path / 'data'}", f"run={run}", *SMALL, "objective=car"]
-    start(load_config([*words, "steps=3"]))
+    start(load_config([*words, "steps=3", f"data.tokenizer={tmp_path / 'data'}"]))
+    char_tokenizer("some text").save(tmp_path / "other")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for changes, told in (
         (["steps=3", "objective=ac"], r"modes was \['car'\] and is now \('ac',\)"),
         (["steps=2"], "steps is 2, and .* has done 3 already"),
         (["steps=3", "data.tokenizer=char"], "was prepared with another .kind byte, 257 tokens"),
+        (["steps=3", "data.tokenizer=dna"], "was prepared with another"),
+        (["steps=3", "data.tokenizer=gpt2"], "was prepared with another"),
+        (["steps=3", f"data.tokenizer={tmp_path / 'other'}"], "was prepared with another"),
     ):
         with pytest.raises(ValueError, match=told):
             start(load_config([*words, *changes]))

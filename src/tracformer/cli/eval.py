@@ -4,7 +4,7 @@
     tracformer eval ours=runs/a theirs=runs/b ratios:mean=10 --data held-out.txt --sequences 200 --mode car
     tracformer eval runs/a@car runs/a@ac prefixes --data wikitext103
     tracformer eval runs/a unconditional --data held-out.txt --weights float32,bfloat16,int8
-    torchrun --nproc-per-node 2 -m tracformer.cli.main eval runs/a ranges --data stories/
+    torchrun --nproc-per-node 2 -m tracformer eval runs/a ranges --data stories/
 
 A model is [NAME=]FOLDER[@MODE]: its folder, a run's, or an id of the hub. A task is NAME or NAME:KEY=VALUE,...; --tasks lists them with
 their options. Each pair of a model and a task becomes a JSON file in --out; the same command goes on after an interruption, and does
@@ -76,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     defaults = {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
     tasks = [parse_task(text, defaults) for text in [*named, *arguments.task]]
     if not tasks:
-        raise ValueError(f"no task named; --task takes one of: {', '.join(task_names())}")
+        taken = ", ".join(models)
+        raise ValueError(
+            f"no task named ({taken} {'is' if len(models) == 1 else 'are'} taken for models); tasks: {', '.join(task_names())}"
+        )
     return _evaluate(models, tasks, arguments)
 
 

@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_texts(parser)
     texts.add_model(parser)
     texts.add_weights(parser)
+    texts.add_device(parser)
     parser.add_argument("-n", type=int, default=1, metavar="N", help="fillings of each text (default: 1)")
     parser.add_argument(
-        "--mode", help="car: from left to right, exact joint probability; ac: any order (default: car where the model has it)"
+        "--mode",
+        help="car: from left to right, exact joint probability; ac: any order; diffusion: by the model's reverse process (default: the "
+        "first of car, ac, ar that the model has)",
     )
     parser.add_argument(
         "--fragment", action="store_true", help="the text is cut from a longer one: it need not begin or end as a text does"
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     order.add_argument("--order", metavar="NAME", help="left-to-right, random, ancestral, probability, entropy or margin")
     order.add_argument("--per-step", type=int, metavar="K", help="K tokens at once (default: 1)")
     order.add_argument("--threshold", type=float, metavar="X", help="all tokens at least this sure at once (probability, entropy, margin)")
-    order.add_argument("--steps", type=int, metavar="N", help="ancestral: diffusion steps (default: 64)")
+    order.add_argument("--steps", type=int, metavar="N", help="of the order ancestral (default: 64), and of --mode diffusion")
     best = parser.add_argument_group("the best filling")
     best.add_argument("--best-of", type=int, metavar="N", help="draw N fillings, give the most probable that differ")
     best.add_argument(
@@ -65,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--stream shows one text as it is filled; there are {len(lines)}")
     _check_blanks(lines)
     order = _order(arguments)
-    lm = texts.open_model(folder, arguments.weights)
+    lm = texts.open_model(folder, arguments.weights, arguments.device)
     options: dict[str, Any] = {
         "n": arguments.n,
         "mode": arguments.mode,
@@ -90,7 +93,7 @@ def _check(arguments: argparse.Namespace) -> None:
     sampling.check_sampling(arguments)
     for name in ("n", "batch", "best_of", "max_blank"):
         sampling.require_positive(arguments, name)
-    if arguments.mode not in (None, "ac") and (ordered := sampling.first_given(arguments, ORDER_OPTIONS)):
+    if arguments.mode not in (None, "ac", "diffusion") and (ordered := sampling.first_given(arguments, ORDER_OPTIONS)):
         raise ValueError(f"{sampling.option(ordered)} is for --mode ac; {arguments.mode} goes from left to right, one token at a time")
     if arguments.search is not None:
         if arguments.best_of is not None:
@@ -195,13 +198,13 @@ def _put_numbers(result: "Infilled", colour: bool) -> None:
 
 def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: argparse.Namespace) -> None:
     from tracformer.cli.live import Canvas, Writer
-    from tracformer.generation.blanks import frame, parse, parse_lengths
+    from tracformer.generation.blanks import escaped, frame, parse, parse_lengths
 
     template = parse(text)
     given = frame(template, lm.spelling, options["whole"]).texts  # as the model sees it: spaces may belong to blanks
     colour = show.wants_colour(arguments)
     if options["order"] is None:
-        writer = Writer(given, lm.tokenizer.decode, colour, arguments.marks)
+        writer = Writer(escaped(given) if arguments.marks else given, lm.tokenizer.decode, colour, arguments.marks)
         [result] = lm.infill(text, **options, watch=writer)
         writer.finish(_plain(result, arguments.marks))
     elif show.is_terminal(sys.stdout):

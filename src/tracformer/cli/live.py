@@ -5,7 +5,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from tracformer.cli.show import shade, visible
+from tracformer.cli.show import for_stdout, shade, visible
 from tracformer.generation.results import Arrival
 
 Decode = Callable[[Sequence[int]], str]
@@ -51,9 +51,10 @@ class Writer:
 
     def _put(self, text: str, log_prob: float | None = None) -> None:
         self.printed += text
-        if self.colour:
-            text = visible(text) if log_prob is None else shade(text, log_prob)
-        sys.stdout.write(text)
+        if self.colour and log_prob is not None:
+            sys.stdout.write(shade(text, log_prob))
+        else:
+            sys.stdout.write(for_stdout(text))
         sys.stdout.flush()
 
 

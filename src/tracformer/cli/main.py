@@ -34,6 +34,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     split = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words) - 1)
     speaker = "tracformer"
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = module.run(parse(rest))
         sys.stdout.flush()  # a reader that has gone is found out here, not when the interpreter ends
         return code
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start]
+        print(f"{speaker}: {wrong!a} cannot be written as {error.encoding}; text is UTF-8: set PYTHONIOENCODING=utf-8", file=sys.stderr)
+        return MISTAKEN
     except MISTAKES as mistake:
         print(f"{speaker}: {mistake}", file=sys.stderr)
         return MISTAKEN
@@ -84,6 +89,13 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help=", ".join(VERBS))
     return parser
+
+
+def _open_streams() -> None:
+    """Whoever closed an output (`>&-`) wants to hear nothing; Python has None there, which cannot be written to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _forget_output() -> None:

@@ -8,12 +8,14 @@
     tracformer reproduce fig5 scale=mini only=tracformer-car,bart seeds=0
     tracformer reproduce table2 scale=paper models.sedd=FOLDER          weights of your own instead of a download
     tracformer reproduce my.yaml scale=mine.yaml seeds=0,1,2
-    torchrun --nproc-per-node 8 -m tracformer.cli.main reproduce fig5 scale=paper
+    torchrun --nproc-per-node 8 -m tracformer reproduce fig5 scale=paper
 
 The same command goes on after an interruption. Experiments at one scale and out= share what they train.
 """
 
 import argparse
+import contextlib
+import json
 import sys
 from pathlib import Path
 
@@ -24,14 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="EXPERIMENT | KEY=VALUE", help="an experiment, and scale=, out=, data.NAME=, ...")
     parser.add_argument("--list", action="store_true", help="list the experiments and scales and leave")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and leave")
+    parser.add_argument("--json", action="store_true", help="print what came of it as JSON; everything else goes to stderr")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from tracformer.evaluation.experiment import experiment_names, read_experiment, scale_names
 
     if arguments.list:
-        for name in experiment_names():
-            print(f"{name:<10} {read_experiment(name, 'mini').title}")
+        titles = {name: read_experiment(name, "mini").title for name in experiment_names()}
+        if arguments.json:
+            print(json.dumps({"experiments": titles, "scales": list(scale_names())}))
+            return 0
+        for name, title in titles.items():
+            print(f"{name:<10} {title}")
         print(f"scales: {', '.join(scale_names())}")
         return 0
     names = [word for word in arguments.words if "=" not in word]
@@ -63,12 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         from tracformer.evaluation.plan import plan
 
-        for line in plan(work):
-            print(line)
+        lines = list(plan(work))
+        print(json.dumps({"plan": lines}) if arguments.json else "\n".join(lines))
         return 0
     keep_freed_memory()
     try:
-        return work.run()
+        with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+            code = work.run()
     except TrainingError as stopped:
         print(f"tracformer reproduce: {stopped}", file=sys.stderr)
         return 1
@@ -79,6 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
         raise
+    if arguments.json and first:
+        print(json.dumps({"experiment": experiment.name, "folder": str(work.root), "report": str(work.page), "finished": code == 0}))
+    return code
 
 
 def _is_first_rank() -> bool:

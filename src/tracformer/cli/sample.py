@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_model(parser)
     texts.add_weights(parser)
+    texts.add_device(parser)
     parser.add_argument("-n", type=int, default=1, metavar="N", help="texts (default: 1)")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to write (default: as many as the model can take)")
@@ -39,9 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"--stream shows one text as it comes, so it does not go with {'--json' if arguments.json else f'-n {arguments.n}'}"
         )
-    lm = texts.open_model(arguments.model or texts.default_model(), arguments.weights)
+    lm = texts.open_model(arguments.model or texts.default_model(), arguments.weights, arguments.device)
     options: dict[str, Any] = {
-        "prompt": arguments.prompt,
+        "prompt": texts.argument_text(arguments.prompt, "--prompt"),
         "max_tokens": arguments.max_tokens,
         "sampler": sampling.build_sampler(arguments, lm.tokenizer),
         "seed": arguments.seed,

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tracformer.cli.texts import argument_text
+
 if TYPE_CHECKING:
     from tracformer.data import Tokenizer
     from tracformer.generation.samplers import Sampler
@@ -41,13 +43,15 @@ def build_sampler(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> "Sam
     changes = {name: getattr(arguments, name) for name in CHANGES if getattr(arguments, name) is not None}
     if arguments.greedy:
         changes["temperature"] = 0.0
-    banned = tuple(i for text in arguments.ban for i in banned_tokens(text, tokenizer))
-    required = tuple(required_token(text, tokenizer) for text in arguments.require)
+    banned = tuple(i for text in arguments.ban for i in banned_tokens(argument_text(text, "--ban"), tokenizer))
+    required = tuple(required_token(argument_text(text, "--require"), tokenizer) for text in arguments.require)
     return Sampler(**changes, banned=banned, required=required)
 
 
 def banned_tokens(text: str, tokenizer: "Tokenizer") -> list[int]:
     """The tokens that spell `text`, bare or with the space that most tokenisers put before a word."""
+    if not text:
+        raise ValueError("--ban is empty; write the token that shall not come")
     spelt = [ids[0] for ids in (_ids(text, tokenizer), _ids(f" {text}", tokenizer)) if len(ids) == 1]
     if not spelt:
         raise ValueError(f"--ban {text!r}: this model has no single token for it; only whole tokens can be banned")
@@ -57,7 +61,8 @@ def banned_tokens(text: str, tokenizer: "Tokenizer") -> list[int]:
 def required_token(text: str, tokenizer: "Tokenizer") -> int:
     ids = _ids(text, tokenizer)
     if len(ids) != 1:
-        raise ValueError(f"--require {text!r}: this model has no single token for it; only whole tokens can be required")
+        hint = f"; --require ' {text}', with the space before it, is one" if len(_ids(f" {text}", tokenizer)) == 1 and text else ""
+        raise ValueError(f"--require {text!r}: this model has no single token for it; only whole tokens can be required{hint}")
     return ids[0]
 
 

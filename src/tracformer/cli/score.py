@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_texts(parser)
     texts.add_model(parser)
     texts.add_weights(parser)
+    texts.add_device(parser)
     parser.add_argument("--mode", help="car: exact joint; ac: marginals; ar: sees only what comes before (default: the model's best)")
     parser.add_argument(
         "--fragment", action="store_true", help="the text is cut from a longer one: it need not begin or end as a text does"
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         sampling.require_positive(arguments, name)
     folder = arguments.model or texts.default_model()
     lines = texts.read_texts(arguments)
-    lm = texts.open_model(folder, arguments.weights)
+    lm = texts.open_model(folder, arguments.weights, arguments.device)
     colour = show.wants_colour(arguments)
     options = {"mode": arguments.mode, "whole": not arguments.fragment, "draws": arguments.draws, "seed": arguments.seed}
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.text]
@@ -74,4 +75,4 @@ def _report(scored: "Scored", colour: bool) -> str:
         f"log p {scored.log_prob:.4f}{error} nats ({scored.mode}: {KINDS.get(scored.kind, scored.kind)}), {count}, "
         f"perplexity {scored.perplexity:.4g}, {scored.bits_per_byte:.4g} bits per byte"
     )
-    return "\n".join([text, *(f"  {line}" for line in show.table(rows)), total])
+    return "\n".join([text, *(f"  {line}" for line in show.table(rows)), total + (f" ({scored.note})" if scored.note else "")])

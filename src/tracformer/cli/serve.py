@@ -19,6 +19,7 @@ KEY = "TRACFORMER_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or a run's")
+    texts.add_weights(parser)
     parser.add_argument("--name", help="what clients call the model (default: its folder's name)")
     parser.add_argument("--alias", action="append", default=[], metavar="NAME", help="another name for it, or * for any; repeatable")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine alone)")
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="web pages from there may call, or * for all; repeatable"
     )
+    texts.add_device(parser)
     parser.add_argument("--rows", type=int, default=64, metavar="N", help="sequences, and requests, at once (default: 64)")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="requests that may wait; more are refused (default: 64)")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="most time of a request (default: 60)")
@@ -38,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         optional_package(package, "tracformer serve", "serve")
+    from tracformer.devices import pick_device
     from tracformer.generation.loading import find_folder
+    from tracformer.model.lean import check_kind
     from tracformer.server import logs
     from tracformer.server.run import Server
     from tracformer.server.settings import Limits, Settings
@@ -56,8 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         drain=arguments.drain,
         limits=Limits(body=arguments.max_body),
     )
-    find_folder(folder)  # a slip in its name is told at once, not after the server has begun to listen
+    # What can be told of a slip is told at once, not after the server has begun to listen.
+    find_folder(folder)
+    check_kind(arguments.weights)
+    device = pick_device(arguments.device)
     logs.configure(arguments.log_level)
-    server = Server(lambda: texts.open_model(folder), arguments.name or Path(folder).resolve().name, settings)
+    name = arguments.name or Path(folder).resolve().name
+    server = Server(lambda: texts.open_model(folder, arguments.weights, device), name, settings)
     server.run()
     return 1 if server.failed or not server.started else 0

@@ -1,7 +1,6 @@
 """Results as plain tables: a row for each setting, a column for each model, what kind of number it is in the column's head."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tracformer.evaluation.compare import comparable, differences
 from tracformer.evaluation.results import Result, Row
@@ -25,13 +24,15 @@ def tables(results: Sequence[Result], per_byte: bool = False) -> str:
 
 
 def _by_question(results: Sequence[Result]) -> Iterable[list[Result]]:
-    groups: dict[Any, list[Result]] = {}
+    groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault((result.task, repr(sorted(result.options.items(), key=lambda pair: pair[0]))), []).append(result)
+        groups.setdefault(result.question(), []).append(result)
     return groups.values()
 
 
-def _metric_table(group: Sequence[Result], metric: str) -> str:
+def _metric_table(asked: Sequence[Result], metric: str) -> str:
+    """Models that have no such figure, as a bound has no KL, have no column."""
+    group = [result for result in asked if any(row.metric == metric for row in result.rows)]
     chosen = [[row for row in result.rows if row.metric == metric] for result in group]
     kinds = [{row.kind for row in rows} for rows in chosen]
     heads = [

@@ -38,12 +38,16 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_model(folder: str, weights: str = "float32") -> "LanguageModel":
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or auto: a GPU where there is one (default: cpu)")
+
+
+def open_model(folder: str, weights: str = "float32", device: str = "cpu") -> "LanguageModel":
     from tracformer.generation.language import load
     from tracformer.runtime import keep_freed_memory
 
     keep_freed_memory()
-    return load(folder, weights=weights)
+    return load(folder, weights=weights, device=device)
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +61,9 @@ def read_texts(arguments: argparse.Namespace) -> list[Line]:
     if arguments.text:
         if arguments.file is not None or arguments.whole_file:
             raise ValueError("texts are given as arguments, so --file and --whole-file have nothing to read; leave one or the other out")
-        texts = [_decode(os.fsencode(text), f"argument {number}") for number, text in enumerate(arguments.text, 1)]
+        texts = [argument_text(text, f"argument {number}") for number, text in enumerate(arguments.text, 1)]
+        if not any(texts):
+            raise ValueError("the text is empty; write one with [[blanks]] in it")
         return [Line(text, f"argument {number}: " if len(texts) > 1 else "") for number, text in enumerate(texts, 1)]
     if arguments.file is None or arguments.file == "-":
         name, raw = "standard input", _standard_input()
@@ -84,6 +90,11 @@ def answer(lines: Sequence[Line], ask: Callable[[list[str]], Sequence[A]]) -> Se
         for line in lines:
             answer([line], ask)
         raise
+
+
+def argument_text(argument: str, name: str) -> str:
+    """An argument of the command line, where bytes that are no text hide as lone surrogates."""
+    return _decode(os.fsencode(argument), name)
 
 
 def _standard_input() -> bytes:

@@ -5,7 +5,7 @@
     tracformer train wikitext103-car                     the paper's run
     tracformer train my.yaml optimizer.lr=1e-3           a preset file of your own
     tracformer train data=mine.txt init=runs/stories/model          fine-tuning
-    torchrun --nproc-per-node 8 -m tracformer.cli.main train wikitext103-car
+    torchrun --nproc-per-node 8 -m tracformer train wikitext103-car
 
 The same command resumes a run from its newest whole checkpoint. SIGTERM and Ctrl-C save and leave with code 128 + signal.
 """
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="PRESET | KEY=VALUE", help="a preset's name or file, and changes to it")
     parser.add_argument("--presets", action="store_true", help="list the bundled presets and leave")
-    parser.add_argument("--json", action="store_true", help="print how the run ended as JSON; everything else goes to stderr")
+    parser.add_argument(
+        "--json", action="store_true", help="print how the run ended, or what is listed, as JSON; everything else goes to stderr"
+    )
     parser.add_argument("--keys", action="store_true", help="list every key with its value under this preset and leave")
 
 
@@ -41,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tracformer.training import config as configs
 
     if arguments.presets:
-        for name in configs.preset_names():
-            print(name)
+        names = configs.preset_names()
+        print(json.dumps(names) if arguments.json else "\n".join(names))
         return 0
     presets = [word for word in arguments.words if "=" not in word]
     if len(presets) > 1:
@@ -52,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.keys:
         import yaml
 
-        print(yaml.safe_dump({**config.to_dict(), **_listed(config)}, sort_keys=False), end="")
+        keys = {**config.to_dict(), **_listed(config)}
+        print(json.dumps(keys) if arguments.json else yaml.safe_dump(keys, sort_keys=False).removesuffix("\n"))
         return 0
 
     from tracformer.cli.main import MISTAKES

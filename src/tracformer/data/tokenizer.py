@@ -24,6 +24,7 @@ MASK = "<|mask|>"
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 KIND_KEY = "tracformer_kind"
+SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 FOREIGN = "hf"  # made elsewhere; ours are "byte", "char" and "bpe"
 
 Ids = NDArray[np.uint32]
@@ -113,13 +114,16 @@ class Tokenizer:
         """Write `tokenizer.json`, and a `tokenizer_config.json` with which Hugging Face's AutoTokenizer reads it."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        config = {
+        config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             KIND_KEY: self.kind,
             "eos_token": self.eot,
             "mask_token": MASK,
             "clean_up_tokenization_spaces": False,
         }
+        if self.kind != "byte" and is_byte_level(json.loads(self.document).get("decoder")):
+            # Words are spelt with the space before them, so that space belongs to the mask: "once upon a <|mask|>" asks for " time".
+            config["added_tokens_decoder"] = {str(self.mask_id): {**SPECIAL, "content": MASK, "lstrip": True}}
         write_atomically(path / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
         write_atomically(path / TOKENIZER_FILE, self.document)
 
@@ -178,6 +182,13 @@ def require_same_tokenizer(data: Tokenizer, model: Tokenizer) -> None:
             f"the data's tokeniser ({_describe(data)}) is not the model's ({_describe(model)}); "
             "prepare the data again with the model's folder as its tokeniser, or train a new model"
         )
+
+
+def is_byte_level(decoder: Any) -> bool:
+    """Does this decoder of a `tokenizer.json` turn tokens into bytes?"""
+    if not isinstance(decoder, dict):
+        return False
+    return decoder.get("type") == "ByteLevel" or any(map(is_byte_level, decoder.get("decoders") or []))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -39,10 +39,14 @@ class Answers:
         return sums if self.kind != BOUND else {**sums, "standard_error": self.errors[context].tolist()}
 
     def standard_error(self, context: int) -> float:
-        """Of nll per target: sequences that share noise may err together, so their errors add; groups err apart."""
-        errors = self.errors[context]
-        groups = np.add.reduceat(errors, np.arange(0, len(errors), SHARED_NOISE))
-        return float(np.sqrt(np.square(groups).sum()) / self.targets[context].sum())
+        """Of nll per target."""
+        return standard_error(self.errors[context], self.targets[context])
+
+
+def standard_error(errors: Floats, targets: Floats) -> float:
+    """Of nll per target, from each sequence's own: those that share noise may err together, so their errors add; groups err apart."""
+    groups = np.add.reduceat(errors, np.arange(0, len(errors), SHARED_NOISE))
+    return float(np.sqrt(np.square(groups).sum()) / targets.sum())
 
 
 def ask(

@@ -16,7 +16,7 @@ def comparable(first: Result, other: Result) -> bool:
     """Were the two asked the same?"""
     hashes, others = first.manifest.get("hashes", {}), other.manifest.get("hashes", {})
     same = all(key in hashes and hashes[key] == others.get(key) for key in SAME)
-    return same and first.task == other.task and first.options == other.options
+    return same and first.question() == other.question()
 
 
 def same_tokens(first: Result, other: Result) -> bool:

@@ -74,14 +74,6 @@ class Infilling(TextTask):
     def sampler(self) -> Sampler:
         return Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
-    def check(self, subject: Subject) -> None:
-        super().check(subject)
-        if subject.mode == "diffusion" and self.sampler() != Sampler(temperature=self.temperature):
-            raise ValueError(
-                f"top_k is {self.top_k} and top_p {self.top_p}, and {subject.name} is to answer in mode 'diffusion', whose sampler takes a "
-                "temperature alone; leave them out"
-            )
-
     def inputs(self, subject: Subject) -> Mapping[str, str]:
         read = self.read(subject)
         encoders = {key: _hash(found) for key, found in self.encoders().items()}

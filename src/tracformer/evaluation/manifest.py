@@ -96,7 +96,7 @@ def command_line(words: list[str]) -> str:
     if not words:
         return ""
     program = Path(words[0])
-    name = "tracformer" if program.parent.name == "cli" else program.name  # python -m tracformer.cli.main
+    name = "tracformer" if program.name == "__main__.py" or program.parent.name == "cli" else program.name  # python -m tracformer
     return " ".join([name, *map(_cut, words[1:])])
 
 

@@ -7,6 +7,7 @@ Every sequence meets every context of the task. Questions go to the model in blo
 block's answers depend on nothing but the block, so that neither the batch nor the number of processes changes a figure.
 """
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -56,6 +57,9 @@ class Perplexity(TextTask):
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
         """Each context's law, and the setting that its rows are shown under."""
 
+    def asked_of(self, subject: Subject) -> "Perplexity":
+        return self if subject.kind == BOUND else dataclasses.replace(self, draws=None)
+
     def inputs(self, subject: Subject) -> Mapping[str, str]:
         """The windows and the contexts drawn on them, which are the same for all models that are compared."""
         windows = self.read(subject).windows
@@ -76,8 +80,8 @@ class Perplexity(TextTask):
     def _note(self, subject: Subject, answers: Answers, number: int) -> str:
         notes = [subject.note]
         if subject.kind == BOUND:
-            drawn = "the model's own number of draws" if self.draws is None else f"{self.draws} draws"
-            notes.append(f"{drawn}, standard error of nll {answers.standard_error(number):.2g}")
+            drawn = self.draws or subject.model.default_draws or "the model's own number of"
+            notes.append(f"{drawn} draws, standard error of nll {answers.standard_error(number):.2g}")
         return "; ".join(filter(None, notes))
 
 

@@ -47,5 +47,5 @@ def plan(work: Reproduction) -> Iterator[str]:
     for task, run in work.evaluations():
         options = ", ".join(f"{key}={value}" for key, value in task.options.items())
         yield f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
-    yield f"  report    {work.root / 'report' / experiment.name / 'index.html'}"
+    yield f"  report    {work.page}"
     yield f"to train: {tokens(left)}; results that are there already are not computed again"

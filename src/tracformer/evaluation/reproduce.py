@@ -79,6 +79,10 @@ class Reproduction:
     def root(self) -> Path:
         return self.out / self.experiment.scale
 
+    @property
+    def page(self) -> Path:
+        return self.root / "report" / self.experiment.name / "index.html"
+
     def run(self) -> int:
         """0, or 128 + the signal that stopped it; then the same call goes on."""
         with join_ranks(self.device) as ranks:  # one group for all stages: a second one could not be formed
@@ -206,7 +210,7 @@ class Reproduction:
     def _report(self, files: list[Path]) -> Path:
         return write_report(
             [*files, *self._pilot_files()],
-            self.root / "report" / self.experiment.name,
+            self.page.parent,
             title=f"{self.experiment.title} (scale {self.experiment.scale})",
             about=[self.experiment.about, self.experiment.scale_about],
             paper=self.experiment.paper,

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -53,6 +53,13 @@ class Result:
         if len(found) != 1:
             raise ValueError(f"{len(found)} rows of task {self.task!r} have metric {metric!r} and {setting}; exactly one was asked for")
         return found[0]
+
+    def question(self, without: Sequence[str] = ()) -> str:
+        """What was asked, as a key: the same for a result that was read from its file and one just made. How many draws an estimate was
+        made from is no part of it.
+        """
+        options = {key: value for key, value in self.options.items() if key not in ("draws", *without)}
+        return f"{self.task} {json.dumps(plain(options), sort_keys=True)}"
 
     @property
     def file_name(self) -> str:

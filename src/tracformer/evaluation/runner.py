@@ -34,7 +34,7 @@ def evaluate(
             task.check(subject)
     for task in tasks:
         for subject in subjects:
-            yield _evaluated(subject, task, None if out is None else Path(out), progress or Silent())
+            yield _evaluated(subject, task.asked_of(subject), None if out is None else Path(out), progress or Silent())
 
 
 def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progress) -> Result:

@@ -20,6 +20,7 @@ from tracformer.data import PreparedData, Source, Tokenizer, documents, named_se
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.loader import Tokens
 from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.data.tokenizer import AlphabetError
 from tracformer.evaluation.manifest import array_hash
 from tracformer.evaluation.spelled import spelled_bytes
 from tracformer.evaluation.tasks import Subject, Task
@@ -126,9 +127,12 @@ class TextTask(Task):
             raise ValueError(f"task {self.name!r} reads text, and {subject.name} has no tokeniser")
         reference = subject.reference or own
         place = (self.data, self.split, self.documents, self.detokenize)
-        windows = _windows(place, self.length, self.sequences, self.rows, reference)
+        try:
+            windows = _windows(place, self.length, self.sequences, self.rows, reference)
+            read = _as_read(windows, own)
+        except AlphabetError as error:
+            raise ValueError(f"{subject.name} cannot be asked about {self.data}: {error}") from error
         longest = subject.model.config.max_length
-        read = _as_read(windows, own)
         if read.tokens.shape[1] > longest:
             raise ValueError(
                 f"windows of {self.length} tokens take up to {read.tokens.shape[1]} in {subject.name}, which takes at most {longest}; "

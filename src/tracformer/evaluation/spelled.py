@@ -3,8 +3,8 @@
 import json
 from functools import lru_cache
 
-from tracformer.data.tokenizer import Tokenizer
-from tracformer.generation.spelling import bytes_of, is_byte_level
+from tracformer.data.tokenizer import Tokenizer, is_byte_level
+from tracformer.generation.spelling import bytes_of
 
 
 @lru_cache(maxsize=8)

@@ -108,6 +108,10 @@ class Task(ABC):
     @abstractmethod
     def run(self, subject: Subject, progress: Progress) -> Result: ...
 
+    def asked_of(self, subject: Subject) -> "Task":
+        """The task without those of its options that change nothing for this subject, so that its answer is found under any of them."""
+        return self
+
     def check(self, subject: Subject) -> None:
         """A mode that the task cannot ask in is an error, before any work."""
         if self.modes is not None and subject.mode not in self.modes:

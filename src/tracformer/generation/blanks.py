@@ -81,8 +81,14 @@ def write(pieces: Sequence[str], contents: Sequence[str]) -> str:
         raise ValueError(f"{len(contents)} blanks need {len(contents) + 1} pieces around them, not {len(pieces)}")
     if wrong := next((content for content in contents if content.startswith("[") or content.endswith("]")), None):
         raise ValueError(f"a blank cannot hold text that begins with [ or ends with ]: {_shown(wrong)}; leave the bracket outside")
-    opened = [_escape(piece, before="[") + "[[" + _escape(content, before="]") for piece, content in zip(pieces, contents, strict=False)]
-    return "]]".join([*opened, _escape(pieces[-1])])
+    *before, last = escaped(pieces)
+    opened = [piece + "[[" + _escape(content, before="]") for piece, content in zip(before, contents, strict=True)]
+    return "]]".join([*opened, last])
+
+
+def escaped(pieces: Sequence[str]) -> list[str]:
+    """The given pieces as `write` writes them, a blank behind each but the last."""
+    return [*(_escape(piece, before="[") for piece in pieces[:-1]), _escape(pieces[-1])]
 
 
 def parse_lengths(content: str) -> Lengths:
@@ -216,7 +222,10 @@ def literal_fills(template: Template, of: Frame, spelling: Spelling) -> list[tup
         if not content:
             raise ValueError("a pair of brackets to score is empty; write the text to score between [[ and ]]")
         text = " " + content if moved else content
-        fills.append((text, spelling.tokenizer.encode(text)))
+        ids = spelling.tokenizer.encode(text)
+        if not ids:
+            raise ValueError(f"{_shown(content)} is nothing to the model's tokeniser, so there is nothing to score; mark more of the text")
+        fills.append((text, ids))
     return fills
 
 

@@ -20,6 +20,7 @@ from tracformer.generation.runner import Runner
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.search import search
 from tracformer.generation.spelling import Spelling
+from tracformer.model.base import BOUND
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ def _task(runner: Runner, spelling: Spelling, text: str | Template, options: Opt
     of = frame(template, spelling, options.whole)
     ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
     note = f"mode {options.mode} {limit}" if (limit := model.limits.get(options.mode)) else ""
+    if model.answers[options.mode] == BOUND:
+        note = _joined(note, "log p is each token's when it was revealed, not that of the whole filling: score gives a bound on that")
     if all(low == high for low, high in ranges):
         return Task(of, [tuple(low for low, _ in ranges)] * len(seeds), [None] * len(seeds), note)
     if not unknown.can_weigh(model):

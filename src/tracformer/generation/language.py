@@ -116,8 +116,8 @@ class LanguageModel:
         self, texts: Sequence[str | Template], n: int = 1, *, mode: str | None = None, order: Order | None = None, **options: Any
     ) -> list[list[Infilled]]:
         """`infill` for several texts, with its options, in shared batches: what each text gets is what it gets alone."""
-        if mode is None and order not in (None, LeftToRight()):
-            mode = "ac"  # the one mode that has an order
+        if mode is None and order not in (None, LeftToRight()) and "ac" in self.model.config.modes:
+            mode = "ac"  # the one mode that has every order
         return infill_texts(self.runner, self.spelling, texts, Options(n=n, mode=self._mode(mode), order=order, **options))
 
     def score(

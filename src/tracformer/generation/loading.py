@@ -10,6 +10,7 @@ import torch
 from tracformer import bundled, native
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.tokenizer_load import load_tokenizer
+from tracformer.devices import pick_device
 from tracformer.families import load_model
 from tracformer.files import optional_package
 from tracformer.model import storage
@@ -45,8 +46,9 @@ def read(
     folder: Path, device: str | torch.device, dtype: torch.dtype, tokenizer: str | PathLike[str] | None = None
 ) -> tuple[ConditionalModel, Tokenizer]:
     """Whatever the folder's `config.json` says it holds, and the tokeniser beside it unless another is named."""
-    options: dict[str, Any] = {"device": device, "dtype": dtype}
-    if storage.load_document(folder).get("model_type") == "tracformer":
+    options: dict[str, Any] = {"device": pick_device(device) if isinstance(device, str) else device, "dtype": dtype}
+    document = storage.load_document(folder)
+    if "tracformer" in (document.get("model_type"), document.get("backbone")):
         options["attention"] = "native" if native.ready() else "blocked"  # nothing is compiled to answer a question
     model = load_model(folder, **options)
     spelled = load_tokenizer(_tokenizer_of(folder, model) if tokenizer is None else tokenizer)

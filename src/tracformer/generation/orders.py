@@ -3,6 +3,7 @@
 An order looks only at what is already revealed (and at its own random numbers), so a sample's probability is exact given its order.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,6 +73,8 @@ class ByConfidence:
         _at_least_one(self.k)
         if self.by not in CONFIDENCES:
             raise ValueError(f"confidence is {self.by!r}; allowed: {', '.join(CONFIDENCES)}")
+        if self.threshold is not None and math.isnan(self.threshold):
+            raise ValueError("threshold is nan; it must be a number")
         if self.threshold is not None and self.k != 1:
             raise ValueError(f"k is {self.k} and threshold is {self.threshold}: give the number of tokens a step or a threshold, not both")
 

@@ -63,7 +63,7 @@ def search(
     tokens = without_targets(tokens, context)
     lengths = check_batch(model.config, tokens, context, mode, lengths, insist)
     if model.answers.get(mode) != EXACT:
-        exact = ", ".join(name for name, kind in model.answers.items() if kind == EXACT)
+        exact = ", ".join(name for name in model.config.modes if model.answers.get(name) == EXACT)
         raise ValueError(f"mode is {mode!r}; search needs an exact joint probability, which this model has in: {exact or 'no mode'}")
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")

@@ -7,11 +7,10 @@ the model would be asked for a word without its space right behind a space witho
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from torch import Tensor
 
-from tracformer.data.tokenizer import Tokenizer
+from tracformer.data.tokenizer import Tokenizer, is_byte_level
 from tracformer.data.tokenizer_kinds import byte_symbols
 from tracformer.generation.job import Revealed
 from tracformer.generation.results import Arrival, Candidate, Candidates
@@ -58,12 +57,6 @@ class Spelling:
 
     def _listed(self, likely: Iterable[tuple[int, float]]) -> tuple[Candidate, ...]:
         return tuple(Candidate(i, self.token(i), math.exp(value), value) for i, value in likely if i >= 0)
-
-
-def is_byte_level(decoder: Any) -> bool:
-    if not isinstance(decoder, dict):
-        return False
-    return decoder.get("type") == "ByteLevel" or any(map(is_byte_level, decoder.get("decoders") or []))
 
 
 def bytes_of(tokens: Iterable[str]) -> list[bytes]:

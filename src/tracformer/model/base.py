@@ -36,6 +36,7 @@ class ConditionalModel(nn.Module):
     config_class: ClassVar[type[ModelConfig]]
     answers: ClassVar[Mapping[str, str]]  # mode -> exact joint (chain rule), marginal of each target, or bound on the joint
     limits: ClassVar[Mapping[str, str]] = {}  # mode -> what it cannot do, shown wherever its figures are
+    default_draws: ClassVar[int | None] = None  # of noise, for an estimate that nobody asked for more or fewer of
     checkpoint_activations: bool = False  # recompute each block in the backward pass instead of keeping its inner tensors
     weights: str = "float32"  # what they were rounded to, see `lean`
     built_on_meta: ClassVar[bool] = True  # False where buffers are computed at construction or tensors are tied
@@ -207,7 +208,7 @@ class ConditionalModel(nn.Module):
     ) -> Self:
         """Read what `save_pretrained` wrote; a missing, unexpected or mis-shaped tensor is an error that names it."""
         config = storage.load_config(folder, cls.config_class)
-        with torch.device("meta" if cls.built_on_meta else "cpu"):
+        with storage.on_meta() if cls.built_on_meta else torch.device("cpu"):
             model = cls(config, **options)
         expected = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
         weights = storage.load_weights(folder, expected, dtype, device)

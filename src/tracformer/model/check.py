@@ -6,14 +6,15 @@ from torch import Tensor
 from tracformer.model.config import ModelConfig
 
 PREFERRED = ("car", "ac", "ar")
+IDS = (torch.int32, torch.int64)  # what embeddings take
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_batch(config: ModelConfig, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool = False) -> Tensor:
     """The batch's true lengths (B,), or a ValueError."""
     check_mode(config, mode, insist)
-    if tokens.dim() != 2 or tokens.dtype not in INTEGERS:
-        raise ValueError(f"tokens is {_describe(tokens)}; it must be a (B, T) tensor of integers")
+    if tokens.dim() != 2 or tokens.dtype not in IDS:
+        raise ValueError(f"tokens is {_describe(tokens)}; it must be a (B, T) tensor of int64 or int32")
     B, T = tokens.shape
     if B == 0 or T == 0:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}: an empty batch; give at least one sequence of at least one token")

@@ -23,10 +23,20 @@ class ModelConfig:
     modes: tuple[str, ...] = ()  # what the weights were trained for; asking for another is an error. Empty: all possible
 
     def __post_init__(self) -> None:
+        self._check_types()
         self.require_positive("vocab_size", "max_length")
         object.__setattr__(self, "modes", tuple(self.modes) or self.possible_modes)
         if any(mode not in self.possible_modes for mode in self.modes):
             raise ValueError(f"modes is {self.modes!r}; it must name at least one of: {', '.join(self.possible_modes)}")
+
+    def _check_types(self) -> None:
+        """Numbers are numbers and switches are switches; each system checks what its own fields may be."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise ValueError(f"{field.name} is {value!r}; it must be a number")
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{field.name} is {value!r}; it must be true or false")
 
     def require_positive(self, *fields: str) -> None:
         for field in fields:

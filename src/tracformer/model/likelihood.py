@@ -1,5 +1,6 @@
 """Log-probabilities from hidden states without ever holding all logits: the vocabulary is wide, so rows go in chunks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +25,16 @@ def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tenso
 
 def token_log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
     """log softmax(logits)[target], one per row. hidden: (N, d); head: (V, d); targets: (N,); bias: (V,)."""
-    parts = [
-        checkpoint(_log_probs, hidden[rows], head, targets[rows], bias, use_reentrant=False) for rows in row_chunks(len(hidden), len(head))
-    ]
+    parts = [recomputed(_log_probs, hidden[rows], head, targets[rows], bias) for rows in row_chunks(len(hidden), len(head))]
     return torch.cat(parts) if parts else hidden.new_zeros(0)
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """function(*inputs), computed a second time in the backward pass instead of being kept. Where no gradient is wanted it is called as it
+    is: `checkpoint` would do the same, after importing torch's compiler, which takes seconds.
+    """
+    result: Tensor = checkpoint(function, *inputs, use_reentrant=False) if torch.is_grad_enabled() else function(*inputs)
+    return result
 
 
 def _log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:

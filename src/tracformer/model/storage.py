@@ -1,7 +1,8 @@
 """A model's folder: `config.json` and `model.safetensors`. Strict when read, atomic when written, never a pickle."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
@@ -53,8 +55,8 @@ def load_document(folder: str | PathLike[str]) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
     try:
-        document = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not JSON, or not even text
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise ValueError(f"{path} holds a {type(document).__name__}; expected a JSON object")
@@ -70,6 +72,25 @@ def load_config(folder: str | PathLike[str], kind: type[C]) -> C:
         return kind.from_dict(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Models are built without memory for their weights: names and shapes alone, until tensors of a folder take their places."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """`nn.init` leaves tensors as they are. On the meta device it would compute nothing either, but its first random filling there imports
+    torch's compiler, which takes longer than all the rest of loading.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def load_weights(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tracformer.generation.randomness import SAMPLE, TIME, uniforms
+from tracformer.generation.samplers import inverse_cdf
 from tracformer.model.base import targets_of
 
 REVEAL = 1024  # stream of step 0's decisions, the next step's follows
@@ -22,6 +23,10 @@ Leave = Callable[[Tensor, Tensor, Tensor, float, float, Tensor], tuple[Tensor, T
 """(tokens, masked, lengths, t, s, wanted) -> those logits, and each position's probability (N,) of being revealed between t and s."""
 
 
+Restrict = Callable[[Tensor, Tensor], Tensor]
+"""(where (B, T), logits (N, V) of its True positions in row-major order) -> scores (N, V), minus infinity at what may not stand there."""
+
+
 class Filled(NamedTuple):
     """Tokens (B, T), and what the model thought of each one (B, T) when it was revealed: log p before temperature, zero where given."""
 
@@ -30,40 +35,34 @@ class Filled(NamedTuple):
 
 
 @torch.no_grad()
-def scheduled(
-    predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float
-) -> Filled:
+def scheduled(predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: "Draws") -> Filled:
     """For models that reveal at the forward process's own rate, a masked position with probability 1 - s/t between t and s: the time of
     each is uniform, so all are drawn ahead and the network runs only where one of them comes due. `steps` None: one position at a time,
     the limit of many steps.
     """
-    B, T = tokens.shape
-    draw = _Draws(seeds, T, temperature)
+    B = len(tokens)
     targets = targets_of(context, lengths)
-    when = draw.uniforms(TIME).to(tokens.device)  # (B, T), how far into the process
+    when = draws.uniforms(TIME).to(tokens.device)  # (B, T), how far into the process
     turn = torch.where(targets, when, torch.inf).argsort(1).argsort(1) if steps is None else (when * steps).long()
     turn = torch.where(targets, turn, -1)
-    masked, filled = targets.clone(), _start(tokens)
+    masked, filled = targets.clone(), untouched(tokens)
     for number in turn[targets].unique().tolist():
         rows = (turn == number).any(1).nonzero()[:, 0]
         now = turn[rows] == number
         t = 1.0 - when[rows][now] if steps is None else torch.full((len(rows),), 1.0 - number / steps, dtype=torch.float64)
         logits = predict(filled.tokens[rows], masked[rows], lengths[rows], t.to(tokens.device), now)
-        _reveal(filled, logits, _at(now, rows, B), draw)
+        draws.reveal(filled, logits, _at(now, rows, B))
         masked[rows] &= ~now
     return filled
 
 
 @torch.no_grad()
-def posterior(
-    leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, times: Sequence[float], seeds: Tensor, temperature: float
-) -> Filled:
+def posterior(leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, times: Sequence[float], draws: "Draws") -> Filled:
     """For models that say themselves how probably a position is revealed between times[j] and times[j + 1]; `times` falls from 1 to 0.
     What is still masked at the end is revealed in the last step.
     """
-    B, T = tokens.shape
-    draw = _Draws(seeds, T, temperature)
-    masked, filled = targets_of(context, lengths), _start(tokens)
+    B = len(tokens)
+    masked, filled = targets_of(context, lengths), untouched(tokens)
     last = len(times) - 2
     for step, (t, s) in enumerate(pairwise(times)):
         rows = masked.any(1).nonzero()[:, 0]
@@ -71,29 +70,36 @@ def posterior(
             break
         logits, chance = leave(filled.tokens[rows], masked[rows], lengths[rows], t, s, masked[rows])
         where = _at(masked[rows], rows, B)
-        chosen = draw.uniforms(REVEAL + step).to(tokens.device)[where] < chance
+        chosen = draws.uniforms(REVEAL + step).to(tokens.device)[where] < chance
         if step == last:
             chosen = torch.ones_like(chosen)
         now = torch.zeros_like(masked)
         now[where] = chosen
-        _reveal(filled, logits[chosen], now, draw)
+        draws.reveal(filled, logits[chosen], now)
         masked = masked & ~now
     return filled
 
 
-class _Draws:
-    def __init__(self, seeds: Tensor, length: int, temperature: float) -> None:
-        self.temperature = temperature
-        self.seeds = seeds.cpu().repeat_interleave(length)
-        self.positions = torch.arange(length).repeat(len(seeds))
-        self.shape = (len(seeds), length)
+class Draws:
+    """How the tokens of sequences with these seeds (B,) are drawn: their random numbers, the temperature, what may stand where."""
+
+    def __init__(self, seeds: Tensor, length: int, temperature: float = 1.0, restrict: Restrict | None = None) -> None:
+        self.seeds, self.temperature, self.restrict = seeds, temperature, restrict
+        self._each = seeds.cpu().repeat_interleave(length), torch.arange(length).repeat(len(seeds))  # seed and position, row by row
 
     def uniforms(self, stream: int) -> Tensor:
         """(B, T)"""
-        return uniforms(self.seeds, self.positions, stream).view(self.shape)
+        return uniforms(*self._each, stream).view(len(self.seeds), -1)
+
+    def reveal(self, filled: Filled, logits: Tensor, where: Tensor) -> None:
+        """Put a token at each True of where (B, T), whose logits are (N, V)."""
+        scores = logits if self.restrict is None else self.restrict(where, logits)
+        picked, log_probs = pick(logits, self.uniforms(SAMPLE).to(where.device)[where], self.temperature, scores)
+        filled.tokens[where] = picked.to(filled.tokens.dtype)
+        filled.log_probs[where] = log_probs
 
 
-def _start(tokens: Tensor) -> Filled:
+def untouched(tokens: Tensor) -> Filled:
     return Filled(tokens.clone(), torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device))
 
 
@@ -104,19 +110,16 @@ def _at(wanted: Tensor, rows: Tensor, batch: int) -> Tensor:
     return whole
 
 
-def _reveal(filled: Filled, logits: Tensor, where: Tensor, draw: _Draws) -> None:
-    """Put a token at each True of where (B, T), whose logits are (N, V)."""
-    picked, log_probs = pick(logits, draw.uniforms(SAMPLE).to(where.device)[where], draw.temperature)
-    filled.tokens[where] = picked.to(filled.tokens.dtype)
-    filled.log_probs[where] = log_probs
+def pick(logits: Tensor, u: Tensor, temperature: float, scores: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The token at which the cumulative probability passes u (N,), the likeliest where temperature is 0; and log p at temperature 1.
 
-
-def pick(logits: Tensor, u: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The token at which the cumulative probability passes u (N,), the likeliest where temperature is 0; and log p at temperature 1."""
+    `scores` (N, V), where given, are drawn from instead; log p stays that of the logits.
+    """
     own = logits.double().log_softmax(-1)  # (N, V)
+    scores = own if scores is None else scores.double()
     if temperature == 0.0:
-        picked = own.argmax(-1)
+        picked = scores.argmax(-1)
     else:
-        reached = ((own - own.amax(-1, keepdim=True)) / temperature).softmax(-1).cumsum(-1)  # 0 / temperature stays finite
-        picked = torch.searchsorted(reached, (u[:, None] * reached[:, -1:]).contiguous(), right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+        odds = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)  # 0 / temperature stays finite
+        picked = inverse_cdf(odds, u)
     return picked, own.gather(1, picked[:, None])[:, 0]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tracformer.model.base import Estimate, targets_of
 from tracformer.model.likelihood import logits_of
-from tracformer.peers.ancestral import Filled, posterior
+from tracformer.peers.ancestral import Draws, Filled, posterior
 from tracformer.peers.diffusion import DiffusionConfig, DiffusionModel, over_logits, random_masks
 from tracformer.precision import wide
 
@@ -115,14 +115,14 @@ class D3PM(DiffusionModel):
         terms = terms - self.reconstruction(tokens, targets, lengths)[targets]
         return (terms if weights is None else terms * weights[targets]).sum()
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
         """`steps` of the T steps, evenly; by default all."""
         T = self.steps
         steps = T if steps is None else steps
         if steps > T:
             raise ValueError(f"steps is {steps}; this process has {T}")
         times = [round(T * (steps - step) / steps) / T for step in range(steps + 1)]
-        return posterior(self._leave, tokens, context, lengths, times, seeds, temperature)
+        return posterior(self._leave, tokens, context, lengths, times, draws)
 
     def _leave(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor) -> tuple[Tensor, Tensor]:
         time = torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)

@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tracformer.generation.sessions import without_targets
 from tracformer.model.base import BOUND, MARGINAL, ConditionalModel, Estimate, each_given_alone, targets_of
 from tracformer.model.config import ModelConfig
-from tracformer.model.likelihood import logits_of, row_chunks
-from tracformer.peers.ancestral import Filled
+from tracformer.model.likelihood import logits_of, recomputed, row_chunks
+from tracformer.peers.ancestral import Draws, Filled, Restrict
 from tracformer.peers.bounds import DRAWS, TOKENS_AT_ONCE, conditional_bound
 from tracformer.peers.dit import DiT, DiTShape
 from tracformer.precision import wide
@@ -69,6 +68,7 @@ class Denoiser(ConditionalModel):
     """What a system trains and samples with, be its noise masks or Gaussian: its own loss, its own reverse process."""
 
     config: DiffusionConfig
+    default_draws = DRAWS
 
     # ---- training
 
@@ -104,9 +104,13 @@ class Denoiser(ConditionalModel):
         seeds: Tensor | None = None,
         temperature: float = 1.0,
         *,
+        restrict: Restrict | None = None,
         insist: bool = False,
     ) -> Filled:
-        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored."""
+        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored.
+
+        `restrict` says which tokens may stand where: a position that is revealed gets one of them, by their share among each other.
+        """
         B = len(tokens)
         tokens = without_targets(tokens, context)
         lengths = self._check(tokens, context, "diffusion", lengths, insist)
@@ -118,10 +122,10 @@ class Denoiser(ConditionalModel):
             raise ValueError(f"steps is {steps}; it must be at least 1")
         if not temperature >= 0.0:
             raise ValueError(f"temperature is {temperature!r}; it must be zero or more")
-        return self.reverse(tokens, context, lengths, steps, seeds, temperature)
+        return self.reverse(tokens, context, lengths, steps, Draws(seeds, tokens.shape[1], temperature, restrict))
 
     @abstractmethod
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled: ...
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled: ...
 
 
 class DiffusionModel(Denoiser):
@@ -217,7 +221,9 @@ class DiffusionModel(Denoiser):
         if mode != "diffusion":
             return super().estimate(tokens, context, mode, lengths, insist=insist)
         lengths = self._check(tokens, context, mode, lengths, insist)
-        return conditional_bound(self.costs, tokens, context, lengths, draws=DRAWS if draws is None else draws, seed=seed, steps=self.steps)
+        return conditional_bound(
+            self.costs, tokens, context, lengths, draws=self.default_draws if draws is None else draws, seed=seed, steps=self.steps
+        )
 
 
 def over_logits(function: Callable[..., Tensor], hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
@@ -227,10 +233,8 @@ def over_logits(function: Callable[..., Tensor], hidden: Tensor, head: Tensor, b
         logits = logits_of(hidden, head, bias)
         return function(logits.to(wide(logits.dtype)), *rows)
 
-    parts = [
-        checkpoint(of_chunk, hidden[some], head, bias, *(row[some] for row in rows), use_reentrant=False)
-        for some in row_chunks(len(hidden), len(head))
-    ]
+    chunks = row_chunks(len(hidden), len(head))
+    parts = [recomputed(of_chunk, hidden[some], head, bias, *(row[some] for row in rows)) for some in chunks]
     return torch.cat(parts) if parts else hidden.new_zeros(0)
 
 

@@ -7,7 +7,6 @@ Training files hold no configuration that can be read safely: it is taken from `
 only as far as torch can do so without running what it contains.
 """
 
-import pickle
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -22,6 +21,7 @@ from tracformer.model.storage import CONFIG_FILE, WEIGHTS_FILE, load_document
 from tracformer.peers.diffusion import DiffusionConfig, DiffusionModel
 from tracformer.peers.dit import ROTARY_BASE
 from tracformer.peers.mdlm import MDLM, MDLMConfig
+from tracformer.peers.pickled import read_pickle
 from tracformer.peers.sedd import SEDD, SEDDConfig
 
 PICKLE_FILE = "pytorch_model.bin"
@@ -30,6 +30,7 @@ PREFIX = "backbone."
 
 Say = Callable[[str], None]
 M = TypeVar("M", bound=DiffusionModel)
+C = TypeVar("C", bound=DiffusionConfig)
 
 
 def load_sedd(
@@ -44,7 +45,7 @@ def load_sedd(
     """SEDD from a published folder or a training file. Averaged (EMA) weights are taken where there are any, unless `averaged` is False;
     `say` is told which.
     """
-    config = config or _sedd_config(*_document(Path(path)))
+    config = config or _checked(_sedd_config, Path(path))
     return _fill(SEDD, config, Path(path), "model", "", averaged, dtype, device, say)
 
 
@@ -58,7 +59,7 @@ def load_mdlm(
     say: Say = lambda text: None,
 ) -> MDLM:
     """MDLM from a published folder or a Lightning file; see `load_sedd`."""
-    config = config or _mdlm_config(*_document(Path(path)))
+    config = config or _checked(_mdlm_config, Path(path))
     if config.backbone != "dit":
         raise ValueError(f"config has backbone {config.backbone!r}; published weights are those of 'dit'")
     return _fill(MDLM, config, Path(path), "state_dict", PREFIX, averaged, dtype, device, say)
@@ -80,6 +81,15 @@ def _document(path: Path) -> tuple[dict[str, Any], Path]:
     if path.is_file() and not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{path} holds weights without a configuration; put its {CONFIG_FILE} beside it, or pass config=")
     return load_document(folder), folder / CONFIG_FILE
+
+
+def _checked(read: Callable[[Mapping[str, Any], Path], C], path: Path) -> C:
+    """What `read` makes of the `config.json` at or beside the path; complaints about a value say where it stands."""
+    document, file = _document(path)
+    try:
+        return read(document, file)
+    except ValueError as error:
+        raise error if str(file) in str(error) else ValueError(f"{file}: {error}") from error
 
 
 def _kind(document: Mapping[str, Any]) -> str:
@@ -110,8 +120,11 @@ def _sedd_config(document: Mapping[str, Any], path: Path) -> SEDDConfig:
 def _mdlm_config(document: Mapping[str, Any], path: Path) -> MDLMConfig:
     if _kind(document) != "MDLM's":
         raise ValueError(f"{path} is {_kind(document)}; expected MDLM's, with `hidden_dim`, `n_blocks` and others")
+    rows = _get(document, "vocab_size", path)
+    if not isinstance(rows, int) or rows < 2:
+        raise ValueError(f"vocab_size is {rows!r}; it must be an integer, that of the tokens and the mask")
     return MDLMConfig(
-        vocab_size=_get(document, "vocab_size", path) - 1,  # theirs counts the mask
+        vocab_size=rows - 1,
         max_length=_get(document, "model_length", path),
         n_layer=_get(document, "n_blocks", path),
         n_head=_get(document, "n_heads", path),
@@ -150,7 +163,7 @@ def _fill(
     expected = {name: tuple(tensor.shape) for name, tensor in model.backbone.state_dict().items()}
     file, document = _read(path)
     found = document.get(weights_key, document)
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()):
         raise ValueError(f"{file} holds neither named tensors nor named tensors under {weights_key!r}; keys: {_some(document)}")
     weights = _renamed(file, found, prefix)
     frequencies = weights.pop(FREQUENCIES, None)
@@ -176,13 +189,7 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
             return path, load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
-    try:
-        document = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{path} cannot be read as tensors alone, and a pickle that holds more could run anything. If you trust it, load it where it "
-            f"was written and save its tensors again: torch.save({{'model' or 'state_dict': ..., 'ema': ...}}, NEW). Reason: {error}"
-        ) from error
+    document = read_pickle(path)
     if not isinstance(document, dict):
         raise ValueError(f"{path} holds a {type(document).__name__}; expected a dictionary of tensors")
     return path, document
@@ -224,7 +231,8 @@ def _check_names(file: Path, found: Mapping[str, Tensor], expected: Mapping[str,
 def _averages(file: Path, ema: Mapping[str, Any], raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Averaged weights are an unnamed list in the order of the parameters, which is the order of the raw weights."""
     listed = ema.get("shadow_params")
-    if not isinstance(listed, list) or [tuple(tensor.shape) for tensor in listed] != [tuple(tensor.shape) for tensor in raw.values()]:
+    shapes = [getattr(tensor, "shape", None) for tensor in listed] if isinstance(listed, list) else None
+    if listed is None or shapes != [tensor.shape for tensor in raw.values()]:
         raise ValueError(f"{file}: ema.shadow_params does not match the raw weights one by one; pass averaged=False to take the raw ones")
     return dict(zip(raw, listed, strict=True))
 

@@ -104,6 +104,7 @@ def gpt2_network(config: TransformerConfig, rows: int, positions: int) -> Any:
             n_embd=config.d_model,
             n_layer=config.n_layer,
             n_head=config.n_head,
+            activation_function="gelu_pytorch_tanh",  # the function of "gelu_new" in one operation
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
             attn_pdrop=config.dropout,

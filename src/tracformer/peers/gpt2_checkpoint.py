@@ -4,7 +4,6 @@ Their configuration and ours both say `model_type: gpt2`. Theirs has `n_embd` an
 Whatever would make the network another function than ours is refused with its reason.
 """
 
-import pickle
 import re
 from collections.abc import Mapping
 from os import PathLike
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tracformer.model import storage
+from tracformer.peers.pickled import read_pickle
 
 PICKLE_FILE = "pytorch_model.bin"
 THEIR_KEYS = ("n_embd", "n_positions", "n_ctx")
@@ -93,13 +93,7 @@ def _read(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         parts = [path.name for path in (safe, pickled) if path.with_name(f"{path.name}.index.json").is_file()]
         told = f"its {parts[0]} is split into parts; save it as one file" if parts else f"there is no {safe.name} or {PICKLE_FILE} in it"
         raise FileNotFoundError(f"{folder} holds no weights: {told}")
-    try:
-        found = torch.load(pickled, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(
-            f"{pickled} is damaged, or holds more than tensors and could run code when read: {str(error).splitlines()[0]} "
-            f"Get the model as {safe.name}, or convert it where you trust it."
-        ) from error
+    found = read_pickle(pickled)
     if not isinstance(found, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):
         raise ValueError(f"{pickled} does not hold tensors by name; get the model as {safe.name}")
     return pickled, found

@@ -14,7 +14,7 @@ from tracformer.model.config import TracformerConfig
 from tracformer.model.likelihood import logits_of, token_log_probs, weighted_nll
 from tracformer.model.tracformer import Tracformer
 from tracformer.peers import diffusion
-from tracformer.peers.ancestral import Filled, scheduled
+from tracformer.peers.ancestral import Draws, Filled, scheduled
 from tracformer.peers.diffusion import EPSILON, DiffusionConfig, DiffusionModel, random_masks, random_times, sigma_at
 
 BACKBONES = ("dit", "tracformer")
@@ -126,9 +126,9 @@ class MDLM(DiffusionModel):
         hidden = self.states(tokens, masked, lengths, t, masked)
         return weighted_nll(hidden, self.head, tokens[masked].long(), weight, self.head_bias)
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
         """Between t and s a masked position is revealed with probability 1 - s/t, its token drawn from p(x_0)."""
-        return scheduled(self._predict, tokens, context, lengths, steps, seeds, temperature)
+        return scheduled(self._predict, tokens, context, lengths, steps, draws)
 
     def _predict(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor) -> Tensor:
         return logits_of(self.states(tokens, masked, lengths, t, wanted), self.head, self.head_bias)

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from tracformer.generation.randomness import SAMPLE, TIME, derived_seed, uniforms
+from tracformer.generation.randomness import TIME, derived_seed, uniforms
 from tracformer.model.base import BOUND, Estimate, each_given_alone, targets_of
 from tracformer.model.likelihood import logits_of
-from tracformer.peers.ancestral import Filled, pick
-from tracformer.peers.bounds import DRAWS, TOKENS_AT_ONCE, standard_error
+from tracformer.peers.ancestral import Draws, Filled, untouched
+from tracformer.peers.bounds import TOKENS_AT_ONCE, standard_error
 from tracformer.peers.diffusion import Denoiser, over_logits
 from tracformer.peers.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
 from tracformer.peers.plaid_network import Network, PlaidConfig
@@ -165,7 +165,7 @@ class Plaid(Denoiser):
         of (seed, j, position, dimension) alone, so a sequence gives the same result in any batch. One draw has no standard error: nan.
         """
         lengths = self._check(tokens, context, mode, lengths, insist)
-        draws = DRAWS if draws is None else draws
+        draws = self.default_draws if draws is None else draws
         if draws < 1:
             raise ValueError(f"draws is {draws}; it must be at least 1")
         targets = targets_of(context, lengths)
@@ -235,13 +235,13 @@ class Plaid(Denoiser):
     # ---- samples
 
     @torch.no_grad()
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
         """`steps` equal steps from z_1 ~ N(0, I) to z_0, by default as many as the longest sequence takes tokens; then tokens are drawn
         from p(x | z_0), where alone the temperature matters. A network with self-conditioning reads the guess of the step before.
         """
         steps = self.config.max_length if steps is None else steps
-        (B, T), device, e = tokens.shape, tokens.device, self.config.d_embedding
-        targets, filled = targets_of(context, lengths), Filled(tokens.clone(), torch.zeros(B, T, dtype=torch.float64, device=device))
+        (B, T), device, e, seeds = tokens.shape, tokens.device, self.config.d_embedding, draws.seeds
+        targets, filled = targets_of(context, lengths), untouched(tokens)
         if not bool(targets.any()):
             return filled
         times = torch.tensor([1.0 - step / steps for step in range(steps)] + [0.0], dtype=torch.float64, device=device)
@@ -257,7 +257,5 @@ class Plaid(Denoiser):
                 z = step_back(z, guess.double(), gamma[step], gamma[step + 1], gaussians(seeds, T, e, step + 1).to(device))
         with torch.autocast(device.type, enabled=False):
             logits = logits_of(states, self.head, self.head_bias)
-        u = uniforms(seeds.cpu().repeat_interleave(T), torch.arange(T).repeat(B), SAMPLE).view(B, T).to(device)
-        picked, log_probs = pick(logits, u[targets], temperature)
-        filled.tokens[targets], filled.log_probs[targets] = picked.to(tokens.dtype), log_probs
+        draws.reveal(filled, logits, targets)
         return filled

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tracformer.model.likelihood import logits_of
-from tracformer.peers.ancestral import Filled, posterior
+from tracformer.peers.ancestral import Draws, Filled, posterior
 from tracformer.peers.diffusion import EPSILON, DiffusionConfig, DiffusionModel, over_logits, random_masks, random_times
 from tracformer.precision import wide
 
@@ -57,11 +57,11 @@ class SEDD(DiffusionModel):
         terms = terms / t[:, None].to(terms.dtype)
         return (terms if weights is None else terms * weights).sum()
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, seeds: Tensor, temperature: float) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
         """`steps` equal steps from t = 1 to 0; by default as many as the longest sequence takes tokens."""
         steps = self.config.max_length if steps is None else steps
         times = [1.0 - step / steps for step in range(steps)] + [0.0]
-        return posterior(self._leave, tokens, context, lengths, times, seeds, temperature)
+        return posterior(self._leave, tokens, context, lengths, times, draws)
 
     def _leave(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor) -> tuple[Tensor, Tensor]:
         time = torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)

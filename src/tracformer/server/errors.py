@@ -5,6 +5,7 @@ from typing import Any
 
 INVALID, AUTHENTICATION, NOT_FOUND = "invalid_request_error", "authentication_error", "not_found_error"
 TIMEOUT, BUSY, UNAVAILABLE, SERVER = "timeout_error", "rate_limit_error", "unavailable_error", "server_error"
+NO_JSON, NO_OBJECT = "json_invalid", ("missing", "model_type", "model_attributes_type")  # what pydantic calls them
 
 
 class ApiError(Exception):
@@ -38,18 +39,36 @@ def late(seconds: float) -> ApiError:
 
 def invalid(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     """From pydantic's list of complaints; what the client sent is not repeated."""
-    details = [
-        {
-            "loc": [_printable(part) for part in error["loc"] if "[" not in str(part)],  # pydantic's names of alternatives are not fields
-            "msg": _printable(error["msg"]).removeprefix("Value error, "),
-            "type": error["type"],
-        }
-        for error in errors
-    ]
-    first = details[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
-    message = f"{where}: {first['msg']}" if where else str(first["msg"])
-    return ApiError(400, message[:500], param=where[:100] or None, code=str(first["type"]), details=details[:20])
+    details = [{"loc": _place(error), "msg": _complaint(error), "type": error["type"]} for error in errors]
+    told = _clearest(details)
+    where = ".".join(str(part) for part in told["loc"] if part != "body") if told["type"] != NO_JSON else ""
+    message = f"{where}: {told['msg']}" if where else str(told["msg"])
+    return ApiError(400, message[:500], param=where[:100] or None, code=str(told["type"]), details=details[:20])
+
+
+def _place(error: Mapping[str, Any]) -> list[Any]:
+    """The field's path. pydantic names the alternatives of a field in it (`Blank`, `list[int]`, `constrained-int`), which are no fields."""
+    loc = list(error["loc"])
+    named = loc.pop() if error["type"] == "extra_forbidden" else None  # by the client, in whatever way
+    path = [part for part in loc if not isinstance(part, str) or (part.isidentifier() and not part[0].isupper())]
+    return [_printable(part) for part in ([*path, named] if named is not None else path)]
+
+
+def _complaint(error: Mapping[str, Any]) -> str:
+    if error["type"] == NO_JSON:
+        return f"the body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}"
+    if tuple(error["loc"]) == ("body",) and error["type"] in NO_OBJECT:
+        return "the body must be a JSON object, sent with `Content-Type: application/json`"
+    return str(_printable(error["msg"])).removeprefix("Value error, ")
+
+
+def _clearest(details: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of a field that may be several things, what is wrong with the one that was meant: the alternative that fits furthest."""
+    same = [each for each in details if each["loc"][:2] == details[0]["loc"][:2]]
+    deepest = max(same, key=lambda each: len(each["loc"]))  # the first of them
+    here = [each for each in same if each["loc"] == deepest["loc"]]
+    here = [each for each in here if not each["type"].endswith("_type")] or here  # the right type, a wrong value
+    return {**here[0], "msg": "; or: ".join(dict.fromkeys(each["msg"] for each in here))}
 
 
 def body_of(problem: ApiError, path: str) -> tuple[int, dict[str, Any]]:

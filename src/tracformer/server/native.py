@@ -195,7 +195,7 @@ def _whole(http: Request, job: Job[list[Infilled]], head: dict[str, Any]) -> dic
 
 
 class ScoreRequest(Strict):
-    text: Text = Field(description="with what is to be scored in [[...]]; without marks, all of it from left to right")
+    text: Text = Field(description="with what is to be scored in [[...]]; without marks all of it, from left to right if no mode is named")
     mode: Name | None = None
     whole: bool = True
     top: int = Field(0, ge=0, le=2**20)
@@ -209,11 +209,14 @@ async def score(http: Request, asked: ScoreRequest) -> Response:
     desk, name = service.desk, service.named(asked.model)
     service.within("top", asked.top, service.settings.limits.top)
     try:
+        if not asked.text:
+            raise ValueError("the text is empty; there is nothing to score")
         template, mode = parse(asked.text, required=False), asked.mode
     except ValueError as mistake:
         raise ApiError(400, str(mistake), param="text") from mistake
     if not template.contents:
-        template, mode = Template(("", ""), template.pieces), "ar"
+        template = Template(("", ""), template.pieces)
+        mode = asked.mode or ("ar" if "ar" in desk.lm.model.config.modes else None)
     service.within("blanks", len(template.contents), service.settings.limits.blanks)
     job = desk.start(http, lambda lm, _: lm.score(template, mode=mode, whole=asked.whole, top=asked.top), service.seconds(asked.timeout))
     scored = await job.done()

@@ -121,10 +121,12 @@ class Completion:
         self.sampler = Sampler(temperature=1.0 if asked.temperature is None else asked.temperature, top_p=asked.top_p or 1.0)
         self.seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
         self.blank = min(self.most, limits.blank_tokens)
+        self.behind = 0  # tokens of the suffix
 
     def run(self, lm: LanguageModel, tell: Tell) -> list[Answer]:
         """In the worker's thread."""
         answers: list[Answer] = []
+        self.behind = len(lm.tokenizer.encode(self.suffix))
         for number, given in enumerate(self.prompts):
             prompt = read_prompt(lm, given)
             scored = self._score(lm, prompt)
@@ -161,7 +163,7 @@ class Completion:
         return _choice(index, answer.text, fields, answer.finish)
 
     def usage(self, answers: Sequence[Answer]) -> dict[str, int]:
-        given = sum(len(answer.prompt.ids) for answer in answers[:: self.n])
+        given = sum(max(len(answer.prompt.ids), len(answer.scored)) + self.behind for answer in answers[:: self.n])
         written = sum(answer.written.generated for answer in answers if answer.written is not None)
         return usage_of(given, written)
 

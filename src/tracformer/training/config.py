@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _require(self.name in OPTIMIZERS, "optimizer.name", self.name, f"one of {', '.join(OPTIMIZERS)}")
-        _require(self.lr > 0, "optimizer.lr", self.lr, "a positive number")
+        _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
         if self.final_lr == -1.0:
             object.__setattr__(self, "final_lr", self.lr / 10)
         _require(0 <= self.final_lr <= self.lr, "optimizer.final_lr", self.final_lr, f"between 0 and optimizer.lr ({self.lr})")
@@ -87,7 +88,7 @@ class TrainConfig:
     contexts: str = ""  # replaces the objective's own context strategy
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: str = ""  # the folder of checkpoints, log and model
-    init: str = ""  # a trained model's folder to start from
+    init: str = ""  # a trained model to start from: its folder, its run's, a bundled name, an id of the hub
     steps: int = 0  # 0: chosen by the size of the data
     until: int = 0  # leave off after this step, as if interrupted; the same command without it goes on. 0: after the last
     batch: int = 32  # sequences of the global batch
@@ -129,22 +130,29 @@ class TrainConfig:
         kind = family.config_class
         preset = self.model.get("preset", DEFAULT_PRESET)
         _require(preset in kind.presets, "model.preset", preset, f"one of {', '.join(kind.presets)}")
-        known = {f.name for f in dataclasses.fields(kind)} | {"family", "preset"}
+        hints = {**{f.name: f.type for f in dataclasses.fields(kind)}, "family": str, "preset": str}
+        if "vocab_size" in self.model:
+            raise ValueError(f"model.vocab_size is {self.model['vocab_size']!r}; the tokeniser decides it: leave it out")
         for key in self.model:
-            if key not in known:
-                raise ValueError(_unknown(f"model.{key}", [f"model.{name}" for name in known]))
+            if key not in hints:
+                raise ValueError(_unknown(f"model.{key}", [f"model.{name}" for name in hints]))
+        object.__setattr__(self, "model", {key: _convert(value, hints[key], f"model.{key}") for key, value in self.model.items()})
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """The model that this run trains, for a tokeniser of so many tokens."""
         values = dict(self.model)
         kind = find_family(values.pop("family", "tracformer")).config_class
         preset = values.pop("preset", DEFAULT_PRESET)
+        return kind.preset(preset, **{"modes": self.modes(kind), **values, "vocab_size": vocab_size})
+
+    def modes(self, kind: type[ModelConfig]) -> tuple[str, ...]:
+        """What a model of this kind is trained to answer."""
         asked = {part.mode for part in parse_objective(self.objective, self.contexts).parts}
         modes = tuple(mode for mode in kind.possible_modes if mode in asked)
         if asked - set(modes):
             can = ", ".join(kind.possible_modes)
             raise ValueError(f"objective {self.objective!r} asks for {', '.join(sorted(asked))}; {kind.model_type} answers {can}")
-        return kind.preset(preset, **{"modes": modes, **values, "vocab_size": vocab_size})
+        return modes
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tracformer.devices import pick_device
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -62,18 +64,6 @@ def join_ranks(device: str = "auto") -> Iterator[Ranks]:
     finally:
         if not outer:
             dist.destroy_process_group()
-
-
-def pick_device(device: str) -> str:
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, but this machine has no CUDA device; use device=cpu")
-    try:
-        torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device is {device!r}; it must be auto, cpu, cuda, or another name that PyTorch knows") from None
-    return device
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from tracformer.data import (
     ALPHABETS,
     PreparedData,
     Tokenizer,
+    build_tokenizer,
     examples,
     load_tokenizer,
     open_sources,
@@ -20,9 +21,11 @@ from tracformer.data import (
     require_same_tokenizer,
 )
 from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.data.tokenizer import FOREIGN
 from tracformer.families import find_family, load_model
 from tracformer.files import held, write_atomically
-from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig, storage
+from tracformer.generation.loading import find_folder
+from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.config import DataConfig, TrainConfig
 from tracformer.training.distributed import Ranks, join_ranks
@@ -39,8 +42,8 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
     """Train as configured. `under_preset`, where the user named no preset, gives the same wishes under the one that fits the data."""
     if not config.data.source:
         raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
-    if config.init:
-        storage.load_document(config.init)  # a folder without a model is told before anything is written
+    if config.init:  # a run's folder, a bundled model, an id of the hub; that there is none is told before anything is written
+        config = dataclasses.replace(config, init=str(find_folder(config.init)))
     with join_ranks(config.device) as ranks:
         say: Say = print if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
@@ -135,11 +138,18 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
 
 
 def _require_tokenizer(wanted: str, data: PreparedData) -> None:
-    """As far as a short name tells: what was prepared stays as it is."""
-    kind, _, size = wanted.partition(":")
-    kind = "char" if kind in ALPHABETS else kind
+    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be told without the data or the hub."""
+    kind, _, argument = wanted.partition(":")
     found = data.tokenizer
-    if kind in ("byte", "char", "bpe") and (found.kind != kind or (size.isdecimal() and found.vocab_size > int(size))):
+    if wanted == "auto":
+        same = True
+    elif wanted == "char" or kind == "bpe":  # learnt from the data
+        same = found.kind == kind and not (argument.isdecimal() and found.vocab_size > int(argument))
+    elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
+        same = build_tokenizer(wanted).fingerprint == found.fingerprint
+    else:
+        same = found.kind == FOREIGN
+    if not same:
         raise ValueError(
             f"data.tokenizer is {wanted!r}, but {data.folder} was prepared with another (kind {found.kind}, {found.vocab_size} tokens); "
             "prepare the data anew, in another folder, or write data.tokenizer=auto to use it as it is"
@@ -153,12 +163,12 @@ def _build_model(config: TrainConfig, tokenizer: Tokenizer, say: Say) -> Conditi
     folder = Path(config.init)
     old = load_model(folder)
     old_tokenizer = load_tokenizer(folder)
-    wanted = config.model_config(tokenizer.vocab_size)
-    shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size, "modes": wanted.modes}
-    shape.update({key: value for key, value in config.model.items() if key in ("dropout",)})
+    shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size}
+    fixed = {**shape, "family": old.config.model_type}
     for key, value in config.model.items():
-        if key not in ("family", "preset", "dropout") and value != shape[key]:
-            raise ValueError(f"model.{key} is {value!r}, but init={config.init} fixes it at {shape[key]!r}; leave it out")
+        if key not in ("preset", "dropout") and value != fixed[key]:
+            raise ValueError(f"model.{key} is {value!r}, but init={config.init} fixes it at {fixed[key]!r}; leave it out")
+    shape |= {"modes": config.modes(type(old.config)), **{key: value for key, value in config.model.items() if key == "dropout"}}
     known = {token: i for i, token in enumerate(old_tokenizer.tokens())}
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
         origins = list(range(tokenizer.vocab_size))

@@ -83,13 +83,27 @@ def test_the_page_shows_the_models_own_filling(screen: Screen) -> None:
     assert expected.text in screen.page.inner_text("#live")
 
 
-def test_tokens_arrive_one_by_one_and_a_fill_can_be_stopped(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server tells comes slowly enough to be seen, on a busy machine too."""
     event = sse.event
-    monkeypatch.setattr(sse, "event", lambda *told: time.sleep(0.02) or event(*told))  # slow enough to be seen
+    monkeypatch.setattr(sse, "event", lambda *told: time.sleep(0.05) or event(*told))
+
+
+@pytest.mark.usefixtures("slowly")
+def test_tokens_arrive_one_by_one_and_a_fill_can_be_stopped(screen: Screen) -> None:
     screen.write("the cat [[100]] mat")
+    screen.page.evaluate("""
+        const sheet = document.getElementById('sheet');
+        const look = () => {
+            if (document.body.dataset.stopped || sheet.querySelectorAll('.token:not(.open)').length <= 2) return;
+            document.body.dataset.stopped = 'yes';
+            document.getElementById('stop').click();
+        };
+        new MutationObserver(look).observe(sheet, {subtree: true, childList: true, attributes: true});
+    """)
     screen.page.click("#fill")
-    screen.page.locator("#sheet .token:not(.open)").nth(2).wait_for()
-    screen.page.click("#stop")
+    screen.page.wait_for_selector("body[data-stopped]")  # wait_for_function polls by eval, which the page's policy forbids
     screen.page.wait_for_selector("#fill:visible")
     known = len(screen.tokens(":not(.open)"))
     assert 2 < known < 100
@@ -97,6 +111,7 @@ def test_tokens_arrive_one_by_one_and_a_fill_can_be_stopped(screen: Screen, monk
     assert len(screen.tokens(":not(.open)")) == known  # nothing comes after
 
 
+@pytest.mark.usefixtures("slowly")
 def test_drafts_look_different_until_they_are_confirmed(screen: Screen) -> None:
     screen.page.evaluate("""
         window.drafts = new Set();
@@ -142,6 +157,18 @@ def test_a_locked_filling_stays_when_the_rest_is_filled_again(screen: Screen) ->
     assert second.text.startswith(f"the cat{first.spans[0].text} the mat and")
     screen.page.click("#undo")
     assert (screen.text, screen.filled) == (TEXT, first.text)  # the lock is undone, its fillings are back
+
+
+def test_undo_brings_back_the_fill_before(screen: Screen) -> None:
+    fills = {}
+    for seed in (1, 2):
+        screen.fill(TEXT, seed=seed)
+        fills[seed] = screen.filled
+    assert fills[1] != fills[2]
+    screen.page.click("#undo")
+    assert (screen.text, screen.filled) == (TEXT, fills[1])
+    screen.page.click("#redo")
+    assert (screen.text, screen.filled) == (TEXT, fills[2])
 
 
 def test_alternatives_are_paged_through(screen: Screen) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -12,6 +13,9 @@ import tracformer
 from tests.server.helpers import running
 from tests.server.page.conftest import Open, Screen, Site, shown
 from tracformer.generation import blanks
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 FILES = Path(tracformer.__file__).parent / "server" / "page"
 TEXT = "the cat [[3]] the mat and [[2]] dog"
@@ -119,7 +123,9 @@ def test_a_busy_server_is_tried_again_after_its_time(texts: Site, screens: Open)
     assert not screen.page.is_visible("#error")
 
 
-def test_a_server_with_a_key_is_given_one(texts: Site, screens: Open) -> None:
+def test_a_server_with_a_key_is_given_one(
+    texts: Site, screens: Open, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with running(lambda: texts.lm, api_key="open sesame") as server:
         screen = screens(Site(server.url, texts.lm), expected="status of 401", ready=False)
         screen.page.get_by_label("API key").fill("open sesame")
@@ -127,6 +133,28 @@ def test_a_server_with_a_key_is_given_one(texts: Site, screens: Open) -> None:
         screen.page.wait_for_selector("body[data-ready]")
         screen.fill(TEXT, seed=1)
         assert screen.filled == texts.lm.infill(TEXT, seed=1)[0].text
+        screen.page.click("#code")
+        screen.page.wait_for_selector("#code-dialog[open]")
+        assert '-H "Authorization: Bearer $TRACFORMER_API_KEY"' in screen.page.inner_text("#code-text")
+        screen.page.get_by_role("tab", name="Python").click()
+        python = screen.page.inner_text("#code-text")
+        assert "sesame" not in python
+        monkeypatch.setenv("TRACFORMER_API_KEY", "open sesame")
+        exec(compile(python, "page", "exec"), {})
+        assert screen.filled in capsys.readouterr().out
+
+
+def test_a_browser_that_keeps_nothing_is_served_too(texts: Site, browser: "Browser") -> None:
+    forbidden = "get() { throw new DOMException('', 'SecurityError') }"
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.add_init_script(
+            f"for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {{ {forbidden} }});"
+        )
+        page.goto(texts.url)
+        page.wait_for_selector("body[data-ready]", timeout=30_000)
+        page.click("#theme")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 def test_a_lost_connection_is_told(texts: Site, screens: Open) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tracformer.evaluation.answers import standard_error
 from tracformer.evaluation.bootstrap import ratio, ratio_interval
 from tracformer.evaluation.exact.catalogue import VERSION, describe_source, draw_sequences, find_source
 from tracformer.evaluation.exact.compare import compare, figures_of
@@ -79,7 +80,7 @@ class Exact(Task):
                 return compare(subject, source, tokens[numbers.start : numbers.stop], context, numbers, self.draws, self.seed)
 
             details[name] = by_sequence(subject, ask, figures_of(subject), self.sequences, progress, name)
-            rows += _rows(subject, source.name, name, details[name])
+            rows += _rows(subject, source.name, name, details[name], self.draws)
         rows, ranking = rank(rows)
         about = {"name": source.name, "about": describe_source(source.name), "symbols": source.symbols, "length": source.length}
         return self.result(subject, rows, {**details, "ranking": ranking, "source": about})
@@ -88,14 +89,16 @@ class Exact(Task):
         return draw_sequences(source, "test", self.sequences, self.seed)
 
 
-def _rows(subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats]) -> list[Row]:
+def _rows(subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats], draws: int) -> list[Row]:
     """A pattern's figures, each a ratio of sums over sequences."""
     counts = figures["targets"]
+    told = f"{draws} draws, standard error of nll {standard_error(figures['error'], counts):.2g}" if subject.kind == BOUND else ""
+    note = "; ".join(filter(None, (subject.note, told)))
 
     def row(metric: str, above: Floats, below: Floats) -> Row:
         low, high = ratio_interval(above, below) or (None, None)
         setting = {"source": source, "pattern": pattern}
-        return Row(metric, setting, ratio(above, below), low, high, subject.kind, len(counts), int(counts.sum()), subject.note)
+        return Row(metric, setting, ratio(above, below), low, high, subject.kind, len(counts), int(counts.sum()), note)
 
     if subject.kind == BOUND:
         return [row("excess", figures["excess"], counts)]

@@ -18,15 +18,15 @@ from tracformer.generation.randomness import derived_seed
 from tracformer.model.base import BOUND
 
 FIGURES = ("kl", "prior", "nll", "truth", "targets")
-BOUND_FIGURES = ("excess", "nll", "truth", "targets")
+BOUND_FIGURES = ("excess", "nll", "truth", "targets", "error")
 
 
 def figures_of(subject: Subject) -> tuple[str, ...]:
     """What `compare` finds out.
 
     kl: from the truth. prior: KL from the truth to what is known of the position without any context. nll, truth: of the tokens that stand
-    there, in the model's answer and in the truth's. excess: their difference. kl_full: from the truth that sees what follows, where the
-    model does not.
+    there, in the model's answer and in the truth's. excess: their difference. error: the standard error of nll, where it is an estimate.
+    kl_full: from the truth that sees what follows, where the model does not.
     """
     if subject.kind == BOUND:
         return BOUND_FIGURES
@@ -38,8 +38,9 @@ def compare(subject: Subject, source: Source, tokens: Tokens, context: Known, nu
     targets = ~context
     counts = targets.sum(1).astype(np.float64)
     if subject.kind == BOUND:
-        nll, truth = -bound(subject, source, tokens, context, numbers, draws, seed), -log_joint(source, tokens, context)
-        return {"excess": nll - truth, "nll": nll, "truth": truth, "targets": counts}
+        nll, error = bound(subject, source, tokens, context, numbers, draws, seed)
+        truth = -log_joint(source, tokens, context)
+        return {"excess": nll - truth, "nll": nll, "truth": truth, "targets": counts, "error": error}
     row, position = targets.nonzero()  # (N,) each
 
     def summed(values: Floats) -> Floats:
@@ -84,15 +85,18 @@ def answers(subject: Subject, source: Source, tokens: Tokens, context: Known) ->
 
 
 @torch.no_grad()
-def bound(subject: Subject, source: Source, tokens: Tokens, context: Known, numbers: range, draws: int, seed: int) -> Floats:
-    """(B,) on log p(x_R | x_C), from below; every SHARED_NOISE sequences have noise of their own, in whichever batch they come."""
+def bound(subject: Subject, source: Source, tokens: Tokens, context: Known, numbers: range, draws: int, seed: int) -> tuple[Floats, Floats]:
+    """(B,) each: a bound on -log p(x_R | x_C), from above, and its standard error. Every SHARED_NOISE sequences have noise of their own, in
+    whichever batch they come.
+    """
     groups = np.array(numbers) // SHARED_NOISE
-    parts = []
+    parts, errors = [], []
     for group in np.unique(groups).tolist():
         asked = _batch(subject, source, tokens[groups == group], context[groups == group])
-        values = subject.model.log_prob(*asked, subject.mode, draws=draws, seed=derived_seed(seed, group))
-        parts.append(values.double().sum(1).cpu().numpy())
-    return np.concatenate(parts)
+        found = subject.model.estimate(*asked, subject.mode, draws=draws, seed=derived_seed(seed, group))
+        parts.append(-found.values.double().sum(1).cpu().numpy())
+        errors.append(np.zeros(len(parts[-1])) if found.standard_error is None else found.standard_error.double().cpu().numpy())
+    return np.concatenate(parts), np.concatenate(errors)
 
 
 def _batch(subject: Subject, source: Source, tokens: Tokens, context: Known) -> tuple[Tensor, Tensor]:

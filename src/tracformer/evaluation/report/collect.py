@@ -4,7 +4,6 @@ A model trained several times is named `NAME #SEED`; its runs share a line, whos
 """
 
 import dataclasses
-import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,7 +103,7 @@ def sections(results: Iterable[Result]) -> list[Section]:
     """In the order of their first result; so are the models inside."""
     asked: dict[str, list[Result]] = {}
     for result in _joined(results):
-        asked.setdefault(f"{result.task} {json.dumps(result.options, sort_keys=True, default=str)}", []).append(result)
+        asked.setdefault(result.question(), []).append(result)
     return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
 
 
@@ -121,7 +120,7 @@ def newest(results: Iterable[Result]) -> list[Result]:
     """Of several results of one model, task and options, as evaluations with changed code or weights leave them, the last one made."""
     kept: dict[str, Result] = {}
     for result in results:
-        key = f"{result.model} {result.mode} {result.task} {json.dumps(result.options, sort_keys=True, default=str)}"
+        key = f"{result.model} {result.mode} {result.question()}"
         if key not in kept or str(result.manifest.get("time", "")) >= str(kept[key].manifest.get("time", "")):
             kept[key] = result
     return list(kept.values())
@@ -138,7 +137,7 @@ def in_order(results: Iterable[Result]) -> list[Result]:
             place,
             str(options.get("data", "")),
             str(options.get("source", "")),
-            json.dumps(options, sort_keys=True, default=str),
+            result.question(),
             result.model,
         )
 
@@ -211,8 +210,7 @@ def _joined(results: Iterable[Result]) -> list[Result]:
     """For the tasks of `ACROSS_DATA` one result instead of several that differ in their data alone; the rows' settings tell the data."""
     kept: dict[str, list[Result]] = {}
     for number, result in enumerate(results):
-        options = {key: value for key, value in result.options.items() if key != "data"}
-        same = f"{result.model} {result.mode} {result.task} {json.dumps(options, sort_keys=True, default=str)}"
+        same = f"{result.model} {result.mode} {result.question(without=('data',))}"
         kept.setdefault(same if result.task in ACROSS_DATA else str(number), []).append(result)
     return [_join(group) if group[0].task in ACROSS_DATA else group[0] for group in kept.values()]
 

@@ -117,7 +117,13 @@ def _quoted_row(figure: PaperFigure, keys: Sequence[str]) -> list[str]:
 
 
 def _notes(section: Section) -> list[str]:
-    return list(dict.fromkeys(f"{r.model}: {row.note}" for r in _all(section) for row in r.rows if row.note))[:MOST_NOTES]
+    """What holds for all figures of a model, above all what its mode cannot do, in any case; then some of the others."""
+    always, others = dict[str, None](), dict[str, None]()
+    for entry in section.entries:
+        rows = [row.note.split("; ") for result in entry.results for row in result.rows]
+        for part in dict.fromkeys(part for row in rows for part in row if part):
+            (always if all(part in row for row in rows) else others)[f"{entry.label}: {part}"] = None
+    return [*always, *list(others)[:MOST_NOTES]]
 
 
 MOST_NOTES = 12  # a note for each of many settings would bury the tables; every note is in the CSV

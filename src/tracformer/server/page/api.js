@@ -1,13 +1,17 @@
 // The server's native protocol: plain calls, and fills as a stream of events.
 
+import { keep, recall } from "./memory.js";
+
 const KEY = "tracformer-key";
 const STATUS = { invalid_request_error: 400, timeout_error: 408, unavailable_error: 503 }; // of what goes wrong when a stream has begun
-let key = sessionStorage.getItem(KEY) ?? "";
+let key = recall("sessionStorage", KEY) ?? "";
 
 export function setKey(value) {
   key = value;
-  sessionStorage.setItem(KEY, value);
+  keep("sessionStorage", KEY, value);
 }
+
+export const hasKey = () => key !== "";
 
 // What the server refused, or that it could not be reached (status 0).
 export class ApiError extends Error {

@@ -4,20 +4,23 @@ import { address } from "./api.js";
 import { byId } from "./dom.js";
 import { copy } from "./share.js";
 
-function asCurl(body) {
+const VARIABLE = "TRACFORMER_API_KEY"; // the key itself stays out of what is copied
+
+function asCurl(body, keyed) {
   const quoted = "'" + JSON.stringify(body, null, 2).replaceAll("'", "'\\''") + "'";
-  return `curl ${address("v1/infill")} \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted}`;
+  return `curl ${address("v1/infill")} \\\n  -H 'Content-Type: application/json' \\\n${keyed ? `  -H "Authorization: Bearer $${VARIABLE}" \\\n` : ""}  -d ${quoted}`;
 }
 
-function asPython({ text, model, temperature, top_p, ...rest }) {
+function asPython({ text, model, temperature, top_p, ...rest }, keyed) {
   const sampler = Object.entries({ temperature, top_p }).filter(([, value]) => value !== undefined).map(([name, value]) => `${name}=${value}`);
   const options = Object.entries(rest).map(([name, value]) => `    ${name}=${python(value)},`);
   if (sampler.length) options.push(`    sampler=Sampler(${sampler.join(", ")}),`);
   return [
+    ...(keyed ? ["import os", ""] : []),
     "import tracformer",
     ...(sampler.length ? ["from tracformer.generation.samplers import Sampler"] : []),
     "",
-    `client = tracformer.Client(${python(address("."))})`,
+    `client = tracformer.Client(${python(address("."))}${keyed ? `, api_key=os.environ["${VARIABLE}"]` : ""})`,
     "results = client.infill(",
     `    ${python(text)},`,
     ...options,
@@ -30,9 +33,9 @@ function asPython({ text, model, temperature, top_p, ...rest }) {
 // JSON's strings and numbers are Python's too.
 const python = (value) => JSON.stringify(value);
 
-// The dialog with both.
-export function showCode(body) {
-  const codes = { curl: asCurl(body), python: asPython(body) };
+// The dialog with both. `keyed`: the server wants a key.
+export function showCode(body, keyed) {
+  const codes = { curl: asCurl(body, keyed), python: asPython(body, keyed) };
   const dialog = byId("code-dialog"), shown = byId("code-text");
   const tabs = [...dialog.querySelectorAll('[role="tab"]')];
   const choose = (tab) => {

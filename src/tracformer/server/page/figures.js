@@ -36,11 +36,10 @@ function chosen({ lengths, log_weights, chosen: taken }) {
   return `chosen among ${lengths.length}, with probability ${percent(Math.exp(log_weights[at] - top) / total)}`;
 }
 
-// null: nothing is scored, or what was is no longer what is shown.
-export function showScore(scored) {
+// null: nothing is scored, or what was is no longer what is shown. `what`: of the text was scored.
+export function showScore(scored, what) {
   const shown = byId("score-figures");
   shown.hidden = scored === null;
   if (scored === null) return;
-  const what = scored.mode === "ar" ? "Whole text" : "Marked parts";
   shown.textContent = `${what}: log p ${figure(scored.log_prob)}, ${figure(scored.bits_per_byte)} bits a byte, perplexity ${figure(scored.perplexity, 1)} (${scored.mode.toUpperCase()}, ${scored.kind})`;
 }

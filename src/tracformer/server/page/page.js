@@ -110,6 +110,8 @@ async function fill() {
   }
   const control = new AbortController();
   const wanted = settings.value, before = { run: state.run, at: state.at };
+  const again = Boolean(before.run?.fresh);
+  if (again) history.push(history.now, "step"); // undo brings back the fill that stands there now
   Object.assign(state, { filling: control, run: begin(wanted.n, text.marks), at: 0, wanted });
   chrome.clearError();
   showScore(null);
@@ -123,7 +125,10 @@ async function fill() {
     }, control.signal);
   } catch (error) {
     if (state.filling !== control || error.name === "AbortError") return;
-    if (!state.run.samples.some(hasTokens)) Object.assign(state, before);
+    if (!state.run.samples.some(hasTokens)) {
+      Object.assign(state, before);
+      if (again) history.past.pop();
+    }
     finish("");
     return chrome.showError(error, fill, setKey);
   }
@@ -186,12 +191,14 @@ function locked({ text, run }, told) {
 const full = () => sample()?.result?.text ?? (sample()?.fills.every(isComplete) ? completed(parsed(), sample().fills, moves()) : null);
 
 async function score() {
+  if (!state.model) return;
   const marked = parsed().marks;
   const literal = marked.length > 0 && marked.every((mark) => mark.problem && mark.content);
   const text = marked.length && !literal ? full() : null;
   if (marked.length && !literal && text === null) return chrome.showError({ message: "Fill the blanks first: a text with open blanks has no score." });
   try {
-    showScore(await api.score({ text: literal ? state.text : write([text ?? parsed().pieces[0]], []), model: state.model.id }));
+    const scored = await api.score({ text: literal ? state.text : write([text ?? parsed().pieces[0]], []), model: state.model.id });
+    showScore(scored, literal ? "Marked parts" : "Whole text");
     chrome.announce(byId("score-figures").textContent);
   } catch (error) {
     chrome.showError(error, score, setKey);
@@ -224,7 +231,7 @@ async function copyLink() {
 
 async function showCode() {
   const code = await import("./code.js");
-  code.showCode(bodyOf(state.text, shared()));
+  code.showCode(bodyOf(state.text, shared()), api.hasKey());
 }
 
 // Beginning

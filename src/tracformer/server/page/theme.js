@@ -1,8 +1,10 @@
 // Dark or light: the system's choice until the switch is used, then what was chosen. Loaded before the first paint.
 
+import { keep, recall } from "./memory.js";
+
 const KEY = "tracformer-theme";
 const root = document.documentElement;
-const chosen = localStorage.getItem(KEY);
+const chosen = recall("localStorage", KEY);
 if (chosen === "dark" || chosen === "light") root.dataset.theme = chosen;
 
 export function isDark() {
@@ -11,5 +13,5 @@ export function isDark() {
 
 export function switchTheme() {
   root.dataset.theme = isDark() ? "light" : "dark";
-  localStorage.setItem(KEY, root.dataset.theme);
+  keep("localStorage", KEY, root.dataset.theme);
 }

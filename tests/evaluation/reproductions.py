@@ -1,0 +1,26 @@
+"""A reproduction at the smallest scale, and how to interrupt one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tracformer.evaluation.experiment import read_experiment
+from tracformer.evaluation.reproduce import Reproduction
+from tracformer.evaluation.tasks import Silent
+
+
+def work(out: Path, text: Path, experiment: str = "fig7", **changes: str) -> Reproduction:
+    changes = {f"data.{key}": value for key, value in changes.items()} or {"data.wikitext2": str(text)}
+    return Reproduction(read_experiment(experiment, "tiny", changes), out, Silent(), say=lambda text: None)
+
+
+def stopping(function: Callable[..., Any], after: int) -> Callable[..., Any]:
+    """The function, interrupted as by Ctrl-C once it has been called so often."""
+    calls = iter(range(after))
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    return call

@@ -1,0 +1,122 @@
+"""Experiments and scales as they are written: whole, the paper's, changed by name; slips are told."""
+
+import argparse
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tracformer.evaluation.experiment import experiment_names, read_experiment, scale_names
+from tracformer.evaluation.reproduce import Reproduction
+from tracformer.evaluation.sizes import count_sizes
+from tracformer.evaluation.tasks import Silent
+
+PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
+OURS = {"fim", "zeroshot", "everything"}
+COMMANDS = re.findall(r"^tracformer .+$", (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(), re.M)
+
+
+def test_the_bundled_experiments_are_the_papers() -> None:
+    assert set(experiment_names()) == PAPERS | OURS
+    assert scale_names() == ["mini", "paper", "tiny"]
+    spans = {scale: {t.options["mean"] for n in ("fig5", "fig7") for t in read_experiment(n, scale).tasks} for scale in ("paper", "mini")}
+    assert spans == {"paper": {50, 10, 3}, "mini": {12, 3, 1}}
+
+
+@pytest.mark.parametrize("scale", ["paper", "mini", "tiny"])
+@pytest.mark.parametrize("name", sorted(PAPERS | OURS))
+def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None:
+    experiment = read_experiment(name, scale)
+    assert experiment.tasks
+    for model in experiment.models.values():
+        if model.train:
+            config = model.config("data", "run", 0)
+            assert config.steps > 0
+            assert config.model_config(experiment.vocab_size).max_length >= config.length
+            assert model.mode in config.model_config(experiment.vocab_size).modes
+    longest = 1024 if scale == "paper" else 256 if scale == "mini" else 32
+    for task in experiment.tasks:
+        if task.task != "sizes":
+            assert task.make({}).options.get("length", 5) <= longest
+
+
+def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
+    for name in ("everything", "table4"):
+        work = Reproduction(read_experiment(name, "mini"), tmp_path, Silent())
+        shapes = {run.plan.name: work.shape(run) for run in work.runs()}
+        sizes = [count_sizes(each, "", shape).find("parameters_without_embeddings").value for each, shape in shapes.items()]
+        assert max(sizes) < 1.1 * min(sizes)
+        assert all(run.plan.tokens >= 10e6 for run in work.runs())
+
+
+def test_first_seeds_come_first(tmp_path: Path) -> None:
+    runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Silent()).runs()
+    assert [run.seed for run in runs] == [0] * 5 + [1] * 4 + [2] * 4
+    headline = {run.plan.name for run in runs if run.seed == 2}
+    assert headline == {"tracformer-car", "bart", "tracformer-ac", "bert-bidir"}
+
+
+def test_experiments_put_together_ask_each_question_once() -> None:
+    whole = read_experiment("everything", "mini")
+    assert {"d3pm", "plaid"}.isdisjoint(whole.models)
+    for name in ("fig5", "table11", "zeroshot", "fim"):
+        asked = [(task, model) for task in read_experiment(name, "mini").tasks for model in task.models]
+        for task, model in asked:
+            (same,) = [each for each in whole.tasks if (each.task, each.mode, each.options) == (task.task, task.mode, task.options)]
+            assert same.models.count(model) == 1
+    assert whole.paper[:2] == ("fig5", "fig7")
+
+
+def test_training_keys_for_every_model() -> None:
+    models = read_experiment("fig5", "mini", {"train.precision": "bfloat16", "train.steps": "7"}).models
+    assert {(model.config("d", "r", 0).precision, model.config("d", "r", 0).steps) for model in models.values()} == {("bfloat16", 7)}
+    with pytest.raises(ValueError, match="there is no configuration key 'stps'; did you mean 'steps'"):
+        read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
+
+
+def test_values_of_a_scale_are_changed_by_name() -> None:
+    experiment = read_experiment("table9", "mini", {"values.shown": "0", "values.infills": "7"})
+    assert {(task.options["show"], task.options["sequences"]) for task in experiment.tasks} == {(0, 7)}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_docs_are_understood(command: str) -> None:
+    _, verb, *words = shlex.split(command, comments=True)
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(f"tracformer.cli.{verb}").add_arguments(parser)
+    arguments = parser.parse_intermixed_args(words)
+    if verb == "reproduce" and arguments.words:
+        name, *changes = arguments.words
+        own = dict(word.split("=", 1) for word in changes)
+        scale = own.pop("scale", "mini")
+        read_experiment(name, scale, {key: value for key, value in own.items() if key not in ("out", "device", "batch")})
+
+
+def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "title: Mine\ntasks:\n  - {task: prefixes, models: [gpt2], options: {data: $wikitext, length: $short, fractions: [0.5]}}\n"
+    )
+    experiment = read_experiment(str(tmp_path / "mine.yaml"), "tiny", {"models.gpt2": "folder", "seeds": "3,4"})
+    assert (experiment.name, experiment.models["gpt2"].published, experiment.learnt_from()) == ("mine", "folder", [])
+    assert [data.name for data in experiment.only_read()] == ["wikitext2"]
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("title: x", "has no 'tasks'"),
+        ("title: x\ntasks: []\nmodels: []", "has 'models'; allowed: title, tasks, about, paper"),
+        ("title: x\ntasks: [{task: ratios, models: [nobody]}]", r"models are \['nobody'\]; the scale has: tracformer-car, bart"),
+        ("title: x\ntasks: [{task: ratios, models: [bart], options: {mean: $huge}}]", r"uses \$huge; the scale has: \$wikitext"),
+        ("title: x\ntasks: [{task: ratios, models: [bart], options: {data: enwik8}}]", "data is 'enwik8'; scale tiny has: wikitext2"),
+        ("title: x\nparts: [everything]", "experiment everything has no 'tasks'"),
+        ("title: x\nparts: [fig5]\ntasks: []", "has 'tasks'; allowed: title, parts, about, without"),
+        ("- 1", "does not hold keys and values"),
+    ],
+)
+def test_slips_in_an_experiment_of_ones_own_are_told(document: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(document)
+    with pytest.raises(ValueError, match=told):
+        read_experiment(str(tmp_path / "mine.yaml"), "tiny")

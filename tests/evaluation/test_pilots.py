@@ -1,0 +1,107 @@
+"""Learning rates: tried for every system alike, the best one taken, and the trial goes on as the run."""
+
+import json
+import math
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.reproductions import stopping
+from tracformer.evaluation import reproduce as module
+from tracformer.evaluation.bootstrap import perplexity_of
+from tracformer.evaluation.experiment import read_experiment
+from tracformer.evaluation.pilots import Pilots, outcome_file
+from tracformer.evaluation.plan import plan
+from tracformer.evaluation.reproduce import Reproduction
+from tracformer.evaluation.results import read_results
+from tracformer.evaluation.tasks import Silent
+from tracformer.training.log import read_log
+from tracformer.training.loop import Trainer
+from tracformer.training.start import start
+
+
+def scale_with_pilots(folder: Path) -> str:
+    tiny = (resources.files("tracformer.evaluation") / "experiments" / "scales" / "tiny.yaml").read_text()
+    path = folder / "piloted.yaml"
+    path.write_text(tiny + "\npilots: {rates: [1.0e-9, 1.0e-2], steps: 3}\n")
+    return str(path)
+
+
+def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted between pilots, gone on with; the rate that learns is taken, recorded and told."""
+    changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
+    experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
+    told: list[str] = []
+
+    def again() -> Reproduction:
+        return Reproduction(experiment, tmp_path, Silent(), say=told.append)
+
+    assert any("rates 1e-09, 0.01, 3 steps each" in line for line in plan(again()))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "start", stopping(module.start, 1))
+        with pytest.raises(KeyboardInterrupt):
+            again().run()
+    root = tmp_path / "piloted"
+    assert not (root / "results").exists()
+    assert again().run() == 0
+    outcome = next(result for result in read_results(root / "results") if result.task == "pilots")
+    assert (outcome.model, outcome.details["chosen"]) == ("tracformer-ac", 1e-2)
+    assert outcome.find("perplexity", lr=1e-2).value < outcome.find("perplexity", lr=1e-9).value
+    assert not list((root / "pilots").iterdir())  # one has become the run, the others are of no use
+    log = read_log(root / "models" / "tracformer-ac-seed0" / "log.jsonl")
+    assert next(record["step"] for record in log if record["kind"] == "eval") == 3  # where the pilot was left off
+    (run,) = again().runs()
+    start(replace(again().config(run), run=str(tmp_path / "straight")))
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (again().run_folder(run), tmp_path / "straight")]
+    assert weights[0] == weights[1]  # as if it had never been left off
+    recipe = json.loads((root / "models" / "tracformer-ac-seed0" / "recipe.json").read_text())
+    assert (recipe["optimizer"]["lr"], recipe["optimizer"]["final_lr"]) == (1e-2, pytest.approx(1e-3))
+    assert any("at 0.01; 0.01 is taken" in line for line in told)
+    assert any("tracformer-ac: rate 0.01" in line for line in plan(again()))
+    assert "Learning rates tried" in (root / "report" / "fig7" / "index.html").read_text()
+    monkeypatch.setattr(module, "start", stopping(module.start, 0))
+    assert again().run() == 0
+
+
+def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path) -> None:
+    changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
+    experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
+    again = Reproduction(replace(experiment, pilots=Pilots((1e30, 1e-2), 3)), tmp_path, Silent(), say=lambda line: None)
+    assert again.run() == 0
+    outcome = next(result for result in read_results(again.root / "results") if result.task == "pilots")
+    assert (outcome.details["chosen"], outcome.find("perplexity", lr=1e30).value) == (1e-2, perplexity_of(math.inf))
+    hopeless = replace(experiment, pilots=Pilots((1e30, 1e29), 3))
+    with pytest.raises(ValueError, match="diverged at every learning rate"):
+        Reproduction(hopeless, tmp_path, Silent(), say=lambda line: None).run()
+
+
+def test_pilots_of_another_schedule_are_others() -> None:
+    recipe = {"seed": 0, "steps": 1000, "optimizer": {"lr": 1.0, "final_lr": 0.1, "warmup": 5}}
+    files = [outcome_file("m", "car", {**recipe, **change}, Pilots((1.0,), 3)) for change in ({}, {"seed": 1}, {"steps": 5000})]
+    assert files[0] == files[1] != files[2]
+
+
+def test_weights_of_an_earlier_step_are_not_those_of_the_run(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the last checkpoint and the model's folder, in which a pilot's weights lie."""
+    changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
+    experiment = replace(read_experiment("fig7", scale_with_pilots(tmp_path), changes), pilots=Pilots((1e-2,), 2))
+    again = Reproduction(experiment, tmp_path, Silent(), say=lambda line: None)
+    (run,) = again.runs()
+    export, last = Trainer._export, again.config(run).steps
+
+    def killed(self: Trainer, name: str, averaged: bool = True) -> None:
+        if name == "model" and self.state.step == last:
+            raise KeyboardInterrupt
+        export(self, name, averaged)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_export", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again.run()
+    assert (again.run_folder(run) / "checkpoints" / f"step-{last:08d}").is_dir()
+    assert (again.run_folder(run) / "model" / "config.json").is_file()
+    assert not again.is_trained(run)
+    assert again.run() == 0
+    assert again.is_trained(run)

@@ -1,0 +1,115 @@
+"""The text level over systems that fill by a reverse process of their own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.generation.texts import TEXT, WORDS
+from tests.peers.diffusion_toys import SEQUENCES, toy
+from tests.peers.plaid_toys import small_plaid
+from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
+from tests.peers.test_dit import TRACFORMER, small_diffusion
+from tracformer import LanguageModel
+from tracformer.attention import build_attention
+from tracformer.cli.main import main
+from tracformer.data import Tokenizer, train_bpe
+from tracformer.generation import loading
+from tracformer.generation.engine import Engine
+from tracformer.generation.fill import fill
+from tracformer.generation.orders import Ancestral
+from tracformer.generation.samplers import NOTHING_LEFT, Sampler
+from tracformer.model.base import ConditionalModel
+
+SYSTEMS = ("mdlm", "sedd", "d3pm", "plaid")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe(WORDS, 290)
+
+
+def model_of(system: str, tokenizer: Tokenizer) -> ConditionalModel:
+    changes = {"vocab_size": tokenizer.vocab_size, "max_length": 24}
+    return small_plaid(**changes) if system == "plaid" else small_diffusion(system, **changes)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_blanks_are_filled_by_the_reverse_process_under_the_rules_of_text(system: str, tokenizer: Tokenizer) -> None:
+    lm = LanguageModel(model_of(system, tokenizer), tokenizer)
+    results = lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), batch=4)
+    for result in results:
+        first, second = result.spans
+        assert result.text == "the cat" + first.text + " the" + second.text + " mat"
+        assert all(span.text[0] == " " and not span.text[1].isspace() for span in result.spans)
+        assert tokenizer.eot_id not in (*first.token_ids, *second.token_ids)
+        assert "not that of the whole filling" in result.note
+    assert [r.token_ids for r in lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), batch=1)] == [r.token_ids for r in results]
+    banned = results[0].spans[0].token_ids[1]
+    others = lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), sampler=Sampler(banned=(banned,)))
+    assert all(banned not in span.token_ids for result in others for span in result.spans)
+    likeliest = [
+        lm.infill(TEXT, mode="diffusion", order=Ancestral(5), sampler=rules) for rules in (Sampler(top_k=1), Sampler(temperature=0))
+    ]
+    assert likeliest[0] == likeliest[1]
+    engine = Engine(lm.model, rows=4)
+    with engine.request() as request:
+        shared = lm.on(request).infill(TEXT, 6, mode="diffusion", order=Ancestral(5))
+    engine.close()
+    assert [r.token_ids for r in shared] == [r.token_ids for r in results]
+
+
+def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) -> None:
+    lm = LanguageModel(model_of("plaid", tokenizer), tokenizer)
+    assert lm.infill(TEXT, order=Ancestral(4))[0].mode == "diffusion"
+    assert lm.infill(TEXT, order=Ancestral(4), seed=2**64 + 7)[0].token_ids == lm.infill(TEXT, order=Ancestral(4), seed=7)[0].token_ids
+    assert "middle of their ranges" in lm.infill("the [[2-4]] mat")[0].note
+    [sample] = lm.sample(prompt="the cat", max_tokens=6)
+    assert sample.text.startswith("the cat")
+    assert "length fixed beforehand" in sample.note
+    end = tokenizer.eot_id
+    ended = [each for each in lm.sample(40, prompt="the cat", max_tokens=12) if each.ended]
+    assert ended
+    assert all(each.token_ids.index(end) == len(each.token_ids) - 1 == len(each.log_probs) - 1 for each in ended)
+    letter = sample.text[len("the cat") + 1]
+    [cut] = lm.sample(prompt="the cat", max_tokens=6, stop=[letter])
+    assert cut.stopped == letter
+    assert sample.text.startswith(cut.text)
+
+
+def test_the_command_line_fills_by_the_reverse_process(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of("sedd", tokenizer).float()
+    model.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    assert main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--steps", "4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["mode"] == "diffusion"
+    [expected] = LanguageModel(model, tokenizer).infill(TEXT, mode="diffusion", order=Ancestral(4))
+    assert tuple(answer["token_ids"]) == expected.token_ids
+    assert main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--order", "random"]) == 2
+    assert "takes the order Ancestral(steps) alone" in capsys.readouterr().err
+
+
+def test_a_question_compiles_nothing_for_a_tracformer_inside_either(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**TRACFORMER, "vocab_size": tokenizer.vocab_size}
+    small_diffusion("mdlm", **changes).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    for ready, expected in ((False, "blocked"), (True, "native")):
+        monkeypatch.setattr(loading.native, "ready", lambda ready=ready: ready)
+        model = loading.read(tmp_path, "cpu", torch.float32)[0]
+        assert type(model.backbone.attention) is type(build_attention(expected))  # type: ignore[union-attr]
+
+
+def test_restricted_tokens_keep_their_shares_among_each_other() -> None:
+    rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
+    alike = fill(toy("mdlm"), *rows, "diffusion", seed=list(range(10**6, 10**6 + SAMPLES)), only=lambda row, position: [0, 1, 2])
+    assert abs(chi_square(alike.tokens, conditional())) < 3.5
+    some = fill(toy("mdlm"), *rows, "diffusion", seed=list(range(SAMPLES)), sampler=Sampler(banned=(1,)), order=Ancestral(1))
+    share = torch.stack([(some.tokens[:, 0] == v).double().mean() for v in range(3)])
+    marginal = torch.stack([conditional()[SEQUENCES[:, 0] == v].sum() for v in range(3)]) * torch.tensor([1.0, 0.0, 1.0])
+    torch.testing.assert_close(share, marginal / marginal.sum(), atol=0.05, rtol=0)
+    with pytest.raises(ValueError, match=NOTHING_LEFT[:30]):
+        fill(toy("mdlm"), *(x[:1] for x in rows), "diffusion", only=lambda row, position: [])
