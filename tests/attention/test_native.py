@@ -207,6 +207,20 @@ def test_other_dtypes_are_left_to_blocked() -> None:
     assert torch.equal(native.decode(*half, 2, layout), build_attention("blocked").decode(*half, 2, layout))
 
 
+def test_half_precision_builds_the_code_too(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run under autocast would never get it otherwise: rotary code takes it only where it is there, and hands bfloat16 on until then."""
+    asked: list[str] = []
+
+    def library() -> Path:
+        asked.append("library")
+        raise build.BuildError("none here")
+
+    monkeypatch.setattr(build, "library", library)
+    inputs, layout = decoder_case(30, [30], 2, 8)
+    native.decode(*(x.detach().bfloat16() for x in inputs), 2, layout)
+    assert asked == ["library"]
+
+
 SLOW_COMPILER = """#!/bin/sh
 while [ $# -gt 0 ]; do
   if [ "$1" = -o ]; then printf first >"$2"; sleep 0.5; printf second >>"$2"; fi

@@ -12,11 +12,12 @@ from tests.evaluation.reproductions import stopping
 from tracformer.evaluation import reproduce as module
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.experiment import read_experiment
-from tracformer.evaluation.pilots import Pilots, outcome_file
+from tracformer.evaluation.pilots import Pilots, outcome_file, with_rate
 from tracformer.evaluation.plan import plan
 from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import read_results
 from tracformer.evaluation.tasks import Silent
+from tracformer.training.config import OptimizerConfig, TrainConfig
 from tracformer.training.log import read_log
 from tracformer.training.loop import Trainer
 from tracformer.training.start import start
@@ -75,6 +76,14 @@ def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path)
     hopeless = replace(experiment, pilots=Pilots((1e30, 1e29), 3))
     with pytest.raises(ValueError, match="diverged at every learning rate"):
         Reproduction(hopeless, tmp_path, Silent(), say=lambda line: None).run()
+
+
+def test_a_pilots_rate_is_muons_too_unless_it_has_its_own() -> None:
+    config = TrainConfig(optimizer=OptimizerConfig(name="muon", lr=1e-3, final_lr=1e-4))
+    fast = with_rate(config, 4e-3).optimizer
+    assert (fast.lr, fast.final_lr, fast.rate_of_matrices) == (4e-3, pytest.approx(4e-4), 4e-3)
+    named = replace(config, optimizer=replace(config.optimizer, matrix_lr=2e-3))
+    assert with_rate(named, 4e-3).optimizer.rate_of_matrices == 2e-3
 
 
 def test_pilots_of_another_schedule_are_others() -> None:

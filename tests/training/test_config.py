@@ -88,7 +88,7 @@ def test_bad_words(word: str, message: str) -> None:
 
 def test_muon() -> None:
     config = load_config(["optimizer.name=muon", "optimizer.lr=1e-3"])
-    assert (config.optimizer.matrix_lr, config.optimizer.momentum, config.optimizer.nesterov) == (1e-3, 0.95, True)
+    assert (config.optimizer.rate_of_matrices, config.optimizer.momentum, config.optimizer.nesterov) == (1e-3, 0.95, True)
     assert from_dict(config.to_dict()) == config
     assert load_config(["optimizer.name=muon", "optimizer.matrix_lr=0.02"]).optimizer.matrix_lr == 0.02
     with pytest.raises(ValueError, match=r"optimizer\.matrix_lr is 0\.0; it must be a positive number"):

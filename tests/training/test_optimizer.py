@@ -107,7 +107,7 @@ def test_muon_steps_follow_the_schedule_at_the_height_of_matrix_lr() -> None:
     optimizer = optimizer_of(model, name="muon", lr=1e-3, matrix_lr=4e-3)
     optimizer.set_rate(5e-4)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([5e-4, 5e-4, 2e-3])
-    assert OptimizerConfig(name="muon", lr=1e-3).matrix_lr == 1e-3
+    assert OptimizerConfig(name="muon", lr=1e-3).rate_of_matrices == 1e-3
 
 
 def test_a_muon_step_is_nearly_orthogonal_and_of_adamws_size() -> None:

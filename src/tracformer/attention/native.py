@@ -30,4 +30,5 @@ class Native:
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
     on_cpu = q.device.type == k.device.type == v.device.type == "cpu"
-    return on_cpu and q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.float64) and available()
+    # Built before the dtype is looked at: under autocast queries and keys come in float32 only where compiled code has turned them.
+    return on_cpu and available() and q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.float64)

@@ -46,7 +46,7 @@ class Pilots:
 
 
 def with_rate(config: TrainConfig, rate: float) -> TrainConfig:
-    """The configuration at another learning rate, its final one in proportion."""
+    """The configuration at another learning rate, its final one in proportion. Muon's own, if it is named, stays as it is."""
     old = config.optimizer
     return dataclasses.replace(config, optimizer=dataclasses.replace(old, lr=rate, final_lr=rate * old.final_lr / old.lr))
 

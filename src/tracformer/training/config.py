@@ -55,14 +55,20 @@ class OptimizerConfig:
         _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "zero or more")
         _require(self.clip > 0, "optimizer.clip", self.clip, "a positive number")
         if self.name == "muon":
-            if self.matrix_lr == -1.0:
-                object.__setattr__(self, "matrix_lr", self.lr)
-            _require(self.matrix_lr > 0, "optimizer.matrix_lr", self.matrix_lr, "a positive number, or -1 for optimizer.lr")
+            follows = self.matrix_lr == -1.0
+            _require(
+                follows or 0 < self.matrix_lr < math.inf, "optimizer.matrix_lr", self.matrix_lr, "a positive number, or -1 for optimizer.lr"
+            )
             _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
         else:
             for key in ("matrix_lr", "momentum", "nesterov"):
                 value = getattr(self, key)
                 _require(value == getattr(OptimizerConfig, key), f"optimizer.{key}", value, "left out unless optimizer.name is muon")
+
+    @property
+    def rate_of_matrices(self) -> float:
+        """Muon's, at its height: one that is not named follows `lr`, whatever `lr` becomes."""
+        return self.lr if self.matrix_lr == -1.0 else self.matrix_lr
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def build_optimizer(
     if muon:
         parts.append(
             torch.optim.Muon(
-                [{"params": list(matrices), "lr_scale": config.matrix_lr / config.lr}],
-                lr=config.matrix_lr,
+                [{"params": list(matrices), "lr_scale": config.rate_of_matrices / config.lr}],
+                lr=config.rate_of_matrices,
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
                 nesterov=config.nesterov,
