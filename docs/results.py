@@ -1,6 +1,6 @@
 """The figures of docs/results.md and of the README, from results of `tracformer reproduce`.
 
-    python docs/results.py runs/reproduce/mini/results     take results over into results/mini, with a report; then as below
+    python docs/results.py runs/reproduce/mini/results     take results over into results/mini, the newest of each question; then as below
     python docs/results.py                                 write the tables and pictures anew from results/mini
 
 docs/results.md says which table goes where:
@@ -17,33 +17,68 @@ import argparse
 import dataclasses
 import re
 import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from tracformer.evaluation.report import plots, write_report
-from tracformer.evaluation.report.collect import by_file_stem, in_order, newest, sections, tables
+from tracformer.evaluation.report.collect import Section, by_file_stem, in_order, newest, sections, tables
 from tracformer.evaluation.report.tables import Table
 from tracformer.evaluation.report.views import curves_of
 from tracformer.evaluation.results import Result, read_results
+from tracformer.model.base import BOUND
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "results" / "mini"
-ASKED = {"data": "wikitext", "length": 256, "mean": 12}  # ratio generalisation at scale mini
-PICTURE = ROOT / "docs" / "pictures" / "ratios.png"
-PANELS = {"exact": "given the rest and all before it (CAR)", "marginal": "given the rest alone (AC)"}
+PICTURES = ROOT / "docs" / "pictures"
 BLOCK = re.compile(r"(?P<head><!-- table (?P<file>[^:\s]+)(?:: (?P<models>[^>]+?))? -->\n).*?(?P<tail><!-- end -->)", re.S)
 ABOUT = (
     "Made by `tracformer reproduce ... scale=mini`; docs/results.md says what these figures show, what not, and how to make them again.",
 )
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Curves of some models, over one question."""
+
+    title: str
+    models: tuple[str, ...]
+    asked: dict[str, object]  # options that tell the question from others of the task
+    task: str = "ratios"
+    axis: str = "ratio"
+    axis_name: str = "share of tokens to fill (trained at 0.5)"
+
+
+CAR, AC = ("tracformer-car", "bart"), ("tracformer-ac", "bert", "bert-bidir")
+WEB = ("tracformer-web", "gpt2", "sedd", "mdlm")
+LONG, SHORT = {"data": "wikitext", "length": 256}, {"length": 128}
+GIVEN = {"task": "prefixes", "axis": "prefix", "axis_name": "share given, as a prefix"}
+PANELS = {
+    "ratios.png": [
+        Panel("given the rest and all before it (CAR)", CAR, {**LONG, "mean": 12}),
+        Panel("given the rest alone (AC)", AC, {**LONG, "mean": 12}),
+    ],
+    "spans.png": [
+        Panel("CAR, spans of mean 3", CAR, {**LONG, "mean": 3}),
+        Panel("CAR, single tokens", CAR, {**LONG, "mean": 1}),
+        Panel("AC, spans of mean 3", AC, {**LONG, "mean": 3}),
+        Panel("AC, single tokens", AC, {**LONG, "mean": 1}),
+    ],
+    "prefixes.png": [Panel(name, WEB, {**SHORT, "data": data}, **GIVEN) for data, name in (("wikitext", "WikiText"), ("1bw", "1BW"))],
+}
+ACROSS = 2  # panels in a row
+
+
 def take_over(source: Path, target: Path = RESULTS) -> None:
-    """Results without their per-sequence figures, and the report of the whole ones."""
-    results = newest(read_results(source))
+    """Results without their per-sequence figures beside those that are there, and the report of all. Later ones replace earlier ones."""
+    results = newest([*(read_results(target) if target.exists() else ()), *read_results(source)])
     shutil.rmtree(target, ignore_errors=True)
-    for result in results:
-        dataclasses.replace(result, details={}).save(target)
-    write_report([source], target / "report", title="The paper's experiments at scale mini", about=ABOUT)
+    with tempfile.TemporaryDirectory() as whole:
+        for result in results:
+            result.save(whole)
+            dataclasses.replace(result, details={}).save(target)
+        write_report([whole], target / "report", title="The paper's experiments at scale mini", about=ABOUT)
     named = DOCUMENT.read_text()
     for path in (target / "report").iterdir():
         if path.name != "index.html" and path.name not in named:
@@ -78,24 +113,28 @@ def only(table: Table, wanted: list[str] | None) -> Table:
     return dataclasses.replace(table, lines=tuple(lines))
 
 
-def draw(results: list[Result], path: Path = PICTURE) -> None:
-    """The README's picture: ratio generalisation as in Fig. 5, CAR left, AC right."""
-    (section,) = [s for s in sections(results) if s.task == "ratios" and {**s.options, **ASKED} == dict(s.options)]
-    panels: dict[str, list[plots.Curve]] = {}
-    for entry in section.entries:
-        for curve in curves_of(entry, "perplexity", "ratio"):
-            panels.setdefault(curve.kind, []).append(curve)
-    panels = {kind: panels[kind] for kind in PANELS if len(panels.get(kind, ())) > 1}  # a curve alone compares with nothing
+def draw(name: str, found: list[Section], folder: Path = PICTURES) -> None:
+    panels = [(panel, lines) for panel in PANELS[name] if len(lines := curves_in(panel, found)) > 1]  # a curve alone compares with nothing
+    rows = [panels[start : start + ACROSS] for start in range(0, len(panels), ACROSS)]
     pyplot = plots.pyplot_of()
-    with pyplot.rc_context({**plots.style_of("ratios"), "font.size": 10}):
-        figure = pyplot.figure(figsize=(5.2 * len(panels), 3.6), layout="constrained")
-        for part, (kind, lines) in zip(figure.subfigures(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-            ours_first = sorted(lines, key=lambda line: not line.label.startswith("tracformer"))
-            colours = {line.label: index for index, line in enumerate(ours_first)}
-            plots.curves(lines, "share of tokens to fill (trained at 0.5)", "perplexity", colours)(part)
-            part.suptitle(PANELS[kind], fontsize=10)
-        figure.savefig(path, dpi=150, facecolor="white", metadata={"Software": None})
+    with pyplot.rc_context({**plots.style_of(name), "font.size": 10}):
+        figure = pyplot.figure(figsize=(5.2 * min(ACROSS, len(panels)), 3.6 * len(rows)), layout="constrained")
+        parts = figure.subfigures(len(rows), min(ACROSS, len(panels)), squeeze=False)
+        for part, (panel, lines) in zip(parts.flat, panels, strict=False):
+            colours = {line.label: index for index, line in enumerate(lines)}
+            plots.curves(lines, panel.axis_name, "perplexity", colours)(part)
+            part.suptitle(panel.title, fontsize=10)
+        figure.savefig(folder / name, dpi=150, facecolor="white", metadata={"Software": None})
         pyplot.close(figure)
+
+
+def curves_in(panel: Panel, found: list[Section]) -> list[plots.Curve]:
+    """In the panel's order of models; a bound is marked where exact figures stand beside it."""
+    (section,) = [s for s in found if s.task == panel.task and {**s.options, **panel.asked} == dict(s.options)]
+    entries = sorted((e for e in section.entries if e.label in panel.models), key=lambda entry: panel.models.index(entry.label))
+    lines = [curve for entry in entries for curve in curves_of(entry, "perplexity", panel.axis)]
+    mixed = len({line.kind for line in lines}) > 1
+    return [dataclasses.replace(line, label=f"{line.label} ({line.kind})") if mixed and line.kind == BOUND else line for line in lines]
 
 
 def main() -> None:
@@ -106,7 +145,8 @@ def main() -> None:
         take_over(arguments.results)
     results = read_results(RESULTS)
     DOCUMENT.write_text(render(DOCUMENT.read_text(), tables_of(results)))
-    draw(results)
+    for name in PANELS:
+        draw(name, sections(results))
 
 
 if __name__ == "__main__":

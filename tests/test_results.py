@@ -2,12 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.scripts import script
 from tracformer.evaluation.report.tables import Cell, Line, Table
-from tracformer.evaluation.results import read_results
+from tracformer.evaluation.results import Result, Row, read_results
 
 results = script("docs/results.py")
 
@@ -38,6 +39,29 @@ def test_results_hold_no_texts() -> None:
     assert paths
     for path in paths:
         assert json.loads(path.read_text())["details"] == {}
+
+
+def test_results_are_taken_over_beside_those_that_are_there(tmp_path: Path) -> None:
+    kept, earlier, later = (
+        Result(
+            model,
+            "gpt2",
+            "ar",
+            "ratios",
+            {"data": "d"},
+            (Row("perplexity", {"ratio": 0.5}, value, kind="exact"),),
+            {"a": 1},
+            {"time": time},
+        )
+        for model, value, time in (("a #0", 1.0, "1"), ("b #0", 2.0, "1"), ("b #0", 3.0, "2"))
+    )
+    for place, result in (("there", kept), ("there", earlier), ("new", later)):
+        result.save(tmp_path / place)
+    results.take_over(tmp_path / "new", tmp_path / "there")
+    found = {result.model: result for result in read_results(tmp_path / "there")}
+    assert {name: result.rows[0].value for name, result in found.items()} == {"a #0": 1.0, "b #0": 3.0}
+    assert all(not result.details for result in found.values())
+    assert (tmp_path / "there" / "report" / "index.html").is_file()
 
 
 def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
