@@ -20,6 +20,7 @@ from tracformer.evaluation.experiment_data import prepare_data
 from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import Result, read_results
 from tracformer.evaluation.tasks import Silent
+from tracformer.training.log import read_log
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -42,7 +43,7 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
             work(tmp_path, text).run()
     trained = files_of(root)
     assert sum(name.endswith("model/model.safetensors") for name in trained) == 6
-    assert sum(name.startswith("results") for name in trained) == 3
+    assert sum(name.startswith("results/") and "-training-" not in name for name in trained) == 3
     assert {name: facts for name, facts in trained.items() if name in two} == two
     assert not (root / "report").exists()
 
@@ -50,7 +51,14 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
     assert work(tmp_path, text).run() == 0
     done = files_of(root)
     assert {name: facts for name, facts in done.items() if name in trained} == trained
-    results = read_results(root / "results")
+    found = read_results(root / "results")
+    results, curves = ([result for result in found if (result.task == "training") is wanted] for wanted in (False, True))
+    assert sorted(result.model for result in curves) == sorted(result.model for result in results)
+    for curve in curves:  # what the run's log says, at its only validation
+        log = read_log(root / "models" / curve.model.replace(" #", "-seed") / "log.jsonl")
+        (record,) = [record for record in log if record["kind"] == "eval"]
+        contexts = "span:p=0.5,mean=4"
+        assert curve.find("perplexity", contexts=contexts, step=3).value == record[f"{curve.mode} {contexts}"]
     assert sorted(result.model for result in results) == [
         "bart #0",
         "bert #0",

@@ -6,7 +6,6 @@ than that of its beginning. Outcomes are results like others, `pilots` in the re
 """
 
 import dataclasses
-import datetime
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,14 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import tracformer
 from tracformer.evaluation.bootstrap import perplexity_of
+from tracformer.evaluation.curves import family_of, kind_of, training_manifest, validations
 from tracformer.evaluation.results import Result, Row, digest, file_name
-from tracformer.families import find_family
 from tracformer.training.config import TrainConfig
-from tracformer.training.log import read_log
 from tracformer.training.loop import NotFiniteError, Outcome
 
 TASK = "pilots"
@@ -86,17 +81,9 @@ def fly(
             f"{name} diverged at every learning rate of its pilots ({', '.join(f'{rate:g}' for rate in losses)}); give lower ones"
         )
     chosen = min(losses, key=lambda rate: losses[rate])
-    kind = find_family(str(config.model.get("family", "tracformer"))).model_class.answers[mode]
-    rows = [Row("perplexity", {"lr": rate}, perplexity_of(loss), kind=kind) for rate, loss in losses.items()]
-    manifest = {
-        "hashes": {"recipe": digest(_rateless(recipe))},
-        "recipe": _rateless(recipe),
-        "code": tracformer.__version__,
-        "torch": torch.__version__,
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-    family = str(config.model.get("family", "tracformer"))
-    return Result(name, family, mode, TASK, _options(pilots), tuple(rows), {"chosen": chosen, "nll": losses}, manifest)
+    rows = [Row("perplexity", {"lr": rate}, perplexity_of(loss), kind=kind_of(config, mode)) for rate, loss in losses.items()]
+    details = {"chosen": chosen, "nll": losses}
+    return Result(name, family_of(config), mode, TASK, _options(pilots), tuple(rows), details, training_manifest(_rateless(recipe)))
 
 
 def adopt(folder: Path, name: str, outcome: Result, run: Path) -> None:
@@ -116,10 +103,10 @@ def pilot_folder(folder: Path, name: str, rate: float, recipe: str) -> Path:
 
 def _loss(run: Path) -> float:
     """Mean of log perplexity over all contexts of the last validation; infinite where one is."""
-    validated = [record for record in read_log(run / "log.jsonl") if record["kind"] == "eval"]
+    validated = list(validations(run))
     if not validated:
         raise ValueError(f"{run} was never validated, so that its learning rate cannot be judged; give the data a validation split")
-    values = [value for key, value in validated[-1].items() if key not in ("kind", "step", "time")]
+    values = [value for step, _, _, value in validated if step == validated[-1][0]]
     return sum(math.log(value) if math.isfinite(value) else math.inf for value in values) / len(values)
 
 

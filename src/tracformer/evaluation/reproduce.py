@@ -4,7 +4,7 @@ Everything lies under OUT/SCALE, and each stage leaves files by which the next c
 
     data/NAME                    prepared data sets; data/held-out/NAME those that nothing is trained on
     models/NAME-seedN            a run of `tracformer train`, with `recipe.json`: what it was told
-    results/*.json               one file a model and task, and one a system's pilots
+    results/*.json               one file a model and task, one a run's learning curve, and one a system's pilots
     report/EXPERIMENT/           index.html and its tables and pictures
 
 Experiments at one scale share models and results. The same command goes on after an interruption, also in the middle of a training run.
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tracformer.data import PreparedData, Tokenizer, load_tokenizer
+from tracformer.evaluation.curves import curve_file, learning_curve
 from tracformer.evaluation.experiment import SIZES, Experiment, ModelPlan, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, prepare_data
 from tracformer.evaluation.pace import Pace, tokens
@@ -101,9 +102,10 @@ class Reproduction:
                     signal = self._train(run, ranks)
                 if signal is not None:
                     return 128 + signal
+            curves = self._curves() if ranks.first else []
             files = self._evaluate(evaluations, ranks)
             if ranks.first:
-                self.say(f"report: {self._report(files)}")
+                self.say(f"report: {self._report([*files, *curves])}")
             ranks.barrier()
         return 0
 
@@ -167,6 +169,18 @@ class Reproduction:
             write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
         ranks.barrier()
         return start(self.config(run)).signal
+
+    def _curves(self) -> list[Path]:
+        """The files of the runs' learning curves."""
+        files = []
+        for run in self.runs():
+            if run.seed is not None:
+                told = (run.name, run.plan.mode, self.config(run), run.plan.data, self._recipe(run))
+                path = self.root / "results" / curve_file(*told)
+                if not path.is_file():
+                    learning_curve(*told).save(path.parent)
+                files.append(path)
+        return files
 
     def _evaluate(self, evaluations: list[tuple[TaskPlan, Run]], ranks: Ranks) -> list[Path]:
         """The files of all results, in the experiment's order; done model after model, so that each is loaded once."""

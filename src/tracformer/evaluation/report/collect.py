@@ -49,6 +49,7 @@ TITLES = {
     "speed": "Generation speed and memory",
     "domains": "Hidden stretches of protein domains",
     "sizes": "Sizes",
+    "training": "Held-out perplexity while training",
     "pilots": "Learning rates tried",
 }
 ACROSS_DATA = ("unconditional",)  # tasks with one figure a data set, which stand side by side

@@ -11,7 +11,7 @@ from tracformer.evaluation.report.plots import Curve, Picture
 from tracformer.evaluation.report.tables import Cell, Line, Table, number
 from tracformer.evaluation.results import Result, Row
 
-X_AXES = {"ratio": "share of targets", "prefix": "share given, as a prefix"}
+X_AXES = {"ratio": "share of targets", "prefix": "share given, as a prefix", "step": "training steps"}
 BINS = 40
 JOINT = ("exact", "bound")  # both speak of the joint probability, and may share axes with the bound marked; a marginal may not
 
