@@ -18,19 +18,19 @@ from tracformer.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class FrequenciesConfig(ModelConfig):
-    model_type = "frequencies"
+class LettersConfig(ModelConfig):
+    model_type = "letters"
     possible_modes = ("ac",)
     presets = {"tiny": {"vocab_size": 256, "max_length": 32}}  # noqa: RUF012
 
 
-class Frequencies(ConditionalModel):
+class Letters(ConditionalModel):
     """Each target by the letters' frequencies alone."""
 
-    config_class = FrequenciesConfig
+    config_class = LettersConfig
     answers = {"ac": MARGINAL}  # noqa: RUF012
 
-    def __init__(self, config: FrequenciesConfig) -> None:
+    def __init__(self, config: LettersConfig) -> None:
         super().__init__()
         self.config = config
         self.table = nn.Linear(1, config.vocab_size)
@@ -57,8 +57,8 @@ class Frequencies(ConditionalModel):
 @pytest.fixture
 def registered(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(families, "_families", dict(families._families))
-    register(Family("frequencies", __name__, "Frequencies", "ac", "letters alone"))
-    return "frequencies"
+    register(Family("letters", __name__, "Letters", "ac", "letters alone"))
+    return "letters"
 
 
 def test_a_new_system_from_outside(registered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_a_new_system_from_outside(registered: str, tmp_path: Path, capsys: pyte
     found = losses(run)
     assert found[-1] < found[0] - 0.5
     lm = tracformer.load(run)
-    assert isinstance(lm.model, Frequencies)
+    assert isinstance(lm.model, Letters)
     assert len(lm.infill("to the [[4]] and")[0].spans[0].token_ids) == 4
     scored = lm.score("to the [[king]]")
     assert scored.kind == "marginal"

@@ -73,3 +73,4 @@ register(Family("sedd", "tracformer.peers.sedd", "SEDD", "denoise", "masked diff
 register(Family("mdlm", "tracformer.peers.mdlm", "MDLM", "denoise", "masked diffusion by cross-entropy, on a DiT or a Tracformer"))
 register(Family("d3pm", "tracformer.peers.d3pm", "D3PM", "denoise", "masked diffusion in discrete time, on a DiT"))
 register(Family("plaid", "tracformer.peers.plaid", "Plaid", "denoise", "Gaussian diffusion on token embeddings, on a DiT"))
+register(Family("frequencies", "tracformer.peers.frequencies", "Frequencies", "ac", "frequencies of single tokens, whatever is given"))

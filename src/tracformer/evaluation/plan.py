@@ -42,6 +42,7 @@ def plan(work: Reproduction) -> Iterator[str]:
         left += 0.0 if done else run.plan.tokens
         state = "trained" if done else f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
         yield f"  train     {run.name} ({config.model.get('family', 'tracformer')}, {config.objective}): {state}"
+    sizes = [size for size in sizes if size]  # frequencies have no network
     if len(sizes) > 1:
         yield f"  sizes     the largest is {max(sizes) / min(sizes) - 1:.1%} larger than the smallest, without embeddings"
     for task, run in work.evaluations():

@@ -1,0 +1,56 @@
+"""Frequencies of single tokens: p(x_t), whatever is given. The line that a model must leave to have read anything at all.
+
+Trained as all systems are; the loss is convex, and its least value is at the frequencies of the targets in training.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracformer.model.base import EXACT, MARGINAL, ConditionalModel
+from tracformer.model.config import MODES, ModelConfig
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"vocab_size": 50257, "max_length": 1024},
+    "tiny": {"vocab_size": 256, "max_length": 128},
+    "mini": {"vocab_size": 4096, "max_length": 256},
+    "laptop": {"vocab_size": 4096, "max_length": 256},
+}
+STRETCH = 10.0  # what a score is multiplied by: frequencies differ by many nats, and rates that suit networks move a score by little
+
+
+@dataclass(frozen=True)
+class FrequenciesConfig(ModelConfig):
+    model_type = "frequencies"
+    possible_modes = MODES
+    presets = PRESETS
+
+
+class Frequencies(ConditionalModel):
+    config: FrequenciesConfig
+    config_class = FrequenciesConfig
+    answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
+    limits = dict.fromkeys(MODES, "sees nothing of what is given")
+
+    def __init__(self, config: FrequenciesConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.scores = nn.Parameter(
+            torch.zeros(config.vocab_size)
+        )  # log-frequencies over STRETCH, up to a constant; a vector, so not decayed
+
+    @property
+    def head(self) -> Tensor:
+        return self.scores[:, None]
+
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        rows = wanted.flatten().nonzero()[:, 0]
+        return self.scores.new_full((len(rows), 1), STRETCH), rows
+
+    def blocks(self) -> list[nn.Module]:
+        return []
+
+    def embedding_tables(self) -> list[Tensor]:
+        return [self.scores]
