@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.helpers import save_model
 from tracformer.cli.main import VERBS, main
 from tracformer.data import char_tokenizer
+from tracformer.devices import pick_device
 
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "tqdm")
 
@@ -45,6 +47,18 @@ def test_a_wrong_word_is_one_sentence(words: list[str], message: str, capsys: py
 def test_a_device_that_is_not_there_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--device", "abacus"]) == 2
     assert "device is 'abacus'; it must be auto, cpu, cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
+def test_a_device_that_cannot_compute_here_is_told(name: str) -> None:
+    if getattr(torch, name, None) is not None and getattr(torch, name).is_available():
+        pytest.skip(f"this machine has {name}")
+    with pytest.raises(ValueError, match=f"device is '{name}', which this machine or its PyTorch cannot compute on"):
+        pick_device(name)
+
+
+def test_numbered_cpus_are_the_cpu() -> None:
+    assert (pick_device("cpu:0"), pick_device("cpu")) == ("cpu", "cpu")
 
 
 def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,6 +130,7 @@ def test_weights_and_paths() -> None:
         "--data=~/x/y.txt",
         "hf:owner/name",
     ]
+    assert manifest.command_line(["/site-packages/pytest/__main__.py", "tests"]) == "__main__.py tests"
     assert manifest.command_line(words) == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
 
 

@@ -204,6 +204,21 @@ def test_a_damaged_pickle_is_told_by_its_name(tmp_path: Path) -> None:
             load_sedd(file.parent)
 
 
+@pytest.mark.parametrize(
+    "trouble", [MemoryError(), OSError(5, "Input/output error"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_machine_in_trouble_is_not_blamed_on_the_file(trouble: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_sedd(tmp_path / "model", published(small_diffusion("sedd")))
+
+    def load(*arguments: object, **options: object) -> None:
+        raise trouble
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(type(trouble)) as raised:
+        load_sedd(folder)
+    assert raised.value is trouble
+
+
 def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
     weights = published(small_diffusion("sedd"))
     folder = write_sedd(tmp_path, weights)

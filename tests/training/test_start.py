@@ -48,11 +48,25 @@ def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(tmp_path: Path, ca
     for changes, told in (
         (["model.d_model=64"], "model.d_model is 64, but init=.* fixes it at 32; leave it out"),
         (["model.family=bart"], "model.family is 'bart', but init=.* fixes it at 'tracformer'"),
+        (["model.backbone=dit", "model.family=mdlm"], "model.family is 'mdlm', but init=.* fixes it at 'tracformer'"),
     ):
         with pytest.raises(ValueError, match=told):
             start(load_config([*words, f"init={run}", *changes]))
     assert start(load_config([*words, f"init={run}"])).finished  # a run's folder, as `tracformer.load` takes it
     assert f"starting from {run / 'best'}" in capsys.readouterr().out
+    assert start(load_config([*words, f"init={run}", f"run={tmp_path / 'modes'}", "objective=car", "model.modes=[car]"])).finished
+
+
+def test_fine_tuning_another_system_needs_no_word_about_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its objective is its family's."""
+    (tmp_path / "my.txt").write_text("some text " * 300)
+    small = ["model.max_length=32", "model.n_layer=1", "model.n_head=2", "model.d_model=16", "model.d_condition=8"]
+    words = [f"data={tmp_path / 'my.txt'}", "data.tokenizer=byte", "steps=1", "batch=2", "eval_sequences=1"]
+    start(load_config([*words, f"run={tmp_path / 'mdlm'}", "model.family=mdlm", *small]))
+    capsys.readouterr()
+    assert start(load_config([*words, f"run={tmp_path / 'more'}", f"init={tmp_path / 'mdlm'}"])).finished
+    assert "model: mdlm" in (told := capsys.readouterr().out)
+    assert "objective denoise" in told
 
 
 def test_run_folders_are_named_after_the_data() -> None:

@@ -97,7 +97,8 @@ def command_line(words: list[str]) -> str:
     if not words:
         return ""
     program = Path(words[0])
-    name = "tracformer" if program.name == "__main__.py" or program.parent.name == "cli" else program.name  # python -m tracformer
+    ours = program.parent.name == "cli" or (program.parent.name, program.name) == ("tracformer", "__main__.py")  # python -m tracformer
+    name = "tracformer" if ours else program.name
     return " ".join([name, *map(_cut, words[1:])])
 
 

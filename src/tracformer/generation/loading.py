@@ -51,12 +51,12 @@ def read(
     if "tracformer" in (document.get("model_type"), document.get("backbone")):
         options["attention"] = "native" if native.ready() else "blocked"  # nothing is compiled to answer a question
     model = load_model(folder, **options)
-    spelled = load_tokenizer(_tokenizer_of(folder, model) if tokenizer is None else tokenizer)
+    spelled = load_tokenizer(tokenizer_of(folder, model) if tokenizer is None else tokenizer)
     require_fit(model, spelled)
     return model, spelled
 
 
-def _tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:
+def tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:
     """The folder; or GPT-2's on the hub, where published weights of its vocabulary come without one."""
     alone = not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"))
     return GPT2_TOKENIZER if alone and model.config.vocab_size == GPT2_TOKENS else folder

@@ -1,5 +1,6 @@
 """Pickles of others, opened only as far as they hold tensors and plain values: nothing in them is run."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ def read_pickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a file that is cut short or not a pickle at all, nearly every kind
+        failing = isinstance(error, OSError) and error.errno != errno.EINVAL  # which is what a seek in a short file gives
+        if failing or isinstance(error, MemoryError) or "allocate memory" in str(error):  # no fault of the file's
+            raise
         raise ValueError(
             f"{path} cannot be read as tensors alone: it is damaged, or it holds more, and could then run code when read. If it was "
             "downloaded, get it again, best as model.safetensors. If you trust it, load it where it was written and save its tensors "

@@ -52,7 +52,7 @@ class OptimizerConfig:
         _require(self.warmup >= 0, "optimizer.warmup", self.warmup, "zero or more steps")
         _require(0 <= self.beta1 < 1, "optimizer.beta1", self.beta1, "in [0, 1)")
         _require(0 <= self.beta2 < 1, "optimizer.beta2", self.beta2, "in [0, 1)")
-        _require(self.weight_decay >= 0, "optimizer.weight_decay", self.weight_decay, "zero or more")
+        _require(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "zero or more")
         _require(self.clip > 0, "optimizer.clip", self.clip, "a positive number")
         if self.name == "muon":
             follows = self.matrix_lr == -1.0
@@ -129,12 +129,14 @@ class TrainConfig:
         for name in ("log_every", "eval_every", "eval_sequences", "save_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         family = find_family(str(self.model.get("family", "tracformer")))
-        object.__setattr__(self, "objective", self.objective or family.objective)
-        parse_objective(self.objective, self.contexts)
+        if "family" in self.model or not self.init:  # otherwise `init` decides what the model is, and so the default
+            object.__setattr__(self, "objective", self.objective or family.objective)
+        if self.objective:
+            parse_objective(self.objective, self.contexts)
         for strategy in self.eval_contexts:
             parse_strategy(strategy)
         kind = family.config_class
-        preset = self.model.get("preset", DEFAULT_PRESET)
+        preset = _convert(self.model.get("preset", DEFAULT_PRESET), str, "model.preset")
         _require(preset in kind.presets, "model.preset", preset, f"one of {', '.join(kind.presets)}")
         hints = {**{f.name: f.type for f in dataclasses.fields(kind)}, "family": str, "preset": str}
         if "vocab_size" in self.model:
@@ -238,8 +240,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return _build(typing.cast(type[Any], hint), value, f"{key}.")
     origin = typing.get_origin(hint) or hint
     if origin is tuple:
-        items = [value] if isinstance(value, str) else value
-        return tuple(str(item) for item in items)
+        if isinstance(value, str | list | tuple):
+            return tuple(str(item) for item in ([value] if isinstance(value, str) else value))
+        raise ValueError(f"{key} is {value!r}; it must be a list, such as {key}=[a,b]")
     if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, Any]):
         if not isinstance(value, Mapping):
             raise ValueError(f"{key} is {value!r}; it must be a group of keys, such as {key}.preset=tiny")

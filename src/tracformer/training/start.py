@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +25,7 @@ from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.data.tokenizer import FOREIGN
 from tracformer.families import find_family, load_model
 from tracformer.files import held, write_atomically
-from tracformer.generation.loading import find_folder
+from tracformer.generation.loading import find_folder, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.config import DataConfig, TrainConfig
@@ -34,6 +35,7 @@ from tracformer.training.loop import Outcome, Trainer
 SMALL = 1_000_000  # tokens below which the tiny model is plenty
 EPOCHS = 20  # passes over small data
 MOST_STEPS, LEAST_STEPS = 5000, 200
+FREE = ("dropout", "modes")  # of a model that `init` brings, what a run may still change
 
 Say = Callable[[str], None]
 
@@ -42,15 +44,17 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
     """Train as configured. `under_preset`, where the user named no preset, gives the same wishes under the one that fits the data."""
     if not config.data.source:
         raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
-    if config.init:  # a run's folder, a bundled model, an id of the hub; that there is none is told before anything is written
-        config = dataclasses.replace(config, init=str(find_folder(config.init)))
+    origin = _origin(config.init) if config.init else None  # that there is none is told before anything is written
+    if origin is not None:
+        _require_unchanged(config, origin)
+        config = dataclasses.replace(config, model={**config.model, "family": origin.model.config.model_type}, init=str(origin.folder))
     with join_ranks(config.device) as ranks:
         say: Say = print if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
-        data = _open_data(config, ranks, say)
-        if under_preset is not None and not config.init:
+        data = _open_data(config, origin, ranks, say)
+        if under_preset is not None and origin is None:
             config = dataclasses.replace(under_preset(fitting_preset(data, say)), run=config.run)
-        model = _build_model(config, data.tokenizer, say)
+        model = _build_model(config, origin, data.tokenizer, say)
         config = dataclasses.replace(config, length=config.length or model.config.max_length)
         if config.length > model.config.max_length:
             raise ValueError(f"length is {config.length}, but the model takes at most max_length = {model.config.max_length} tokens")
@@ -74,6 +78,29 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
             if ranks.first:
                 write_atomically(Path(config.run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n")
             return trainer.train()
+
+
+class Origin(NamedTuple):
+    """The trained model that a run starts from."""
+
+    folder: Path
+    model: ConditionalModel
+    tokenizer: str  # where it is
+
+
+def _origin(init: str) -> Origin:
+    """Whatever `tracformer.load` takes: a model's folder, a run's, a bundled name, an id of the hub."""
+    folder = find_folder(init)
+    model = load_model(folder)
+    return Origin(folder, model, str(tokenizer_of(folder, model)))
+
+
+def _require_unchanged(config: TrainConfig, origin: Origin) -> None:
+    """Every wish about the model is what it is already, or may still change."""
+    fixed = {"family": origin.model.config.model_type, **origin.model.config.to_dict()}
+    for key in fixed:  # the family first: another one has other keys
+        if key not in FREE and config.model.get(key, fixed[key]) != fixed[key]:
+            raise ValueError(f"model.{key} is {config.model[key]!r}, but init={config.init} fixes it at {fixed[key]!r}; leave it out")
 
 
 def default_run(config: TrainConfig) -> str:
@@ -101,7 +128,7 @@ def fitting_preset(data: PreparedData, say: Say) -> str:
     return name
 
 
-def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
+def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Say) -> PreparedData:
     """A prepared folder as it is; anything else is prepared once, inside the run's folder."""
     if (Path(config.data.source) / MANIFEST_FILE).is_file():
         if config.data.validation != DataConfig.validation:
@@ -115,8 +142,8 @@ def _open_data(config: TrainConfig, ranks: Ranks, say: Say) -> PreparedData:
         sources = open_sources(config.data.source, validation=held)
         folder = Path(config.run) / "data"
         tokenizer = config.data.tokenizer
-        if config.init and tokenizer == "auto":
-            tokenizer = config.init
+        if origin is not None and tokenizer == "auto":
+            tokenizer = origin.tokenizer
         if ranks.first and not (folder / MANIFEST_FILE).is_file():
             say(f"preparing {config.data.source} in {folder}")
             prepare(folder, sources, tokenizer, validation=fraction)
@@ -156,19 +183,13 @@ def _require_tokenizer(wanted: str, data: PreparedData) -> None:
         )
 
 
-def _build_model(config: TrainConfig, tokenizer: Tokenizer, say: Say) -> ConditionalModel:
+def _build_model(config: TrainConfig, origin: Origin | None, tokenizer: Tokenizer, say: Say) -> ConditionalModel:
     torch.manual_seed(config.seed)
-    if not config.init:
+    if origin is None:
         return _construct(config.model_config(tokenizer.vocab_size), config)
-    folder = Path(config.init)
-    old = load_model(folder)
-    old_tokenizer = load_tokenizer(folder)
-    shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size}
-    fixed = {**shape, "family": old.config.model_type}
-    for key, value in config.model.items():
-        if key not in ("preset", "dropout") and value != fixed[key]:
-            raise ValueError(f"model.{key} is {value!r}, but init={config.init} fixes it at {fixed[key]!r}; leave it out")
-    shape |= {"modes": config.modes(type(old.config)), **{key: value for key, value in config.model.items() if key == "dropout"}}
+    old, old_tokenizer = origin.model, load_tokenizer(origin.tokenizer)
+    free = {"modes": config.modes(type(old.config)), **{key: config.model[key] for key in FREE if key in config.model}}
+    shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size, **free}
     known = {token: i for i, token in enumerate(old_tokenizer.tokens())}
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
         origins = list(range(tokenizer.vocab_size))

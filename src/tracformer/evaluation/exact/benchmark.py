@@ -46,6 +46,9 @@ class Exact(Task):
         if self.version != VERSION:
             raise ValueError(f"version is {self.version}; this program draws from the sources of version {VERSION}")
 
+    def asked_of(self, subject: Subject) -> "Exact":
+        return self if subject.kind == BOUND else replace(self, draws=Exact.draws)
+
     def check(self, subject: Subject) -> None:
         super().check(subject)
         source, config = find_source(self.source), subject.model.config
