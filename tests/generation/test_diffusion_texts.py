@@ -1,6 +1,7 @@
 """The text level over systems that fill by a reverse process of their own."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.generation.texts import TEXT, WORDS
 from tests.peers.diffusion_toys import SEQUENCES, toy
 from tests.peers.plaid_toys import small_plaid
 from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
-from tests.peers.test_dit import TRACFORMER, small_diffusion
+from tests.peers.test_dit import TRACFORMER, question, small_diffusion
 from tracformer import LanguageModel
 from tracformer.attention import build_attention
 from tracformer.cli.main import main
@@ -18,9 +19,10 @@ from tracformer.data import Tokenizer, train_bpe
 from tracformer.generation import loading
 from tracformer.generation.engine import Engine
 from tracformer.generation.fill import fill
-from tracformer.generation.orders import Ancestral
+from tracformer.generation.orders import Ancestral, RandomOrder
+from tracformer.generation.results import Arrival
 from tracformer.generation.samplers import NOTHING_LEFT, Sampler
-from tracformer.model.base import ConditionalModel
+from tracformer.model.base import ConditionalModel, targets_of
 
 SYSTEMS = ("mdlm", "sedd", "d3pm", "plaid")
 
@@ -68,6 +70,8 @@ def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) 
     [sample] = lm.sample(prompt="the cat", max_tokens=6)
     assert sample.text.startswith("the cat")
     assert "length fixed beforehand" in sample.note
+    assert lm.infill(TEXT)[0].note.split("; ")[0] in sample.note
+    assert "when it was revealed" in sample.note
     end = tokenizer.eot_id
     ended = [each for each in lm.sample(40, prompt="the cat", max_tokens=12) if each.ended]
     assert ended
@@ -76,6 +80,50 @@ def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) 
     [cut] = lm.sample(prompt="the cat", max_tokens=6, stop=[letter])
     assert cut.stopped == letter
     assert sample.text.startswith(cut.text)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_candidates_are_the_models_own_when_a_token_is_revealed(system: str, tokenizer: Tokenizer) -> None:
+    lm = LanguageModel(model_of(system, tokenizer), tokenizer)
+    heard: list[Arrival] = []
+    asked = {"mode": "diffusion", "order": Ancestral(5), "sampler": Sampler(temperature=0.7, top_p=0.9), "seed": 3}
+    [plain] = lm.infill(TEXT, **asked)
+    [told] = lm.infill(TEXT, **asked, top=tokenizer.vocab_size, watch=heard.extend)
+    assert told.token_ids == plain.token_ids
+    for span in told.spans:
+        for token, log_prob, candidates in zip(span.token_ids, span.log_probs, span.candidates, strict=True):
+            odds = [each.log_prob for each in candidates]
+            assert odds == sorted(odds, reverse=True)
+            assert math.fsum(map(math.exp, odds)) == pytest.approx(1.0)  # of all tokens, with those that may not stand there
+            assert next(each.log_prob for each in candidates if each.token_id == token) == pytest.approx(log_prob, abs=1e-12)
+    assert sorted((each.blank, each.index, each.candidates) for each in heard) == [
+        (blank, index, candidates) for blank, span in enumerate(told.spans) for index, candidates in enumerate(span.candidates)
+    ]
+    few = lm.infill(TEXT, **asked, top=2)[0].spans
+    assert [span.candidates for span in few] == [tuple(each[:2] for each in span.candidates) for span in told.spans]
+
+
+def test_candidates_of_a_single_step_are_the_marginals_and_end_with_the_text() -> None:
+    model, (tokens, context, lengths) = small_diffusion("mdlm"), question(3, 10)
+    found = fill(model, tokens, context, "diffusion", lengths, order=Ancestral(1), top=3).top
+    assert found is not None
+    expected = model.candidates(tokens, context, "ac", lengths, 3)
+    open_ = found.tokens[..., 0] >= 0
+    assert torch.equal(open_, targets_of(context, lengths))
+    assert torch.equal(found.tokens[open_], expected[0][open_])
+    torch.testing.assert_close(found.log_probs[open_], expected[1][open_].double())
+    ended = fill(model, tokens, context, "diffusion", lengths, top=3, stop=lambda row, position, token: True)
+    assert ended.top is not None
+    assert torch.equal((ended.top.tokens >= 0).sum((1, 2)), torch.tensor([3, 3, 3]))  # the first target of each alone
+    assert not ended.top.log_probs[ended.top.tokens < 0].any()
+
+
+def test_advice_names_only_what_the_model_has(tokenizer: Tokenizer) -> None:
+    for system in SYSTEMS:
+        lm = LanguageModel(model_of(system, tokenizer), tokenizer)
+        with pytest.raises(ValueError, match=r"Ancestral\(steps\) alone") as refused:
+            lm.infill(TEXT, mode="diffusion", order=RandomOrder())
+        assert ("'ac'" in str(refused.value)) == (system != "plaid")
 
 
 def test_the_command_line_fills_by_the_reverse_process(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

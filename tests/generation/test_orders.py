@@ -126,7 +126,8 @@ def test_ancestral_limits() -> None:
 def test_names() -> None:
     assert parse_order("left-to-right", k=2) == LeftToRight(2)
     assert parse_order("random") == RandomOrder()
-    assert parse_order("ancestral", steps=7) == Ancestral(7)
+    assert parse_order("ancestral", steps=7) == parse_order(None, steps=7) == Ancestral(7)
+    assert parse_order(None, k=2) == LeftToRight(2)
     assert parse_order("entropy", k=3) == ByConfidence("entropy", 3)
     assert parse_order("margin", threshold=0.5) == ByConfidence("margin", threshold=0.5)
 

@@ -54,3 +54,4 @@ def test_the_table_of_options_has_their_defaults() -> None:
     rows = dict(re.findall(r"^\| `(--[a-z-]+)`(?:, or `[A-Z_]+`)? \| ([^|]+) \|", PAGE, re.M))
     for option in ("--rows", "--queue", "--timeout", "--drain", "--max-body"):
         assert float(rows[option]) == parser.get_default(option[2:].replace("-", "_"))
+    assert {name for action in parser._actions for name in action.option_strings} - set(re.findall("--[a-z-]+", PAGE)) == {"-h", "--help"}

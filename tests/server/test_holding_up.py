@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -295,7 +296,14 @@ def test_other_names_of_the_model(lm: LanguageModel) -> None:
         there.good("/v1/fim/completions", {**GOOD["/v1/fim/completions"], "model": "whatever"})
 
 
-@pytest.mark.parametrize("changes", [{"rows": 0}, {"queue": -1}, {"timeout": 0}, {"port": 70000}, {"api_key": ""}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"rows": 0}, {"queue": -1}, {"timeout": 0}, {"port": 70000}, {"api_key": ""}),
+        *({name: value} for name in ("timeout", "body_timeout", "drain") for value in (math.inf, -math.inf, math.nan, 1e300, -1.0)),
+    ],
+    ids=str,
+)
 def test_wrong_settings_are_told(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(changes)).replace("_", " ").replace("api key", "API key")):
+    with pytest.raises(ValueError, match=f"{next(iter(changes)).replace('api_key', 'API key')} is "):
         Settings(**changes)

@@ -9,7 +9,7 @@ import pytest
 from tests.server.helpers import Running, make, running, same
 from tracformer import LanguageModel
 from tracformer.data import char_tokenizer
-from tracformer.generation.orders import ByConfidence
+from tracformer.generation.orders import Ancestral, ByConfidence
 from tracformer.generation.samplers import Sampler
 
 TEXT = "the cat [[3]] the [[2]] mat"
@@ -40,6 +40,8 @@ def test_lengths_orders_and_searches_are_the_librarys(server: Running, lm: Langu
     assert same(ranged["results"], as_json(lm.infill("the [[1-3]] sat", seed=2, length_draws=3, lengths="rank", whole=False)))
     ordered = server.good("/v1/infill", {"text": TEXT, "seed": 2, "order": "entropy", "k": 2})
     assert same(ordered["results"], as_json(lm.infill(TEXT, seed=2, order=ByConfidence("entropy", 2))))
+    stepped = server.good("/v1/infill", {"text": TEXT, "seed": 2, "steps": 3})
+    assert same(stepped["results"], as_json(lm.infill(TEXT, seed=2, order=Ancestral(3))))
     best = server.good("/v1/infill", {"text": "the [[2]] sat", "search": "beam:3", "n": 2})
     assert [r["text"] for r in best["results"]] == [r.text for r in lm.infill("the [[2]] sat", 2, search="beam:3")]
     drawn = server.good("/v1/infill", {"text": "the [[2]] sat", "best_of": 4, "n": 2, "seed": 1})
@@ -168,6 +170,9 @@ def test_a_character_model_names_its_alphabet() -> None:
         ({"text": TEXT, "best_of": 33}, "best_of asks for 33"),
         ({"text": TEXT, "n": 3, "best_of": 2}, "best_of is 2"),
         ({"text": TEXT, "top": 21}, "top asks for 21"),
+        ({"text": TEXT, "steps": 1025}, "steps asks for 1025"),
+        ({"text": TEXT, "steps": 8, "order": "random"}, "steps go with the order 'ancestral'"),
+        ({"text": TEXT, "steps": 8, "k": 2}, "set by steps"),
         ({"text": TEXT, "search": "beam:33"}, "search asks for 33"),
         ({"text": TEXT, "search": "deep"}, "search is 'deep'"),
         ({"text": TEXT, "mode": "zigzag"}, "mode is 'zigzag'"),

@@ -112,6 +112,11 @@ def test_a_slip_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in capsys.readouterr().err
     assert main(["serve", "stories", "--weights", "int4"]) == 2
     assert "weights is 'int4'; allowed: float32, bfloat16, int8" in capsys.readouterr().err
+    for option, value in (("drain", "inf"), ("drain", "nan"), ("timeout", "inf"), ("timeout", "nan")):
+        assert main(["serve", "stories", f"--{option}", value]) == 2
+        told = capsys.readouterr().err
+        assert f"{option} is {value}; it must be more than 0 seconds" in told
+        assert len(told.splitlines()) == 1
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:

@@ -134,8 +134,8 @@ def _order(arguments: argparse.Namespace) -> "Order | None":
 
     if arguments.steps is not None:
         sampling.require_positive(arguments, "steps")
-    name = arguments.order or ("ancestral" if arguments.steps else "left-to-right")
-    return parse_order(name, 1 if arguments.per_step is None else arguments.per_step, arguments.threshold, arguments.steps or 0)
+    per_step = 1 if arguments.per_step is None else arguments.per_step
+    return parse_order(arguments.order, per_step, arguments.threshold, arguments.steps or 0)
 
 
 def _fill_all(lm: "LanguageModel", lines: Sequence[texts.Line], options: dict[str, Any], arguments: argparse.Namespace) -> None:

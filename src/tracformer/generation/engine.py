@@ -5,7 +5,7 @@
         lm.on(request).infill("Once [[3-8]] lived.")
 
 A request that comes while others are halfway joins them at the next step, and gets exactly what it would get alone (in float32: but for
-candidates that all but tie). Whole passes, such as scores, take turns with the steps.
+candidates that all but tie). Whole passes, such as scores and those of a reverse process, take turns with the steps.
 """
 
 import threading
@@ -103,7 +103,7 @@ class Engine:
                 self._start_over(error)
 
     def _turn(self) -> bool:
-        """One call, one step. False: the end."""
+        """One pass of a call, one step. False: the end."""
         with self.changed:
             while not (self._coming or self._jobs or self._calls or self._stopping or (self._closing and self.open_requests == 0)):
                 self.changed.wait()
@@ -114,7 +114,7 @@ class Engine:
             self._sort()
             call = self._calls.popleft() if self._calls else None
         if call is not None and call.wanted:
-            self._answer(call)
+            self._advance(call)
         if self._jobs:
             self._end(self._filling.step())
         return True
@@ -129,20 +129,25 @@ class Engine:
                 self._filling.add(work.job)
         self._coming = []
         now = time.monotonic()
-        for work in self._jobs.values():
+        for work in (*self._jobs.values(), *self._calls):
             work.request.check(now)
         gone = [job for job, work in self._jobs.items() if not work.wanted]
         self._filling.drop(gone)
         for job in gone:
             del self._jobs[job]
 
-    def _answer(self, call: Work) -> None:
-        assert call.function is not None
+    def _advance(self, call: Work) -> None:
+        """By one pass; the next one's turn is behind those who came meanwhile."""
+        assert call.passes is not None
         try:
-            end = End(call.function())
+            next(call.passes)
+        except StopIteration as done:
+            call.mail.put(End(done.value))
         except BaseException as error:  # the caller's, whatever it is
-            end = End(error=error)
-        call.mail.put(end)
+            call.mail.put(End(error=error))
+        else:
+            with self.changed:
+                self._coming.append(call)
 
     def _end(self, jobs: Iterable[Job]) -> None:
         for job in jobs:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from tracformer.generation.filling import Filling
-from tracformer.generation.job import Filled, Job, Revealed, Rules, Top
+from tracformer.generation.job import Filled, Job, Likely, Revealed, Rules, Top
 from tracformer.generation.orders import Ancestral
+from tracformer.generation.passes import Passes, finish
 from tracformer.generation.samplers import PLAIN, Pick, adjusted
 from tracformer.model.base import ConditionalModel, targets_of
 
@@ -35,7 +36,7 @@ def fill(
     """
     job = Job(model.config, tokens, context, mode, lengths, **rules)
     if mode == "diffusion":
-        return reverse_process(model, job)
+        return finish(reverse_process(model, job))
     filling = Filling(model, *tokens.shape, cached=cached)
     filling.add(job)
     while not job.done:
@@ -44,34 +45,46 @@ def fill(
 
 
 @torch.no_grad()
-def reverse_process(model: ConditionalModel, job: Job) -> Filled:
+def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
     """A diffusion model's own sampler, which decides itself when a token is revealed. Tokens behind the first that stops are dropped."""
     if any(sampler.needs_history or sampler.required for sampler in job.samplers):
         raise ValueError(
             "mode 'diffusion' reveals tokens in an order of its own: repetition_penalty, no_repeat_ngram and required mean nothing to it"
         )
     if job.order is not None and not isinstance(job.order, Ancestral):
-        raise ValueError("mode 'diffusion' takes the order Ancestral(steps) alone; for other orders ask the same model in mode 'ac'")
-    if job.top:
-        raise ValueError(f"top is {job.top}: mode 'diffusion' reveals tokens by its own process and lists no candidates; ask in mode 'ac'")
+        advice = "; for other orders ask the same model in mode 'ac'" if "ac" in model.config.modes else ""
+        raise ValueError(f"mode 'diffusion' takes the order Ancestral(steps) alone{advice}")
     steps = None if job.order is None else job.order.steps
     seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in job.seeds])  # the 64 bits that count, with a sign
     question = (job.tokens, job.context, job.lengths, steps, seeds)
-    filled, log_probs = model.ancestral(*question, restrict=_restriction(job))  # type: ignore[operator]
+    top = Top.of_none((*job.tokens.shape, job.top)) if job.top else None
+    filled, log_probs = yield from model.ancestral_passes(*question, restrict=_restriction(job, top))  # type: ignore[operator]
     lengths = _stopped(job, filled)
     targets = targets_of(job.context, lengths)
     if job.watch is not None:
-        job.watch([Revealed(b, t, int(filled[b, t]), float(log_probs[b, t])) for b, t in targets.nonzero().tolist()])
+        job.watch([Revealed(b, t, int(filled[b, t]), float(log_probs[b, t]), _likely(top, b, t)) for b, t in targets.nonzero().tolist()])
     log_probs = torch.where(targets, log_probs.double(), 0.0)
-    return Filled(filled, log_probs.cpu(), lengths.cpu(), torch.where(targets, 0, -1).cpu())
+    if top is not None:
+        dropped = ~targets.cpu()
+        top.tokens[dropped], top.log_probs[dropped] = -1, 0.0
+    return Filled(filled, log_probs.cpu(), lengths.cpu(), torch.where(targets, 0, -1).cpu(), top=top)
 
 
-def _restriction(job: Job) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What the job's rules make of the logits (N, V) of where (B, T), see `peers.ancestral.Restrict`; None where they change nothing."""
-    if job.only is None and all(sampler == PLAIN for sampler in job.samplers):
+def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What the job's rules make of the logits (N, V) of where (B, T), see `peers.ancestral.Restrict`; None where they change nothing.
+
+    The model's own candidates are noted in `top` on the way.
+    """
+    free = job.only is None and all(sampler == PLAIN for sampler in job.samplers)
+    if free and top is None:
         return None
 
     def restrict(where: Tensor, logits: Tensor) -> Tensor:
+        if top is not None:
+            best, at = logits.double().log_softmax(1).topk(job.top, dim=1), where.cpu()
+            top.tokens[at], top.log_probs[at] = best.indices.cpu(), best.values.cpu()
+        if free:
+            return logits
         rows = []
         for number, (row, position) in enumerate(where.nonzero().tolist()):
             sampler = job.samplers[row]
@@ -83,6 +96,12 @@ def _restriction(job: Job) -> Callable[[Tensor, Tensor], Tensor] | None:
         return torch.cat(rows) if rows else logits
 
     return restrict
+
+
+def _likely(top: Top | None, row: int, position: int) -> Likely:
+    if top is None:
+        return ()
+    return tuple(zip(top.tokens[row, position].tolist(), top.log_probs[row, position].tolist(), strict=True))
 
 
 def _stopped(job: Job, filled: Tensor) -> Tensor:

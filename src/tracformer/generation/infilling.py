@@ -20,7 +20,7 @@ from tracformer.generation.runner import Runner
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.search import search
 from tracformer.generation.spelling import Spelling
-from tracformer.model.base import BOUND
+from tracformer.model.base import BOUND, ConditionalModel
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,17 @@ def text_rules(sampler: Sampler, spelling: Spelling, allowed: Sequence[int] = ()
     return replace(sampler, banned=tuple(sorted({*sampler.banned, *(set(spelling.special) - named)})))
 
 
+def as_revealed(model: ConditionalModel, mode: str) -> str:
+    """A note, where fillings in this mode have no probability of their own."""
+    if model.answers[mode] != BOUND:
+        return ""
+    return "log p is each token's when it was revealed, not that of the whole filling: score gives a bound on that"
+
+
+def joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
+
+
 def word_start(of: Frame, laid: Laid, position: int, spelling: Spelling) -> tuple[int, ...] | None:
     """The tokens that may open a blank into which a space moved; None anywhere else."""
     starts = {start for start, moved in zip(laid.starts, of.spaced, strict=True) if moved}
@@ -141,14 +152,13 @@ def _task(runner: Runner, spelling: Spelling, text: str | Template, options: Opt
     of = frame(template, spelling, options.whole)
     ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
     note = f"mode {options.mode} {limit}" if (limit := model.limits.get(options.mode)) else ""
-    if model.answers[options.mode] == BOUND:
-        note = _joined(note, "log p is each token's when it was revealed, not that of the whole filling: score gives a bound on that")
+    note = joined(note, as_revealed(model, options.mode))
     if all(low == high for low, high in ranges):
         return Task(of, [tuple(low for low, _ in ranges)] * len(seeds), [None] * len(seeds), note)
     if not unknown.can_weigh(model):
         missing = " and ".join(mode for mode in ("car", "ar") if mode not in model.config.modes)
         said = f"lengths are the middle of their ranges: weighing them needs mode {missing}, which this model was not trained in"
-        return Task(of, [unknown.middle(ranges, room)] * len(seeds), [None] * len(seeds), _joined(note, said))
+        return Task(of, [unknown.middle(ranges, room)] * len(seeds), [None] * len(seeds), joined(note, said))
     choices = _choices(runner, spelling, of, ranges, room, options, rules, seeds)
     return Task(of, [choice.chosen for choice in choices], list(choices), note)
 
@@ -247,7 +257,7 @@ def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, 
             said = f"beam search of width {number}: approximate"
         else:
             said = f"best-first search gave up after {each.expanded} nodes: not proven the most probable"
-        noted = task._replace(note=_joined(task.note, said))
+        noted = task._replace(note=joined(task.note, said))
         candidates = _searched_candidates(runner, spelling, each.tokens, asked, options)
         job = Job(0, 0, laid, options.seed)
         results.append(_infilled(spelling, noted, job, each.tokens.tolist(), each.log_probs.tolist(), candidates, options.mode))
@@ -268,7 +278,7 @@ def _infilled(
     length = len(job.laid.tokens)
     text, spans = spans_of(task.frame, job.laid, tokens, log_probs, spelling, candidates=candidates)
     note = (
-        _joined(task.note, "a filling holds bytes that are not UTF-8, shown as U+FFFD")
+        joined(task.note, "a filling holds bytes that are not UTF-8, shown as U+FFFD")
         if any("\ufffd" in s.text for s in spans)
         else task.note
     )
@@ -296,7 +306,3 @@ def _distinct(results: list[Infilled]) -> list[Infilled]:
 
 def _arrival(job: Job, revealed: Revealed, spelling: Spelling, draft: bool) -> Arrival:
     return spelling.arrival(revealed, job.text, job.sample, *job.laid.place(revealed.position), draft)
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)

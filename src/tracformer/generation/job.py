@@ -6,7 +6,7 @@ Bookkeeping is in plain lists and numbers: a step asks little of each sequence, 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -56,6 +56,10 @@ class Top(NamedTuple):
 
     tokens: Tensor  # (B, T, top)
     log_probs: Tensor  # (B, T, top) float64
+
+    @classmethod
+    def of_none(cls, shape: Sequence[int]) -> Self:
+        return cls(torch.full(shape, -1), torch.zeros(*shape, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -242,8 +246,7 @@ class Job:
     def _candidates(self, arrived: list[tuple[int, Arrived]], at: tuple[Tensor, Tensor]) -> Top | None:
         if not self.top:
             return None
-        shape = (*self.tokens.shape, self.top)
-        found = Top(torch.full(shape, -1), torch.zeros(shape, dtype=torch.float64))
+        found = Top.of_none((*self.tokens.shape, self.top))
         if arrived:
             likely = torch.tensor([each.candidates for _, each in arrived], dtype=torch.float64)  # (N, top, 2); ids are exact in float64
             found.tokens[at], found.log_probs[at] = likely[..., 0].long(), likely[..., 1]

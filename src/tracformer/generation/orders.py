@@ -135,8 +135,13 @@ class Ancestral:
         return (step == step.max()).nonzero()[:, 0]
 
 
-def parse_order(text: str, k: int = 1, threshold: float | None = None, steps: int = 0) -> Order:
-    """An order by its name: left-to-right, random, ancestral, or a confidence (probability, entropy, margin)."""
+def parse_order(text: str | None, k: int = 1, threshold: float | None = None, steps: int = 0) -> Order:
+    """An order by its name: left-to-right, random, ancestral, or a confidence (probability, entropy, margin).
+
+    Without a name: ancestral if steps are given, else from left to right.
+    """
+    if text is None:
+        text = "ancestral" if steps else "left-to-right"
     if threshold is not None and text not in CONFIDENCES:
         raise ValueError(f"a threshold goes with an order by confidence ({', '.join(CONFIDENCES)}), not with {text!r}")
     if steps and text != "ancestral":

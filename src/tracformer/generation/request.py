@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tracformer.generation.fill import reverse_process
 from tracformer.generation.job import Filled, Job, Revealed, Rules, Watch
+from tracformer.generation.passes import Passes, at_once
 from tracformer.generation.sessions import Session, open_session
 from tracformer.model.base import ConditionalModel
 
@@ -32,10 +33,10 @@ class Closed(RuntimeError):  # noqa: N818
 
 
 class Work:
-    """One blocking call: a job for the filling loop, or a function. What comes of it goes into the mail of the thread that waits."""
+    """One blocking call: a job for the filling loop, or passes of its own. What comes of it goes into the mail of the thread that waits."""
 
-    def __init__(self, request: "Request", job: Job | None = None, function: Callable[[], Any] | None = None) -> None:
-        self.request, self.job, self.function = request, job, function
+    def __init__(self, request: "Request", job: Job | None = None, passes: Passes[Any] | None = None) -> None:
+        self.request, self.job, self.passes = request, job, passes
         self.mail: queue.SimpleQueue[list[Revealed] | End] = queue.SimpleQueue()
         self.left = False  # nobody waits for it any more
 
@@ -94,7 +95,7 @@ class Request:
         if mode == "diffusion":
             told: list[Revealed] = []
             job.watch = told.extend
-            filled = self.call(lambda: reverse_process(self.model, job))
+            filled: Filled = self._wait(Work(self, passes=reverse_process(self.model, job)))
             if watch is not None:
                 watch(told)
             return filled
@@ -108,7 +109,8 @@ class Request:
         return _Session(self, self.call(lambda: open_session(self.model, tokens, context, mode, lengths)))
 
     def call(self, f: Callable[[], A]) -> A:
-        return self._wait(Work(self, function=f))
+        result: A = self._wait(Work(self, passes=at_once(f)))
+        return result
 
     def check(self, now: float) -> None:
         """Ends the request if its time is over."""

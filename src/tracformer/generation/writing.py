@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracformer.generation.blanks import Frame, Template, frame, stack
-from tracformer.generation.infilling import text_rules, word_start
+from tracformer.generation.infilling import as_revealed, joined, text_rules, word_start
 from tracformer.generation.job import Revealed
 from tracformer.generation.results import Candidates, Sampled, Watch
 from tracformer.generation.runner import Runner
@@ -80,7 +80,7 @@ class Writer:
                     seed=seed,
                     ended=ended,
                     mode=self.mode,
-                    note="" if self.mode == "ar" else fixed,
+                    note="" if self.mode == "ar" else joined(fixed, as_revealed(self.runner.model, self.mode)),
                     stopped=stopped,
                     candidates=candidates[row][start:length],
                 )

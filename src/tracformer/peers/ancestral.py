@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tracformer.generation.passes import Passes
 from tracformer.generation.randomness import SAMPLE, TIME, uniforms
 from tracformer.generation.samplers import inverse_cdf
 from tracformer.model.base import targets_of
@@ -35,7 +36,7 @@ class Filled(NamedTuple):
 
 
 @torch.no_grad()
-def scheduled(predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: "Draws") -> Filled:
+def scheduled(predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: "Draws") -> Passes[Filled]:
     """For models that reveal at the forward process's own rate, a masked position with probability 1 - s/t between t and s: the time of
     each is uniform, so all are drawn ahead and the network runs only where one of them comes due. `steps` None: one position at a time,
     the limit of many steps.
@@ -53,11 +54,12 @@ def scheduled(predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor
         logits = predict(filled.tokens[rows], masked[rows], lengths[rows], t.to(tokens.device), now)
         draws.reveal(filled, logits, _at(now, rows, B))
         masked[rows] &= ~now
+        yield
     return filled
 
 
 @torch.no_grad()
-def posterior(leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, times: Sequence[float], draws: "Draws") -> Filled:
+def posterior(leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, times: Sequence[float], draws: "Draws") -> Passes[Filled]:
     """For models that say themselves how probably a position is revealed between times[j] and times[j + 1]; `times` falls from 1 to 0.
     What is still masked at the end is revealed in the last step.
     """
@@ -77,6 +79,7 @@ def posterior(leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, ti
         now[where] = chosen
         draws.reveal(filled, logits[chosen], now)
         masked = masked & ~now
+        yield
     return filled
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tracformer.generation.passes import Passes
 from tracformer.model.base import Estimate, targets_of
 from tracformer.model.likelihood import logits_of
 from tracformer.peers.ancestral import Draws, Filled, posterior
@@ -115,7 +116,7 @@ class D3PM(DiffusionModel):
         terms = terms - self.reconstruction(tokens, targets, lengths)[targets]
         return (terms if weights is None else terms * weights[targets]).sum()
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
         """`steps` of the T steps, evenly; by default all."""
         T = self.steps
         steps = T if steps is None else steps

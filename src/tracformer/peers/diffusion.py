@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from tracformer.generation.passes import Passes, finish
 from tracformer.generation.sessions import without_targets
 from tracformer.model.base import BOUND, MARGINAL, ConditionalModel, Estimate, each_given_alone, targets_of
 from tracformer.model.config import ModelConfig
@@ -111,6 +112,21 @@ class Denoiser(ConditionalModel):
 
         `restrict` says which tokens may stand where: a position that is revealed gets one of them, by their share among each other.
         """
+        return finish(self.ancestral_passes(tokens, context, lengths, steps, seeds, temperature, restrict=restrict, insist=insist))
+
+    def ancestral_passes(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        lengths: Tensor | None = None,
+        steps: int | None = None,
+        seeds: Tensor | None = None,
+        temperature: float = 1.0,
+        *,
+        restrict: Restrict | None = None,
+        insist: bool = False,
+    ) -> Passes[Filled]:
+        """`ancestral`, one pass of the network at a time."""
         B = len(tokens)
         tokens = without_targets(tokens, context)
         lengths = self._check(tokens, context, "diffusion", lengths, insist)
@@ -125,7 +141,7 @@ class Denoiser(ConditionalModel):
         return self.reverse(tokens, context, lengths, steps, Draws(seeds, tokens.shape[1], temperature, restrict))
 
     @abstractmethod
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled: ...
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]: ...
 
 
 class DiffusionModel(Denoiser):

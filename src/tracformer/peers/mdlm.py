@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tracformer.generation.passes import Passes
 from tracformer.model.config import TracformerConfig
 from tracformer.model.likelihood import logits_of, token_log_probs, weighted_nll
 from tracformer.model.tracformer import Tracformer
@@ -126,7 +127,7 @@ class MDLM(DiffusionModel):
         hidden = self.states(tokens, masked, lengths, t, masked)
         return weighted_nll(hidden, self.head, tokens[masked].long(), weight, self.head_bias)
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
         """Between t and s a masked position is revealed with probability 1 - s/t, its token drawn from p(x_0)."""
         return scheduled(self._predict, tokens, context, lengths, steps, draws)
 

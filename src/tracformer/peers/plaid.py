@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from tracformer.generation.passes import Passes
 from tracformer.generation.randomness import TIME, derived_seed, uniforms
 from tracformer.model.base import BOUND, Estimate, each_given_alone, targets_of
 from tracformer.model.likelihood import logits_of
@@ -235,7 +236,7 @@ class Plaid(Denoiser):
     # ---- samples
 
     @torch.no_grad()
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
         """`steps` equal steps from z_1 ~ N(0, I) to z_0, by default as many as the longest sequence takes tokens; then tokens are drawn
         from p(x | z_0), where alone the temperature matters. A network with self-conditioning reads the guess of the step before.
         """
@@ -255,6 +256,7 @@ class Plaid(Denoiser):
             if step < steps:
                 guess = self.guesses(states, targets)
                 z = step_back(z, guess.double(), gamma[step], gamma[step + 1], gaussians(seeds, T, e, step + 1).to(device))
+            yield
         with torch.autocast(device.type, enabled=False):
             logits = logits_of(states, self.head, self.head_bias)
         draws.reveal(filled, logits, targets)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tracformer.generation.passes import Passes
 from tracformer.model.likelihood import logits_of
 from tracformer.peers.ancestral import Draws, Filled, posterior
 from tracformer.peers.diffusion import EPSILON, DiffusionConfig, DiffusionModel, over_logits, random_masks, random_times
@@ -57,7 +58,7 @@ class SEDD(DiffusionModel):
         terms = terms / t[:, None].to(terms.dtype)
         return (terms if weights is None else terms * weights).sum()
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Filled:
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
         """`steps` equal steps from t = 1 to 0; by default as many as the longest sequence takes tokens."""
         steps = self.config.max_length if steps is None else steps
         times = [1.0 - step / steps for step in range(steps)] + [0.0]

@@ -1,5 +1,6 @@
 """What a client is told when something is wrong: one exception, written in the shape of the protocol that was spoken."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,8 +40,9 @@ def late(seconds: float) -> ApiError:
 
 def invalid(errors: Iterable[Mapping[str, Any]]) -> ApiError:
     """From pydantic's list of complaints; what the client sent is not repeated."""
+    errors = list(errors)
     details = [{"loc": _place(error), "msg": _complaint(error), "type": error["type"]} for error in errors]
-    told = _clearest(details)
+    told = _clearest(details, [_alternative(error) for error in errors])
     where = ".".join(str(part) for part in told["loc"] if part != "body") if told["type"] != NO_JSON else ""
     message = f"{where}: {told['msg']}" if where else str(told["msg"])
     return ApiError(400, message[:500], param=where[:100] or None, code=str(told["type"]), details=details[:20])
@@ -48,10 +50,23 @@ def invalid(errors: Iterable[Mapping[str, Any]]) -> ApiError:
 
 def _place(error: Mapping[str, Any]) -> list[Any]:
     """The field's path. pydantic names the alternatives of a field in it (`Blank`, `list[int]`, `constrained-int`), which are no fields."""
+    loc, named = _named(error)
+    return [_printable(part) for part in (*filter(_is_field, loc), *named)]
+
+
+def _alternative(error: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As what the field was read when it failed."""
+    return tuple(part for part in _named(error)[0] if not _is_field(part))
+
+
+def _named(error: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """pydantic's path, and apart from it what the client named, in whatever way."""
     loc = list(error["loc"])
-    named = loc.pop() if error["type"] == "extra_forbidden" else None  # by the client, in whatever way
-    path = [part for part in loc if not isinstance(part, str) or (part.isidentifier() and not part[0].isupper())]
-    return [_printable(part) for part in ([*path, named] if named is not None else path)]
+    return (loc[:-1], loc[-1:]) if error["type"] == "extra_forbidden" else (loc, [])
+
+
+def _is_field(part: Any) -> bool:
+    return not isinstance(part, str) or (part.isidentifier() and not part[0].isupper())
 
 
 def _complaint(error: Mapping[str, Any]) -> str:
@@ -62,11 +77,22 @@ def _complaint(error: Mapping[str, Any]) -> str:
     return str(_printable(error["msg"])).removeprefix("Value error, ")
 
 
-def _clearest(details: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of a field that may be several things, what is wrong with the one that was meant: the alternative that fits furthest."""
-    same = [each for each in details if each["loc"][:2] == details[0]["loc"][:2]]
-    deepest = max(same, key=lambda each: len(each["loc"]))  # the first of them
-    here = [each for each in same if each["loc"] == deepest["loc"]]
+def _clearest(details: list[dict[str, Any]], alternatives: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """Of a field that may be several things, what is wrong with the one that was meant: the alternative that fits furthest.
+
+    That is the one that fails deepest inside; of those, with the fewest complaints; of those, whose first comes last in a list.
+    """
+    same = [each for each in zip(details, alternatives, strict=True) if each[0]["loc"][:2] == details[0]["loc"][:2]]
+    depth = max(len(detail["loc"]) for detail, _ in same)
+    complaints = Counter(alternative for _, alternative in same)
+    deepest = [each for each in same if len(each[0]["loc"]) == depth]
+    fewest = min(complaints[alternative] for _, alternative in deepest)
+    best = [each for each in deepest if complaints[each[1]] == fewest]
+    firsts: dict[tuple[Any, ...], list[Any]] = {}
+    for detail, alternative in best:
+        firsts.setdefault(alternative, detail["loc"])
+    place = max(firsts.values(), key=lambda loc: [part for part in loc if isinstance(part, int)])
+    here = [detail for detail, _ in best if detail["loc"] == place]
     here = [each for each in here if not each["type"].endswith("_type")] or here  # the right type, a wrong value
     return {**here[0], "msg": "; or: ".join(dict.fromkeys(each["msg"] for each in here))}
 

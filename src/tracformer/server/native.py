@@ -44,7 +44,7 @@ class InfillRequest(Strict):
     order: Literal["left-to-right", "random", "probability", "entropy", "margin", "ancestral"] | None = None
     k: Tokens = Field(1, description="tokens a step")
     threshold: float | None = Field(None, description="instead of k: all tokens that the model is so sure of")
-    steps: Annotated[int, Field(ge=0, le=2**16)] = Field(0, description="of the order `ancestral`")
+    steps: Annotated[int, Field(ge=0, le=2**16)] = Field(0, description="of the order `ancestral`, and of mode `diffusion`")
     temperature: float = Field(1.0, ge=0, le=100)
     top_k: int = Field(0, ge=0, le=2**31 - 1)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -105,11 +105,11 @@ class InfillRequest(Strict):
     def turns(self) -> Order | None:
         if self.order is None and self.k == 1 and self.threshold is None and not self.steps:
             return None
-        return parse_order(self.order or "left-to-right", self.k, self.threshold, self.steps)
+        return parse_order(self.order, self.k, self.threshold, self.steps)
 
     def check(self, service: Service, template: Template) -> None:
         limits: Limits = service.settings.limits
-        for name in ("n", "best_of", "length_draws", "top"):
+        for name in ("n", "best_of", "length_draws", "top", "steps"):
             service.within(name, getattr(self, name), getattr(limits, name))
         service.within("blanks", len(template.contents), limits.blanks)
         service.within("max_blank", self.max_blank, limits.blank_tokens)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+LONGEST = 10**9  # seconds; clocks overflow not far beyond
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -18,6 +20,7 @@ class Limits:
     beam: int = 32  # width of a search
     nodes: int = 2000  # budget of a search
     stops: int = 4  # strings that end a text
+    steps: int = 1024  # of a reverse process
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,11 @@ class Settings:
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        for name in ("rows", "timeout", "body_timeout", "drain"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0")
+        for name in ("timeout", "body_timeout", "drain"):
+            if not 0 < getattr(self, name) <= LONGEST:  # nan is not either
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0 seconds, and at most {LONGEST}")
+        if self.rows <= 0:
+            raise ValueError(f"rows is {self.rows}; it must be more than 0")
         if self.queue < 0:
             raise ValueError(f"queue is {self.queue}; it must be 0 or more")
         if not 0 <= self.port < 2**16:

@@ -117,26 +117,26 @@ def _sequence_model(tokenizer: Tokenizer) -> LanguageModel:
 
 
 @contextmanager
-def _serving(lm: LanguageModel) -> Iterator[Site]:
+def serving(lm: LanguageModel) -> Iterator[Site]:
     with running(lambda: lm) as server:
         yield Site(server.url, lm)
 
 
 @pytest.fixture(scope="session")
 def texts(browser: "Browser") -> Iterator[Site]:
-    with _serving(_text_model()) as site:
+    with serving(_text_model()) as site:
         yield site
 
 
 @pytest.fixture(scope="session")
 def genes(browser: "Browser") -> Iterator[Site]:
-    with _serving(_sequence_model(char_tokenizer("ACGT"))) as site:
+    with serving(_sequence_model(char_tokenizer("ACGT"))) as site:
         yield site
 
 
 @pytest.fixture(scope="session")
 def proteins(browser: "Browser") -> Iterator[Site]:
-    with _serving(_sequence_model(char_tokenizer("ACDEFGHIKLMNPQRSTVWY"))) as site:
+    with serving(_sequence_model(char_tokenizer("ACDEFGHIKLMNPQRSTVWY"))) as site:
         yield site
 
 

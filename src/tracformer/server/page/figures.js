@@ -2,7 +2,12 @@
 
 import { byId, element, figure, percent } from "./dom.js";
 
-const WORTH = { car: "exact joint", ar: "exact joint", ac: "exact given the order" };
+const WORTH = {
+  car: "exact joint",
+  ar: "exact joint",
+  ac: "exact given the order",
+  diffusion: "each token’s when it was revealed, not that of the whole",
+};
 
 export function showFigures(run, at) {
   const result = run?.samples[at]?.result;

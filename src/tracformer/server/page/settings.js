@@ -4,7 +4,8 @@ import { byId, element } from "./dom.js";
 
 export const DEFAULTS = { mode: null, order: null, temperature: 1, top_p: 1, seed: null, n: 1 };
 
-const MODES = { car: "CAR: left to right", ac: "AC: any order" };
+// The first that a model has is its usual one. Mode `ar` is for writing on: it sees one side of a blank alone.
+const MODES = { car: "CAR: left to right", ac: "AC: any order", diffusion: "Diffusion: in its own steps" };
 const LEAST = { n: 1, seed: 0 }, MOST = { n: 16, seed: 2 ** 53 - 1 };
 
 export class Settings {
@@ -21,8 +22,8 @@ export class Settings {
 
   // What this model can do.
   offer(model) {
-    const modes = (model.modes ?? []).filter((mode) => mode !== "ar");
-    this.fields.mode.replaceChildren(...modes.map((mode) => element("option", { value: mode }, MODES[mode] ?? mode)));
+    const modes = Object.keys(MODES).filter((mode) => model.modes?.includes(mode));
+    this.fields.mode.replaceChildren(...modes.map((mode) => element("option", { value: mode }, MODES[mode])));
     this.fields.mode.disabled = modes.length < 2;
     this.show();
   }
