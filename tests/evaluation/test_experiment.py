@@ -1,6 +1,7 @@
 """Experiments and scales as they are written: whole, the paper's, changed by name; slips are told."""
 
 import argparse
+import dataclasses
 import importlib
 import re
 import shlex
@@ -73,6 +74,12 @@ def test_experiments_put_together_ask_each_question_once() -> None:
 def test_training_keys_for_every_model() -> None:
     models = read_experiment("fig5", "mini", {"train.precision": "bfloat16", "train.steps": "7"}).models
     assert {(model.config("d", "r", 0).precision, model.config("d", "r", 0).steps) for model in models.values()} == {("bfloat16", 7)}
+    longer = read_experiment("fig5", "mini", {"train.optimizer.beta2": "0.99"}).models["bart"].config("d", "r", 0).optimizer
+    assert (longer.beta2, longer.name, longer.warmup) == (0.99, "muon", 200)
+    paper = [
+        read_experiment("fig5", "paper", change).models["bart"].config("d", "r", 0) for change in ({}, {"train.optimizer.beta2": "0.99"})
+    ]
+    assert dataclasses.replace(paper[0], optimizer=dataclasses.replace(paper[0].optimizer, beta2=0.99)) == paper[1]
     with pytest.raises(ValueError, match="there is no configuration key 'stps'; did you mean 'steps'"):
         read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
 

@@ -118,7 +118,7 @@ def test_wrong_requests_are_refused() -> None:
 
 
 def test_the_filling_loop_runs_the_reverse_process() -> None:
-    """Mode `diffusion` of `fill` is the system's own sampler; for MDLM that is the order `Ancestral` in mode `ac`."""
+    """Mode `diffusion` of `fill` is the system's own sampler."""
     tokens, context, lengths = question(3, 10)
     for name in ("mdlm", "sedd", "d3pm"):
         model = small_diffusion(name)
@@ -126,8 +126,6 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
         expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]))
         assert torch.equal(filled.tokens, expected.tokens)
         assert torch.allclose(filled.log_probs, expected.log_probs)
-        if name == "mdlm":
-            assert torch.equal(filled.tokens, fill(model, tokens, context, "ac", lengths, seed=[1, 2, 3], order=Ancestral(4)).tokens)
     with pytest.raises(ValueError, match="required mean nothing to it"):
         fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(required=(2,)))
     with pytest.raises(ValueError, match="repetition_penalty"):

@@ -44,10 +44,14 @@ class ModelPlan:
 
     def config(self, data: str, run: str, seed: int) -> TrainConfig:
         """What `tracformer train` is told."""
+        return from_dict({**self.told, "data": {"source": data}, "run": run, "seed": seed})
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """`train`, with what its preset says where it says nothing."""
         values = dict(self.train)
         preset = values.pop("preset", None)
-        values = {**(read_preset(preset) if preset else {}), **values}
-        return from_dict({**values, "data": {"source": data}, "run": run, "seed": seed})
+        return {**(read_preset(preset) if preset else {}), **values}
 
     @property
     def tokens(self) -> float:
@@ -244,10 +248,10 @@ def _changed(
             data = {each: dataclasses.replace(entry, folder=value) for each, entry in data.items()}
         elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
-        elif head == "train" and name and not part:
-            setting = {name: parse_yaml(value, key)}
+        elif head == "train" and name:
+            setting = parse_yaml(value, key)
             models = {
-                each: dataclasses.replace(model, train={**model.train, **setting}) if model.train else model
+                each: dataclasses.replace(model, train=_with(model.told, rest.split("."), setting)) if model.train else model
                 for each, model in models.items()
             }
         elif head == "models" and name in models and not part:
@@ -267,6 +271,13 @@ def _changed(
             hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
             raise ValueError(f"there is nothing called {key!r} to change{hint}")
     return data, models
+
+
+def _with(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy of nested groups in which one thing is another."""
+    first, *rest = path
+    inner = values.get(first)
+    return {**values, first: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
 
 
 def _integer(text: str) -> int:
