@@ -29,6 +29,12 @@ def files_of(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
+def apart(found: list[Result]) -> tuple[list[Result], list[Result]]:
+    """What was evaluated, and the runs' learning curves."""
+    curves = [result for result in found if result.task == "training"]
+    return [result for result in found if result not in curves], curves
+
+
 def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "tiny"
     with monkeypatch.context() as patch:  # after two of six models
@@ -51,8 +57,7 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
     assert work(tmp_path, text).run() == 0
     done = files_of(root)
     assert {name: facts for name, facts in done.items() if name in trained} == trained
-    found = read_results(root / "results")
-    results, curves = ([result for result in found if (result.task == "training") is wanted] for wanted in (False, True))
+    results, curves = apart(read_results(root / "results"))
     assert sorted(result.model for result in curves) == sorted(result.model for result in results)
     for curve in curves:  # what the run's log says, at its only validation
         log = read_log(root / "models" / curve.model.replace(" #", "-seed") / "log.jsonl")
@@ -158,7 +163,9 @@ def test_two_processes(tmp_path: Path, text: Path) -> None:
     words = ["reproduce", "fig7", "scale=tiny", f"out={tmp_path}", f"data.wikitext2={text}", "device=cpu"]
     done = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {r.manifest["processes"] for r in read_results(tmp_path / "tiny" / "results")} == {2}
+    evaluated, curves = apart(read_results(tmp_path / "tiny" / "results"))
+    assert {result.manifest["processes"] for result in evaluated} == {2}
+    assert len(curves) == 6  # a run each, whoever wrote it
     assert done.stdout.count("report: ") == 1
 
 
@@ -168,8 +175,9 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
     changes = {f"data.{name}": str(text) for name in read_experiment("everything", "tiny").data}
     reproduction = Reproduction(read_experiment("everything", "tiny", changes), tmp_path, Silent(), say=lambda text: None)
     assert reproduction.run() == 0
-    results = read_results(tmp_path / "tiny" / "results")
+    results, curves = apart(read_results(tmp_path / "tiny" / "results"))
     assert len(results) == len(list(reproduction.evaluations()))
+    assert len(curves) == len(reproduction.runs())
     report = tmp_path / "tiny" / "report" / "everything"
     assert {"fig5", "table4", "fim"} & {path.name for path in report.parent.iterdir()} == set()  # one page, not one of each
     assert {f"ratios-wikitext2-32-Geometric_{mean}-perplexity.csv" for mean in (1, 2)} <= {path.name for path in report.iterdir()}
