@@ -15,7 +15,7 @@ from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Silent
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
-OURS = {"fim", "zeroshot", "frequencies", "rotary", "everything"}
+OURS = {"fim", "zeroshot", "frequencies", "dense", "everything"}
 COMMANDS = re.findall(r"^tracformer .+$", (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(), re.M)
 
 

@@ -9,14 +9,25 @@ from tracformer.families import find_family
 from tracformer.model import ConditionalModel
 
 SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8}
-MODES = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac"), ("gpt2", "ar"), ("gpt2-fim", "car"), ("gpt2-fim", "ar")]
+MODES = [
+    ("bart", "car"),
+    ("bart norm=pre", "car"),
+    ("bert", "ac"),
+    ("bert-bidir", "ac"),
+    ("gpt2", "ar"),
+    ("gpt2-fim", "car"),
+    ("gpt2-fim", "ar"),
+]
 FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]
 UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
 
 
 def small_peer(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
-    kind = find_family(family).model_class
-    model = kind(kind.config_class(**{**SMALL, **changes})).double().eval()
+    """`family` is a family's name, or one with a setting: "bart norm=pre"."""
+    name, *settings = family.split()
+    kind = find_family(name).model_class
+    told = dict(setting.split("=") for setting in settings)
+    model = kind(kind.config_class(**{**SMALL, **told, **changes})).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

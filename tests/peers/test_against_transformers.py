@@ -19,11 +19,13 @@ def ask(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens, context, tokens.masked_fill(~context, 7)
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_bart(tied: bool) -> None:
-    ours = small_peer("bart", tied=tied)
+def test_bart(tied: bool, norm: str) -> None:
+    ours = small_peer("bart", tied=tied, norm=norm)
     assert isinstance(ours, Bart)
-    config = transformers.BartConfig(
+    kind = "MBart" if norm == "pre" else "Bart"
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=8,
         d_model=8,
         max_position_embeddings=12,
@@ -33,7 +35,7 @@ def test_bart(tied: bool) -> None:
         tie_word_embeddings=tied,
         attn_implementation="eager",
     )
-    theirs = transformers.BartForConditionalGeneration(config).double().eval()
+    theirs = getattr(transformers, f"{kind}ForConditionalGeneration")(config).double().eval()
     weights = {f"model.{name}": tensor for name, tensor in ours.network.state_dict().items()}
     head = torch.cat((ours.head, torch.zeros(1, 8)))  # a row for the mask, which we never predict
     missing, unexpected = theirs.load_state_dict({**weights, "lm_head.weight": ours.network.shared.weight if tied else head}, strict=False)

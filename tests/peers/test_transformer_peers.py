@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.peers.small import FAMILIES, MODES, UNTIED, random_question, small_peer
+from tests.peers.small import FAMILIES, MODES, SMALL, UNTIED, random_question, small_peer
 from tracformer.families import find_family, load_model
 
 pytest.importorskip("transformers")
@@ -145,3 +145,31 @@ def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest
         config = kind.config_class.preset("tiny")  # reading a configuration does not need the package
         with pytest.raises(ImportError, match=rf"the system '{family}' needs the package 'transformers'.*tracformer\[peers\]"):
             kind(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_can_start_as_sinusoids(family: str) -> None:
+    """The same in every table, each row turned against the one before by the same angles; everything else is drawn as before."""
+    kind = find_family(family).model_class
+    models = []
+    for start in ("normal", "sinusoids"):
+        torch.manual_seed(0)
+        models.append(kind(kind.config_class(**{**SMALL, "max_length": 64, "init_std": 0.05, "positions_from": start})))
+    plain, model = (dict(each.named_parameters()) for each in models)
+    moved = [name for name in plain if not torch.equal(plain[name], model[name])]
+    assert len(moved) == (2 if family == "bart" else 1)
+    for name in moved:
+        table = model[name].detach()[len(model[name]) % 32 :]  # BART's first two rows are nobody's
+        sines, cosines = table.chunk(2, dim=1)
+        assert model[name].requires_grad
+        torch.testing.assert_close(sines**2 + cosines**2, torch.full_like(sines, 2 * 0.05**2))
+        turned = sines[:-1] * cosines[1:] - cosines[:-1] * sines[1:]
+        torch.testing.assert_close(turned, turned[:1].expand_as(turned), rtol=0, atol=1e-6)
+        assert not sines[0].any()
+
+
+def test_unknown_settings_are_told() -> None:
+    with pytest.raises(ValueError, match="positions_from is 'sines'; allowed: normal, sinusoids"):
+        small_peer("bart", positions_from="sines")
+    with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
+        small_peer("bart", norm="none")

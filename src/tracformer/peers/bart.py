@@ -11,7 +11,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from tracformer.model.base import EXACT
-from tracformer.peers.transformer import TransformerConfig, TransformerPeer, inside_of, pick, shifted_right, transformers_for
+from tracformer.peers.transformer import (
+    TransformerConfig,
+    TransformerPeer,
+    inside_of,
+    pick,
+    shifted_right,
+    start_positions,
+    transformers_for,
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 8, "n_head": 9, "d_model": 576, "dropout": 0.1, "tied": False},
@@ -19,6 +27,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 96, "init_std": 0.06},  # 2.1M less embeddings
     "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 7, "n_head": 3, "d_model": 192, "init_std": 0.04},  # 8.1M
 }
+
+NORMS = ("post", "pre")
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,12 @@ class BartConfig(TransformerConfig):
     n_head: int = 9
     d_model: int = 576
     tied: bool = True  # is the head the embedding? The paper's count of parameters says no (docs/peers.md)
+    norm: str = "post"  # after each branch is added, as in BART; "pre": before it, as in mBART
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.norm not in NORMS:
+            raise ValueError(f"norm is {self.norm!r}; allowed: {', '.join(NORMS)}")
 
 
 class Bart(TransformerPeer):
@@ -42,8 +58,13 @@ class Bart(TransformerPeer):
         super().__init__()
         self.config = config
         transformers = transformers_for("bart")
-        self.network = transformers.BartModel(
-            transformers.BartConfig(
+        network, shape = (
+            (transformers.MBartModel, transformers.MBartConfig)
+            if config.norm == "pre"
+            else (transformers.BartModel, transformers.BartConfig)
+        )
+        self.network = network(
+            shape(
                 vocab_size=config.vocab_size + 1,
                 max_position_embeddings=config.max_length,
                 d_model=config.d_model,
@@ -64,6 +85,8 @@ class Bart(TransformerPeer):
                 attn_implementation="sdpa",
             )
         )
+        halves = (self.network.encoder, self.network.decoder)
+        start_positions(config, *(half.embed_positions.weight[half.embed_positions.offset :] for half in halves))
         self.untied = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
         if self.untied is not None:
             nn.init.normal_(self.untied.weight, std=config.init_std)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tracformer.model.base import MARGINAL
-from tracformer.peers.transformer import TransformerConfig, TransformerPeer, inside_of, pick, transformers_for
+from tracformer.peers.transformer import TransformerConfig, TransformerPeer, inside_of, pick, start_positions, transformers_for
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "n_head": 12, "d_model": 768, "dropout": 0.1, "tied": False},
@@ -55,6 +55,7 @@ class Bert(TransformerPeer):
                 attn_implementation="sdpa",
             )
         )
+        start_positions(config, self.network.bert.embeddings.position_embeddings.weight)
         predictions = self.network.cls.predictions
         predictions.bias = predictions.decoder.bias  # untied, `transformers` leaves a second bias that nothing reads
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tracformer.model import storage
 from tracformer.model.base import EXACT
 from tracformer.peers import gpt2_checkpoint
-from tracformer.peers.transformer import TransformerConfig, TransformerPeer, pick, shifted_right, transformers_for
+from tracformer.peers.transformer import TransformerConfig, TransformerPeer, pick, shifted_right, start_positions, transformers_for
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 12, "n_head": 12, "d_model": 768, "dropout": 0.1},  # 124M
@@ -97,7 +97,7 @@ class GPT2(TransformerPeer):
 def gpt2_network(config: TransformerConfig, rows: int, positions: int) -> Any:
     """A `GPT2Model` of this shape, with so many rows in its tables."""
     transformers = transformers_for(config.model_type)
-    return transformers.GPT2Model(
+    network = transformers.GPT2Model(
         transformers.GPT2Config(
             vocab_size=rows,
             n_positions=positions,
@@ -114,3 +114,5 @@ def gpt2_network(config: TransformerConfig, rows: int, positions: int) -> Any:
             attn_implementation="sdpa",
         )
     )
+    start_positions(config, network.wpe.weight)
+    return network

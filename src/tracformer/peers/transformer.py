@@ -1,5 +1,6 @@
 """What the peers built on the package `transformers` share: the shape of a plain Transformer, and how given positions are answered."""
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,6 +13,8 @@ from tracformer.model.base import ConditionalModel, each_given_alone
 from tracformer.model.config import ModelConfig
 from tracformer.peers.dense import trains_faster_plain
 
+POSITIONS = ("normal", "sinusoids")
+
 
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
@@ -20,9 +23,12 @@ class TransformerConfig(ModelConfig):
     d_model: int = 768
     dropout: float = 0.0  # wherever the network of `transformers` has it by default
     init_std: float = 0.02
+    positions_from: str = "normal"  # or "sinusoids": what the table of positions is before it is trained
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.positions_from not in POSITIONS:
+            raise ValueError(f"positions_from is {self.positions_from!r}; allowed: {', '.join(POSITIONS)}")
         self.require_positive("n_layer", "n_head", "d_model")
         if self.d_model % self.n_head:
             raise ValueError(f"d_model is {self.d_model}, not divisible by n_head {self.n_head}")
@@ -65,6 +71,21 @@ class TransformerPeer(ConditionalModel):
             self.network.gradient_checkpointing_enable({"use_reentrant": False})
         elif not wished and self.network.is_gradient_checkpointing:
             self.network.gradient_checkpointing_disable()
+
+
+def start_positions(config: TransformerConfig, *tables: Tensor) -> None:
+    """What `transformers` drew from a normal law, as the configuration says. A table has a row a position."""
+    if config.positions_from == "sinusoids":
+        with torch.no_grad():
+            for table in tables:
+                table.copy_(sinusoids(*table.shape) * (config.init_std * math.sqrt(2.0)))  # of the same mean square
+
+
+def sinusoids(positions: int, d: int) -> Tensor:
+    """(positions, d): sines, then cosines, of position * 10000^(-2i/d)."""
+    rates = torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-math.log(10000.0) / d))
+    angles = torch.arange(positions, dtype=torch.float64)[:, None] * rates
+    return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :d].float()
 
 
 def transformers_for(system: str) -> Any:
