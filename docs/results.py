@@ -1,6 +1,6 @@
 """The figures of docs/results.md and of the README, from results of `tracformer reproduce`.
 
-    python docs/results.py runs/reproduce/mini/results     take results over into results/mini, the newest of each question; then as below
+    python docs/results.py runs/reproduce/mini/results     take results over into results/mini, one of each question; then as below
     python docs/results.py                                 write the tables and pictures anew from results/mini
 
 docs/results.md says which table goes where:
@@ -16,13 +16,12 @@ no texts: the rows, and where each of them came from. Of the report's files thos
 import argparse
 import dataclasses
 import re
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tracformer.evaluation.report import plots, write_report
-from tracformer.evaluation.report.collect import Section, by_file_stem, in_order, newest, sections, tables
+from tracformer.evaluation.report.collect import Section, by_file_stem, in_order, one_each, sections, tables
 from tracformer.evaluation.report.tables import Table
 from tracformer.evaluation.report.views import curves_of
 from tracformer.evaluation.results import Result, read_results
@@ -71,18 +70,24 @@ ACROSS = 2  # panels in a row
 
 
 def take_over(source: Path, target: Path = RESULTS) -> None:
-    """Results without their per-sequence figures beside those that are there, and the report of all. Later ones replace earlier ones."""
-    results = newest([*(read_results(target) if target.exists() else ()), *read_results(source)])
-    shutil.rmtree(target, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as whole:
+    """Results without their per-sequence figures beside those that are there, and the report of all. Of several answers to one question
+    that with the most draws of noise stays, then the latest. What is there is replaced once everything is written.
+    """
+    results = one_each([*(read_results(target) if target.exists() else ()), *read_results(source)])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        whole, new, old = (Path(scratch) / name for name in ("whole", "new", "old"))
         for result in results:
             result.save(whole)
-            dataclasses.replace(result, details={}).save(target)
-        write_report([whole], target / "report", title="The paper's experiments at scale mini", about=ABOUT)
-    named = DOCUMENT.read_text()
-    for path in (target / "report").iterdir():
-        if path.name != "index.html" and path.name not in named:
-            path.unlink()
+            dataclasses.replace(result, details={}).save(new)
+        write_report([whole], new / "report", title="The paper's experiments at scale mini", about=ABOUT)
+        named = DOCUMENT.read_text()
+        for path in (new / "report").iterdir():
+            if path.name != "index.html" and path.name not in named:
+                path.unlink()
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
 
 
 def tables_of(results: list[Result]) -> dict[str, Table]:

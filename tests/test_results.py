@@ -64,6 +64,41 @@ def test_results_are_taken_over_beside_those_that_are_there(tmp_path: Path) -> N
     assert (tmp_path / "there" / "report" / "index.html").is_file()
 
 
+def test_a_better_estimate_is_not_replaced_by_a_later_one(tmp_path: Path) -> None:
+    good, rough = (
+        Result(
+            "mdlm #0",
+            "mdlm",
+            "diffusion",
+            "ratios",
+            {"data": "d", "draws": draws},
+            (Row("perplexity", {"ratio": 0.5}, value, kind="bound"),),
+            {},
+            {"time": time},
+        )
+        for draws, value, time in ((None, 1.0, "1"), (4, 2.0, "2"))
+    )
+    good.save(tmp_path / "there")
+    rough.save(tmp_path / "new")
+    results.take_over(tmp_path / "new", tmp_path / "there")
+    assert [found.rows[0].value for found in read_results(tmp_path / "there")] == [1.0]
+
+
+def test_what_is_there_outlives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Result("a", "gpt2", "ar", "ratios", {"data": "d"}, (Row("perplexity", {"ratio": 0.5}, 1.0, kind="exact"),))
+    made.save(tmp_path / "there")
+    made.save(tmp_path / "new")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(results, "write_report", fail)
+    with pytest.raises(OSError, match="no space"):
+        results.take_over(tmp_path / "new", tmp_path / "there")
+    assert read_results(tmp_path / "there") == [made]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "there"]
+
+
 def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
     table = Table("a", "t", ("0.5",), (Line("m", "exact", (Cell(1.5, low=1.0, high=2.0),)),))
     document = "<!-- table a.csv: m -->\n<!-- end -->"

@@ -80,6 +80,8 @@ def test_training_keys_for_every_model() -> None:
         read_experiment("fig5", "paper", change).models["bart"].config("d", "r", 0) for change in ({}, {"train.optimizer.beta2": "0.99"})
     ]
     assert dataclasses.replace(paper[0], optimizer=dataclasses.replace(paper[0].optimizer, beta2=0.99)) == paper[1]
+    records = read_experiment("fig5", "mini", {"train.data.rows": "records", "train.init": "1e3"}).models["bart"].config("d", "r", 0)
+    assert (records.data.rows, records.data.source, records.init) == ("records", "d", "1e3")
     with pytest.raises(ValueError, match="there is no configuration key 'stps'; did you mean 'steps'"):
         read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
 
@@ -122,6 +124,10 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
         ("title: x\nparts: [everything]", "experiment everything has no 'tasks'"),
         ("title: x\nparts: [fig5]\ntasks: []", "has 'tasks'; allowed: title, parts, about, without"),
         ("- 1", "does not hold keys and values"),
+        ("title: x\ntasks:", "tasks is None; list at least one"),
+        ("title: x\ntasks: [ratios]", "a task of .* is 'ratios'; it must hold keys and values"),
+        ("title: x\ntasks: [{task: ratios, models: bart}]", "models is 'bart'; it must be a list of names"),
+        ("title: x\ntasks: [{task: ratios, models: [bart], options: [1, 2]}]", r"options is \[1, 2\]; it must hold keys and values"),
     ],
 )
 def test_slips_in_an_experiment_of_ones_own_are_told(document: str, told: str, tmp_path: Path) -> None:

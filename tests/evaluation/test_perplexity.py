@@ -12,7 +12,8 @@ from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tracformer.contexts import draw_contexts, parse
 from tracformer.evaluation import Subject, parse_task
-from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity
+from tracformer.evaluation.answers import SHARED_NOISE, standard_error
+from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity, figures
 from tracformer.evaluation.results import Result
 from tracformer.evaluation.tasks import Silent
 from tracformer.model.base import ConditionalModel
@@ -128,6 +129,34 @@ def test_a_bound_has_draws_and_a_standard_error(lines: str) -> None:
     assert 0 < errors[1] < errors[0]
     other = task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=4, seed=1).run(subject(model, "diffusion"), Silent())
     assert 0 < abs(other.find("nll").value - row.value) < 6 * errors[0]
+
+
+def test_groups_that_share_noise_are_what_is_drawn() -> None:
+    """Noise common to 16 sequences: as if there were a sixteenth as many of them."""
+    rng = np.random.default_rng(0)
+    count, targets = 1600, 10
+    nll = np.repeat(rng.normal(size=count // SHARED_NOISE), SHARED_NOISE) * targets + 30.0
+    true = 1.0 / math.sqrt(count / SHARED_NOISE)
+    assert standard_error(nll, np.ones(count), np.full(count, float(targets))) == pytest.approx(true, rel=0.2)
+    about = known_subject()
+    sums = {"nll": nll.tolist(), "targets": [targets] * count, "bytes": [targets] * count}
+    exact = figures({"contexts": "c"}, sums, about, "")
+    about.model.answers = {"car": "bound"}  # type: ignore[misc]
+    for plain, row in zip(exact, figures({"contexts": "c"}, sums, about, ""), strict=True):
+        assert row.value == plain.value
+        assert row.high - row.low == pytest.approx(4 * (plain.high - plain.low), rel=0.25)
+    nll_row = next(row for row in figures({"contexts": "c"}, sums, about, "") if row.metric == "nll")
+    assert nll_row.high - nll_row.low == pytest.approx(2 * 1.96 * true, rel=0.2)
+
+
+def test_the_standard_error_of_independent_sequences_is_not_overstated() -> None:
+    rng = np.random.default_rng(1)
+    count, targets = 1600, 10
+    errors = np.full(count, 5.0)
+    nll = 30.0 + rng.normal(size=count) * errors
+    assert standard_error(nll, errors, np.full(count, float(targets))) == pytest.approx(0.5 / math.sqrt(count), rel=0.25)
+    few = slice(0, SHARED_NOISE)  # one group: their own errors, added
+    assert standard_error(nll[few], errors[few], np.full(SHARED_NOISE, 10.0)) == 0.5
 
 
 def test_sequences_of_another_group_meet_other_noise(lines: str) -> None:

@@ -12,14 +12,15 @@ from tests.evaluation.reproductions import stopping
 from tracformer.evaluation import reproduce as module
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.experiment import read_experiment
-from tracformer.evaluation.pilots import Pilots, outcome_file, with_rate
+from tracformer.evaluation.pilots import Pilots, fly, outcome_file, with_rate
 from tracformer.evaluation.plan import plan
 from tracformer.evaluation.reproduce import Reproduction
-from tracformer.evaluation.results import read_results
+from tracformer.evaluation.results import Result, read_results
 from tracformer.evaluation.tasks import Silent
 from tracformer.training.config import OptimizerConfig, TrainConfig
+from tracformer.training.distributed import join_ranks
 from tracformer.training.log import read_log
-from tracformer.training.loop import Trainer
+from tracformer.training.loop import Outcome, Trainer
 from tracformer.training.start import start
 
 
@@ -88,8 +89,55 @@ def test_a_pilots_rate_is_muons_too_unless_it_has_its_own() -> None:
 
 def test_pilots_of_another_schedule_are_others() -> None:
     recipe = {"seed": 0, "steps": 1000, "optimizer": {"lr": 1.0, "final_lr": 0.1, "warmup": 5}}
-    files = [outcome_file("m", "car", {**recipe, **change}, Pilots((1.0,), 3)) for change in ({}, {"seed": 1}, {"steps": 5000})]
-    assert files[0] == files[1] != files[2]
+    config = TrainConfig()
+
+    def file(change: dict[str, int], config: TrainConfig = config) -> str:
+        return outcome_file("m", "car", config, {**recipe, **change}, Pilots((1.0,), 3))
+
+    assert file({}) == file({"seed": 1}) != file({"steps": 5000})
+    assert file({}) != file({}, replace(config, eval_contexts=("empty",)))
+
+
+def test_a_pilot_of_another_seed_does_not_become_the_run(tmp_path: Path, text: Path) -> None:
+    """Stopped between the pilots of seed 0 and its run; then seed 1 is asked for."""
+
+    def piloted(seed: str) -> Reproduction:
+        changes = {"data.wikitext2": str(text), "only": "tracformer-ac", "seeds": seed}
+        return Reproduction(read_experiment("fig7", scale_with_pilots(tmp_path), changes), tmp_path, Silent(), say=lambda line: None)
+
+    first, second = piloted("0"), piloted("1")
+    with join_ranks("cpu") as ranks:
+        first._prepare()
+        assert first._fly(ranks) is None
+    assert second.run() == 0
+    (run,) = second.runs()
+    trained = json.loads((second.run_folder(run) / "train.json").read_text())
+    assert (trained["seed"], trained["optimizer"]["lr"]) == (1, 1e-2)  # the rate is that of the system
+    start(replace(second.config(run), run=str(tmp_path / "straight")))
+    weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (second.run_folder(run), tmp_path / "straight")]
+    assert weights[0] == weights[1]
+    assert first.run() == 0
+    assert not list((first.root / "pilots").iterdir())
+
+
+def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
+    """A run is validated in all its modes; a bound and a marginal have no mean."""
+    losses = {1e-3: {"diffusion span": 100.0, "ac span": 1.0}, 1e-2: {"diffusion span": 50.0, "ac span": 9.0}}
+
+    def train(config: TrainConfig) -> Outcome:
+        Path(config.run).mkdir(parents=True)
+        record = {"kind": "eval", "step": 3, "time": 0.0, **losses[config.optimizer.lr]}
+        (Path(config.run) / "log.jsonl").write_text(json.dumps(record) + "\n")
+        return Outcome(config.run, 3, finished=True)
+
+    config = TrainConfig(model={"family": "mdlm", "preset": "tiny"})
+    recipe = {"seed": 0, "optimizer": {"lr": 1e-3, "final_lr": 1e-4}}
+    outcome = fly("m", "diffusion", config, recipe, Pilots((1e-3, 1e-2), 3), tmp_path, train)
+    assert isinstance(outcome, Result)
+    assert [(row.kind, row.value) for row in outcome.rows] == [("bound", pytest.approx(100.0)), ("bound", pytest.approx(50.0))]
+    assert (outcome.details["chosen"], outcome.details["seed"]) == (1e-2, 0)
+    with pytest.raises(ValueError, match="was never validated in mode car"):
+        fly("n", "car", config, recipe, Pilots((1e-3,), 3), tmp_path, train)
 
 
 def test_weights_of_an_earlier_step_are_not_those_of_the_run(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ from tracformer.data import byte_tokenizer
 from tracformer.evaluation import reproduce as module
 from tracformer.evaluation.experiment import read_experiment
 from tracformer.evaluation.experiment_data import prepare_data
+from tracformer.evaluation.plan import plan
 from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import Result, read_results
+from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Silent
 from tracformer.training.log import read_log
 
@@ -86,7 +88,7 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
 
     shown = WellFormed.read(page.decode())
     assert shown.tags["svg"] == 2  # the joint and the marginal
-    assert "±" in page.decode()  # over the two seeds of one model
+    assert "; 2 seeds, standard deviation" in page.decode()  # of one model
     assert sorted(path.name for path in (root / "report" / "fig7").glob("*.png")) == [
         "ratios-wikitext2-32-Geometric_1-ratio-joint.png",
         "ratios-wikitext2-32-Geometric_1-ratio-marginal.png",
@@ -102,6 +104,29 @@ def test_another_recipe_in_the_folder_of_a_run_is_refused(tmp_path: Path, text: 
     (folder / "recipe.json").write_text('{"steps": 99}')
     with pytest.raises(ValueError, match=r"tracformer-car-seed0 was trained otherwise .*steps.* differ.*; use another out=FOLDER"):
         reproduction.is_trained(run)
+
+
+def test_whatever_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Path) -> None:
+    origin = save_model(tmp_path / "origin", byte_tokenizer(), max_length=32, n_layer=5)
+
+    def recipe(**changes: str) -> dict[str, Any]:
+        told = {"data.wikitext2": str(text), **{key.replace("__", "."): value for key, value in changes.items()}}
+        reproduction = Reproduction(read_experiment("fig7", "tiny", told), tmp_path, Silent(), say=lambda text: None)
+        prepare_data(reproduction.experiment.data["wikitext2"], reproduction.root, trained=True)
+        return reproduction._recipe(reproduction.runs()[0])
+
+    plain = recipe()
+    assert {"init", "reading"}.isdisjoint(plain)  # as in recipes of runs that know nothing of these keys
+    assert recipe(train__data__rows="records") == {**plain, "reading": {"rows": "records", "cross_documents": True}}
+    assert recipe(train__data__cross_documents="false") == {**plain, "reading": {"rows": "packed", "cross_documents": False}}
+    begun = recipe(train__init=str(origin))
+    assert len(begun.pop("init")) == 64  # a hash, not a place
+    assert begun == plain
+
+
+def test_sizes_with_other_training_are_other_results(tmp_path: Path, text: Path) -> None:
+    shape = work(tmp_path, text).shape(work(tmp_path, text).runs()[0])
+    assert len({count_sizes("a", "car", shape, tokens).file_name for tokens in (1e6, 1e6, 5e6)}) == 2
 
 
 def test_a_signal_ends_the_reproduction_with_its_code(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +182,25 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
     assert shown.tags["mark"] >= 2 * 2 * 3  # of two sequences the original and the fill
 
 
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("{task: ratioz, models: [bart]}", "there is no task 'ratioz' \\(did you mean 'ratios'\\?\\)"),
+        ("{task: ratios, models: [bart], options: {meen: 3}}", "task 'ratios' has no option 'meen' \\(did you mean 'mean'\\?\\)"),
+        ("{task: orders, models: [bart], options: {data: wikitext2}}", "asks in mode ac, and bart is to answer in mode 'car'"),
+        ("{task: ratios, models: [bart], mode: ac, options: {data: wikitext2, length: 8}}", "in mode 'ac'; it is trained for: car"),
+    ],
+)
+def test_a_wrong_task_is_told_before_any_training(task: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text(f"title: x\ntasks: [{task}]")
+    monkeypatch.setattr(module, "start", stopping(module.start, 0))
+    reproduction = Reproduction(read_experiment(str(tmp_path / "mine.yaml"), "tiny"), tmp_path, Silent())
+    with pytest.raises(ValueError, match=told):
+        reproduction.run()
+    with pytest.raises(ValueError, match=told):
+        list(plan(reproduction))
+
+
 @pytest.mark.soak
 def test_two_processes(tmp_path: Path, text: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tracformer.cli.main"]
@@ -186,7 +230,7 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["fig55"], "experiment is 'fig55'; available: claims, everything, fig1"),
+        (["fig55"], "experiment is 'fig55'; available: claims, "),
         (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, tiny"),
         (["fig5", "data.wikitxt=x"], "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?"),
         (["fig5", "only=bart,gpt2"], "only has 'gpt2'; the experiment's models are: tracformer-car, bart"),
@@ -195,6 +239,15 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
         (["fig5", "batch=0"], "batch is '0'"),
         (["fig5", "fig6"], "fig5, fig6 are named; one at a time"),
         ([], "no experiment named"),
+        (["fig5", "only="], "only has ''; the experiment's models are: tracformer-car"),
+        (["fig5", "train.seed=7"], "train.seed: an experiment does not take train.seed; use seeds="),
+        (["fig5", "train.run=x"], "an experiment does not take train.run; use out="),
+        (["fig5", "train.until=1"], "an experiment does not take train.until"),
+        (["fig5", "train.data.source=x"], "takes train.data.rows and train.data.cross_documents; data.NAME= says which data is read"),
+        (["fig5", "values.windows_long=-5", "--dry-run"], "sequences -5; a window has at least 1 token"),
+        (["fig5", "values.long=abc", "--dry-run"], "task 'ratios': length is 'abc'; it must be an integer"),
+        (["fig5", "values.long=512", "--dry-run"], "length is 512; tracformer-car takes at most 256 tokens"),
+        (["fig5", "models.bart=/nonexistent", "--dry-run"], "/nonexistent does not exist; give a model's folder"),
     ],
 )
 def test_mistakes_are_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from tests.evaluation.known import Known, known_subject, tokenizer, write_lines
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
-from tracformer.evaluation import Result, Subject, Task, make_task
+from tests.scripts import script
+from tracformer.evaluation import Result, Subject, Task, make_task, manifest
 from tracformer.evaluation.compare import differences
 from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
 from tracformer.evaluation.tasks import Silent
@@ -51,6 +52,20 @@ def test_a_finished_pair_is_read_not_asked(task: Task, tmp_path: Path) -> None:
     assert asked(again) == 2 * COUNT
     assert new.rows != done.rows
     assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_speed_is_measured_again(tmp_path: Path) -> None:
+    subject = Subject(small_model(), None, "m", "car")
+    speed = make_task("speed", {"length": 8, "sequences": 1, "rounds": 1})
+    first, again = (next(evaluate([subject], [speed], tmp_path)) for _ in range(2))
+    assert first.details["seconds"] != again.details["seconds"]
+    assert Result.load(tmp_path / again.file_name).details["seconds"] == again.details["seconds"]
+
+
+def test_the_code_that_is_recorded_is_the_code_that_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = script("src/tracformer/evaluation/manifest.py")
+    monkeypatch.setattr(fresh, "PACKAGE", tmp_path)  # as if every file had been edited since
+    assert fresh.source_hash() == manifest.source_hash()
 
 
 def test_an_exact_answer_is_found_whatever_the_draws_of_bounds(task: Task, tmp_path: Path) -> None:
@@ -113,6 +128,8 @@ def test_models_are_named_by_folder_or_by_hand(tmp_path: Path) -> None:
     odd = tmp_path / "a=b@c"
     odd.mkdir()
     assert parse_model(str(odd)) == ("a=b@c", str(odd), None)
+    assert parse_model(f"{odd}@car") == ("a=b@c", str(odd), "car")
+    assert parse_model(f"x={odd}@car") == ("x", str(odd), "car")
     with pytest.raises(ValueError, match="'x=' names no model"):
         parse_model("x=")
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from tracformer.evaluation.gathering import BLOCK, Floats, by_sequence
 from tracformer.evaluation.sequences import Flags, Integers, Sequences
@@ -40,13 +41,27 @@ class Answers:
 
     def standard_error(self, context: int) -> float:
         """Of nll per target."""
-        return standard_error(self.errors[context], self.targets[context])
+        return standard_error(self.nll[context], self.errors[context], self.targets[context])
 
 
-def standard_error(errors: Floats, targets: Floats) -> float:
-    """Of nll per target, from each sequence's own: those that share noise may err together, so their errors add; groups err apart."""
-    groups = np.add.reduceat(errors, np.arange(0, len(errors), SHARED_NOISE))
-    return float(np.sqrt(np.square(groups).sum()) / targets.sum())
+def noise_groups(values: ArrayLike) -> Floats:
+    """Sums over the sequences that share noise: of a bound these, and not sequences, are what is drawn independently."""
+    each = np.asarray(values, np.float64)
+    return np.add.reduceat(each, np.arange(0, len(each), SHARED_NOISE))
+
+
+def standard_error(nll: Floats, errors: Floats, targets: Floats) -> float:
+    """Of r = sum of nll / sum of targets, by how far the groups that share noise lie apart: noise and choice of sequences together.
+
+        sqrt(G / (G - 1) * sum over groups of (nll_g - r targets_g)^2) / sum of targets
+
+    Of a single group only the sequences' own errors are known; they may err together, so these add.
+    """
+    above, below = noise_groups(nll), noise_groups(targets)
+    if len(above) == 1:
+        return float(errors.sum() / targets.sum())
+    off = above - above.sum() / below.sum() * below
+    return float(np.sqrt(len(off) / (len(off) - 1) * np.square(off).sum()) / below.sum())
 
 
 def ask(

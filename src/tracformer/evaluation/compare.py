@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from tracformer.evaluation import bootstrap
+from tracformer.evaluation.answers import noise_groups
 from tracformer.evaluation.results import Result, Row
+from tracformer.model.base import BOUND
 
 SAME = ("data", "contexts")  # hashes that must agree
 
@@ -39,9 +41,12 @@ def differences(first: Result, other: Result, per_byte: bool = False) -> list[Ro
         a, b = (_pair(result.details[contexts], per_byte) for result in (other, first))
         ratios = bootstrap.ratio(*a), bootstrap.ratio(*b)
         value = ratios[0] - ratios[1] if per_byte else bootstrap.perplexity_of(ratios[0]) - bootstrap.perplexity_of(ratios[1])
+        count = len(a[0])
+        if BOUND in (kind, answered[contexts]):
+            a, b = ((noise_groups(above), noise_groups(below)) for above, below in (a, b))
         low, high = bootstrap.difference_interval(a, b, exponent=not per_byte) or (None, None)
         note = "" if answered[contexts] == kind else f"{answered[contexts]} less {kind}: not the same kind of number"
-        rows.append(Row(f"{metric}_difference", setting, value, low, high, sequences=len(a[0]), note=note))
+        rows.append(Row(f"{metric}_difference", setting, value, low, high, sequences=count, note=note))
     return rows
 
 

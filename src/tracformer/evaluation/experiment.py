@@ -15,9 +15,16 @@ from typing import Any
 
 from tracformer.evaluation.pilots import Pilots
 from tracformer.evaluation.tasks import Task, make_task
-from tracformer.training.config import TrainConfig, from_dict, parse_yaml, read_preset
+from tracformer.training.config import AS_WRITTEN, TrainConfig, from_dict, parse_yaml, read_preset
 
 SIZES = "sizes"  # the one "task" that needs no weights
+READING = ("rows", "cross_documents")  # of `train.data`; which data is read, a data set says
+NOT_TRAIN = {  # keys of `tracformer train` that something else decides
+    "seed": "seeds=",
+    "run": "out=",
+    "until": "train.steps=, or pilots of a scale",
+    "device": "device=",
+}
 OPTIONAL = ("plaid", "gpt2-fim")  # models at some scales only: others leave them out
 
 
@@ -44,7 +51,9 @@ class ModelPlan:
 
     def config(self, data: str, run: str, seed: int) -> TrainConfig:
         """What `tracformer train` is told."""
-        return from_dict({**self.told, "data": {"source": data}, "run": run, "seed": seed})
+        told = self.told
+        reading = {key: value for key, value in told.get("data", {}).items() if key in READING}
+        return from_dict({**told, "data": {**reading, "source": data}, "run": run, "seed": seed})
 
     @property
     def told(self) -> dict[str, Any]:
@@ -124,12 +133,12 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
     data = {key: _data_set(key, each) for key, each in sizes["data"].items()}
     models = {key: _model(key, each) for key, each in sizes["models"].items()}
     changes = dict(changes or {})
-    only = changes.pop("only", "")
+    only = changes.pop("only", None)
     values = _values(sizes["values"], changes)
     tasks = _merged(_task(each, values, models, f"experiment {part}") for part, own in parts.items() for each in own["tasks"])
     if left_out := document.get("without"):
         tasks = _only(tasks, [model for task in tasks for model in task.models if model not in left_out])
-    tasks = _only(tasks, only.split(",")) if only else tasks
+    tasks = tasks if only is None else _only(tasks, only.split(","))
     named = {model for task in tasks for model in task.models}
     models = {key: model for key, model in models.items() if key in named}
     data, models = _changed(data, models, changes)
@@ -159,6 +168,10 @@ def _parts(name: str, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
         parts = {part: _load(part, "experiments", experiment_names(), "experiment") for part in document["parts"]}
     for part, values in parts.items():
         _check_keys(values, f"experiment {part}", ("title", "tasks"), ("about", "paper"))
+        if not isinstance(values["tasks"], list) or not values["tasks"]:
+            raise ValueError(
+                f"experiment {part}: tasks is {values['tasks']!r}; list at least one, such as - {{task: ratios, models: [bart]}}"
+            )
     return parts
 
 
@@ -199,11 +212,28 @@ def _model(name: str, values: Mapping[str, Any]) -> ModelPlan:
     plan = ModelPlan(name, **{**values, "seeds": tuple(values.get("seeds", (0,)))})
     if bool(plan.train) == bool(plan.published):
         raise ValueError(f"model {name} must have either `train` or `published`")
+    _check_train(plan.train, f"model {name}")
     return plan
+
+
+def _check_train(train: Mapping[str, Any], where: str) -> None:
+    """Keys that would be passed over are refused."""
+    for key, instead in NOT_TRAIN.items():
+        if key in train:
+            raise ValueError(f"{where}: an experiment does not take train.{key}; use {instead}")
+    data = train.get("data", {})
+    if not isinstance(data, Mapping) or any(key not in READING for key in data):
+        raise ValueError(
+            f"{where}: an experiment takes {' and '.join(f'train.data.{key}' for key in READING)}; data.NAME= says which data is read"
+        )
 
 
 def _task(values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[str, ModelPlan], where: str) -> TaskPlan:
     _check_keys(values, f"a task of {where}", ("task", "models"), ("mode", "options"))
+    if not isinstance(values["models"], list):
+        raise ValueError(f"a task of {where}: models is {values['models']!r}; it must be a list of names, such as [bart]")
+    if not isinstance(values.get("options", {}), Mapping):
+        raise ValueError(f"a task of {where}: options is {values['options']!r}; it must hold keys and values, such as {{mean: 3}}")
     options = {key: _value(value, scale, where) for key, value in values.get("options", {}).items()}
     names = tuple(name for name in values["models"] if name in models)
     unknown = [name for name in values["models"] if name not in models and name not in OPTIONAL]
@@ -249,7 +279,8 @@ def _changed(
         elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
         elif head == "train" and name:
-            setting = parse_yaml(value, key)
+            setting = value if rest in AS_WRITTEN else parse_yaml(value, key)
+            _check_train(_with({}, rest.split("."), setting), key)
             models = {
                 each: dataclasses.replace(model, train=_with(model.told, rest.split("."), setting)) if model.train else model
                 for each, model in models.items()
@@ -287,6 +318,8 @@ def _integer(text: str) -> int:
 
 
 def _check_keys(values: Mapping[str, Any], where: str, required: Sequence[str], others: Sequence[str] = ()) -> None:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where} is {values!r}; it must hold keys and values")
     if missing := [key for key in required if key not in values]:
         raise ValueError(f"{where} has no {missing[0]!r}; required: {', '.join(required)}")
     if unknown := [key for key in values if key not in (*required, *others)]:

@@ -5,7 +5,6 @@ import hashlib
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +79,12 @@ def array_hash(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
     return whole.hexdigest()
 
 
-@cache
 def source_hash() -> str:
-    """SHA-256 of the package's source, save the parts that only show results."""
+    """SHA-256 of the package's source, save the parts that only show results, as it was when this process began."""
+    return SOURCE
+
+
+def _hash_source() -> str:
     whole = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
         name = path.relative_to(PACKAGE).as_posix()
@@ -90,6 +92,9 @@ def source_hash() -> str:
             whole.update(f"{name}\n".encode())
             whole.update(path.read_bytes())
     return whole.hexdigest()
+
+
+SOURCE = _hash_source()  # now: hours later the folder may hold other code than what runs
 
 
 def command_line(words: list[str]) -> str:

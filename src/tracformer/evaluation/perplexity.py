@@ -19,7 +19,7 @@ import numpy as np
 
 from tracformer.contexts import DLogistic, Empty, Geometric, LengthLaw, Prefix, Spans, Strategy, parse
 from tracformer.evaluation import bootstrap
-from tracformer.evaluation.answers import Answers, ask
+from tracformer.evaluation.answers import Answers, ask, noise_groups
 from tracformer.evaluation.manifest import array_hash
 from tracformer.evaluation.results import Result, Row
 from tracformer.evaluation.sequences import Flags, Sequences, TextTask, Windows
@@ -98,12 +98,15 @@ def _contexts_hash(task: Perplexity, windows: Windows) -> str:
 
 
 def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subject, note: str) -> list[Row]:
-    """Perplexity, nll and, where bytes are known, bits per byte, each with its interval."""
+    """Perplexity, nll and, where bytes are known, bits per byte, each with its interval: over sequences, or for a bound over groups of them
+    that share noise.
+    """
     nll, targets = np.array(sums["nll"]), np.array(sums["targets"])
     counts: dict[str, Any] = {"kind": subject.kind, "sequences": len(nll), "targets": int(targets.sum()), "note": note}
     if not targets.any():
         raise ValueError(f"no sequence has a target under contexts {setting['contexts']!r}; use longer windows, or count_eos=true")
-    value, interval = bootstrap.ratio(nll, targets), bootstrap.ratio_interval(nll, targets)
+    drawn = noise_groups if subject.kind == BOUND else np.asarray
+    value, interval = bootstrap.ratio(nll, targets), bootstrap.ratio_interval(drawn(nll), drawn(targets))
     rows = [
         Row(
             "perplexity",
@@ -116,9 +119,8 @@ def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subjec
     ]
     if sums.get("bytes") is not None and sum(sums["bytes"]) > 0:
         bits, size = nll / math.log(2), np.array(sums["bytes"])
-        rows.append(
-            Row("bits_per_byte", setting, bootstrap.ratio(bits, size), *(bootstrap.ratio_interval(bits, size) or (None, None)), **counts)
-        )
+        interval = bootstrap.ratio_interval(drawn(bits), drawn(size))
+        rows.append(Row("bits_per_byte", setting, bootstrap.ratio(bits, size), *(interval or (None, None)), **counts))
     return rows
 
 

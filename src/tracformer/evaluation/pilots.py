@@ -2,7 +2,8 @@
 
 All systems have the same rates, steps and data to choose by, so that none is tuned harder than another. A pilot is the beginning of the run
 itself, warm-up and schedule included: a shorter schedule would choose rates for itself. Still the best rate of a long run is often lower
-than that of its beginning. Outcomes are results like others, `pilots` in the results' folder.
+than that of its beginning. What is judged is the perplexity in the mode that the system is asked in. Outcomes are results like others,
+`pilots` in the results' folder.
 """
 
 import dataclasses
@@ -46,9 +47,9 @@ def with_rate(config: TrainConfig, rate: float) -> TrainConfig:
     return dataclasses.replace(config, optimizer=dataclasses.replace(old, lr=rate, final_lr=rate * old.final_lr / old.lr))
 
 
-def outcome_file(name: str, mode: str, recipe: Mapping[str, Any], pilots: Pilots) -> str:
-    """What the file of an outcome is called: another recipe, another file."""
-    return file_name(name, mode, TASK, _options(pilots), {"hashes": {"recipe": digest(_rateless(recipe))}})
+def outcome_file(name: str, mode: str, config: TrainConfig, recipe: Mapping[str, Any], pilots: Pilots) -> str:
+    """What the file of an outcome is called: another recipe, or other contexts to judge by, another file."""
+    return file_name(name, mode, TASK, _options(pilots), {"hashes": {"recipe": digest(_judged(config, recipe))}})
 
 
 def chosen_rate(outcome: Result) -> float:
@@ -67,7 +68,7 @@ def fly(
     """The outcome; or the signal that stopped a pilot, after which the same call goes on. The runs stay where they are."""
     losses: dict[float, float] = {}
     for rate in pilots.rates:
-        run = pilot_folder(folder, name, rate, digest(_rateless(recipe)))
+        run = pilot_folder(folder, name, config.seed, rate, digest(_judged(config, recipe)))
         try:
             signal = train(pilots.config(config, rate, run)).signal
         except NotFiniteError:  # too high a rate
@@ -75,43 +76,52 @@ def fly(
             continue
         if signal is not None:
             return signal
-        losses[rate] = _loss(run)
+        losses[rate] = _loss(run, mode)
     if min(losses.values()) == math.inf:
         raise ValueError(
             f"{name} diverged at every learning rate of its pilots ({', '.join(f'{rate:g}' for rate in losses)}); give lower ones"
         )
     chosen = min(losses, key=lambda rate: losses[rate])
     rows = [Row("perplexity", {"lr": rate}, perplexity_of(loss), kind=kind_of(config, mode)) for rate, loss in losses.items()]
-    details = {"chosen": chosen, "nll": losses}
-    return Result(name, family_of(config), mode, TASK, _options(pilots), tuple(rows), details, training_manifest(_rateless(recipe)))
+    details = {"chosen": chosen, "nll": losses, "seed": config.seed}
+    manifest = training_manifest(_judged(config, recipe))
+    return Result(name, family_of(config), mode, TASK, _options(pilots), tuple(rows), details, manifest)
 
 
-def adopt(folder: Path, name: str, outcome: Result, run: Path) -> None:
-    """The pilot of the chosen rate, if it is still there, becomes the run; those of other rates are thrown away."""
-    chosen = pilot_folder(folder, name, chosen_rate(outcome), outcome.manifest["hashes"]["recipe"])
+def adopt(folder: Path, name: str, seed: int, outcome: Result, run: Path) -> None:
+    """The seed's pilot of the chosen rate, if it is still there, becomes the run; those of other rates are thrown away."""
+    chosen = pilot_folder(folder, name, seed, chosen_rate(outcome), outcome.manifest["hashes"]["recipe"])
     if chosen.exists() and not run.exists():
         run.parent.mkdir(parents=True, exist_ok=True)
         chosen.rename(run)
-    for other in folder.glob(f"{name}-lr*"):
+    for other in folder.glob(f"{name}-seed{seed}-lr*"):
         shutil.rmtree(other, ignore_errors=True)
 
 
-def pilot_folder(folder: Path, name: str, rate: float, recipe: str) -> Path:
-    """Another recipe, another folder: none goes on from the pilots of another."""
-    return folder / f"{name}-lr{rate:g}-{recipe[:12]}"
+def pilot_folder(folder: Path, name: str, seed: int, rate: float, recipe: str) -> Path:
+    """Another recipe or seed, another folder: none goes on from the pilots of another."""
+    return folder / f"{name}-seed{seed}-lr{rate:g}-{recipe[:12]}"
 
 
-def _loss(run: Path) -> float:
-    """Mean of log perplexity over all contexts of the last validation; infinite where one is."""
-    validated = list(validations(run))
+def _loss(run: Path, mode: str) -> float:
+    """Mean of log perplexity over all contexts of the last validation, asked in this mode; infinite where one is."""
+    validated = [each for each in validations(run) if each[1] == mode]
     if not validated:
-        raise ValueError(f"{run} was never validated, so that its learning rate cannot be judged; give the data a validation split")
+        raise ValueError(
+            f"{run} was never validated in mode {mode}, so that its learning rate cannot be judged; "
+            "give the data a validation split, and the model a mode that it is trained for"
+        )
     values = [value for step, _, _, value in validated if step == validated[-1][0]]
     return sum(math.log(value) if math.isfinite(value) else math.inf for value in values) / len(values)
 
 
 def _options(pilots: Pilots) -> dict[str, Any]:
     return {"rates": list(pilots.rates), "steps": pilots.steps}
+
+
+def _judged(config: TrainConfig, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """All that an outcome depends on but the rates."""
+    return {**_rateless(recipe), "eval_contexts": list(config.eval_contexts), "eval_sequences": config.eval_sequences}
 
 
 def _rateless(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tracformer.evaluation.sizes import count_sizes
 def plan(work: Reproduction) -> Iterator[str]:
     """The plan in words, for a dry run: nothing is read from the network and nothing is written."""
     experiment = work.experiment
+    work.check(network=False)
     yield f"{experiment.name} at scale {experiment.scale}, in {work.root}: {experiment.title}"
     for trained, sets in ((True, experiment.learnt_from()), (False, experiment.only_read())):
         for data in sets:

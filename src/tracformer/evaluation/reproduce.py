@@ -21,8 +21,9 @@ import torch
 
 from tracformer.data import PreparedData, Tokenizer, load_tokenizer
 from tracformer.evaluation.curves import curve_file, learning_curve
-from tracformer.evaluation.experiment import SIZES, Experiment, ModelPlan, TaskPlan
+from tracformer.evaluation.experiment import READING, SIZES, Experiment, ModelPlan, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, prepare_data
+from tracformer.evaluation.manifest import weights_hash
 from tracformer.evaluation.pace import Pace, tokens
 from tracformer.evaluation.pilots import adopt, chosen_rate, fly, outcome_file, with_rate
 from tracformer.evaluation.report import write_report
@@ -34,7 +35,7 @@ from tracformer.families import find_family, load_model
 from tracformer.files import write_atomically
 from tracformer.generation import loading
 from tracformer.model.config import ModelConfig
-from tracformer.training.config import TrainConfig
+from tracformer.training.config import DataConfig, TrainConfig
 from tracformer.training.distributed import Ranks, join_ranks
 from tracformer.training.loop import exported_step
 from tracformer.training.start import start
@@ -86,6 +87,7 @@ class Reproduction:
 
     def run(self) -> int:
         """0, or 128 + the signal that stopped it; then the same call goes on."""
+        self.check()
         with join_ranks(self.device) as ranks:  # one group for all stages: a second one could not be formed
             if ranks.first:
                 self._prepare()
@@ -108,6 +110,32 @@ class Reproduction:
                 self.say(f"report: {self._report([*files, *curves])}")
             ranks.barrier()
         return 0
+
+    def check(self, network: bool = True) -> None:
+        """What would be found wrong after training is found before it: tasks, modes, lengths, and weights that should be there."""
+        for run in self.runs():
+            where = run.plan.published if run.seed is None else self._planned(run).init
+            if where and (network or not _is_remote(where)):
+                loading.find_folder(where)
+        for task, run in self.evaluations():
+            if task.task != SIZES:
+                self._check_task(task, run)
+
+    def _check_task(self, task: TaskPlan, run: Run) -> None:
+        made, mode = task.make({}), task.mode or run.plan.mode
+        if made.modes is not None and mode not in made.modes:
+            raise ValueError(
+                f"task {task.task!r} asks in mode {' or '.join(made.modes)}, and {run.plan.name} is to answer in mode {mode!r}"
+            )
+        if run.seed is None or self._planned(run).init:  # its shape is that of weights that are not read here
+            return
+        shape = self.shape(run)
+        if mode not in shape.modes:
+            raise ValueError(f"{run.plan.name} is to answer in mode {mode!r}; it is trained for: {', '.join(shape.modes)}")
+        if run.plan.name == task.models[0] and made.options.get("length", 0) > shape.max_length:  # it cuts the windows
+            raise ValueError(
+                f"task {task.task!r}: length is {made.options['length']}; {run.plan.name} takes at most {shape.max_length} tokens"
+            )
 
     # ---- what there is
 
@@ -163,7 +191,7 @@ class Reproduction:
         """The signal that stopped the run, or None if it was finished."""
         folder = self.run_folder(run)
         if ranks.first and run.number == 0 and self.experiment.pilots is not None and (outcome := self.outcome(run)) is not None:
-            adopt(self.root / "pilots", run.plan.name, outcome, folder)
+            adopt(self.root / "pilots", run.plan.name, self._planned(run).seed, outcome, folder)
         if ranks.first and not (folder / RECIPE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
@@ -261,8 +289,9 @@ class Reproduction:
     def outcome(self, run: Run) -> Result | None:
         """Of the pilots of the run's system."""
         assert self.experiment.pilots is not None
-        recipe = self._recipe_of(self._planned(run), run)
-        path = self.root / "results" / outcome_file(run.plan.name, run.plan.mode, recipe, self.experiment.pilots)
+        config = self._planned(run)
+        recipe = self._recipe_of(config, run)
+        path = self.root / "results" / outcome_file(run.plan.name, run.plan.mode, config, recipe, self.experiment.pilots)
         return Result.load(path) if path.is_file() else None
 
     def _recipe(self, run: Run) -> dict[str, Any]:
@@ -273,7 +302,13 @@ class Reproduction:
         values = config.to_dict()
         folder = data_folder(self.root, run.plan.data, trained=True)
         told = ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema", "precision")
-        return {**{key: values[key] for key in told}, "data": digest(PreparedData.open(folder).manifest.files)}
+        recipe = {**{key: values[key] for key in told}, "data": digest(PreparedData.open(folder).manifest.files)}
+        if config.init:
+            recipe["init"] = _weights_of(config.init)
+        reading = {key: values["data"][key] for key in READING}
+        if reading != {key: getattr(DataConfig, key) for key in READING}:  # recipes of runs at the defaults never had this key
+            recipe["reading"] = reading
+        return recipe
 
     def shape(self, run: Run) -> ModelConfig:
         vocabulary = self.experiment.vocab_size
@@ -293,6 +328,17 @@ class Reproduction:
 
 def runs_of(plan: ModelPlan) -> list[Run]:
     return [Run(plan, None)] if plan.published else [Run(plan, seed) for seed in plan.seeds]
+
+
+def _is_remote(where: str) -> bool:
+    """Is it an id of the hub, which a dry run does not look up?"""
+    return loading.HUB_ID.fullmatch(where) is not None and not Path(where).exists() and not Path(where).parent.is_dir()
+
+
+@cache
+def _weights_of(init: str) -> str:
+    """A hash of the weights that a run begins with."""
+    return weights_hash(load_model(loading.find_folder(init)))
 
 
 @cache

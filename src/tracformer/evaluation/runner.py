@@ -26,8 +26,8 @@ def evaluate(
 ) -> Iterator[Result]:
     """Each subject's result on each task, as they are finished, and written to `out`. Modes are checked before any work.
 
-    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser, code and dtype is read instead. A task
-    that was interrupted goes on from its last finished block.
+    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser, code and dtype is read instead, unless
+    the task measures the machine. A task that was interrupted goes on from its last finished block.
     """
     for task in tasks:
         for subject in subjects:
@@ -41,7 +41,7 @@ def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progres
     if out is None:
         return task.run(subject, progress)
     name = file_name(subject.name, subject.mode, task.name, task.options, task.manifest(subject))
-    if (out / name).is_file():
+    if task.lasting and (out / name).is_file():
         return Result.load(out / name)
     scratch = out / PARTIAL / name.removesuffix(".json")
     result = task.run(dataclasses.replace(subject, scratch=scratch), progress)
@@ -99,7 +99,7 @@ def load_subjects(
 def parse_model(text: str) -> tuple[str, str, str | None]:
     """Name, place and mode of [NAME=]FOLDER[@MODE]; the name is the folder's unless it is given."""
     name, equals, place = text.partition("=")
-    if not equals or Path(text).exists():
+    if not equals or any(Path(folder).exists() for folder in (text, text.rpartition("@")[0]) if folder):
         name, place = "", text
     mode = None
     if "@" in place and not Path(place).exists():

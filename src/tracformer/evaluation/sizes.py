@@ -23,7 +23,7 @@ def count_sizes(name: str, mode: str, config: ModelConfig, trained_tokens: float
     if trained_tokens:
         rows.append(Row("trained_tokens", {}, float(trained_tokens)))
     manifest = {
-        "hashes": {"config": digest(config.to_dict())},
+        "hashes": {"config": digest(config.to_dict()), "trained_tokens": digest(float(trained_tokens))},
         "model": sizes,
         "code": tracformer.__version__,
         "torch": torch.__version__,

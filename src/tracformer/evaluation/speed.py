@@ -32,6 +32,7 @@ class Speed(Task):
     """
 
     name = "speed"
+    lasting = False
 
     length: int = 128
     sequences: int = 4  # filled together

@@ -95,6 +95,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     modes: ClassVar[tuple[str, ...] | None] = None  # that it can ask in; None: any
+    lasting: ClassVar[bool] = True  # does a finished result answer the same question again? False: it belongs to the hour it was made
 
     @property
     def options(self) -> dict[str, Any]:

@@ -134,7 +134,7 @@ def test_a_bound_has_an_excess_and_no_kl() -> None:
     options: dict[str, Any] = {"source": "hmm-4", "sequences": 20, "patterns": ("one", "two-far"), "draws": 4}
     result = run(model, "diffusion", **options)
     assert {(row.metric, row.kind) for row in result.rows} == {("excess", "bound")}
-    assert all(re.fullmatch(r"(wrong on .*; )?4 draws, standard error of nll [\d.e-]+", row.note) for row in result.rows)
+    assert all(re.fullmatch(r"(wrong on .*; )?4 draws, standard error of excess [\d.e-]+", row.note) for row in result.rows)
     sums = result.details["one"]
     assert result.find("excess", pattern="one").value == pytest.approx((sums["nll"].sum() - sums["truth"].sum()) / 20)
     assert kls(run(model, "diffusion", batch=3, **options), "excess") == pytest.approx(kls(result, "excess"), rel=1e-10)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tracformer.evaluation.answers import standard_error
+from tracformer.evaluation.answers import noise_groups, standard_error
 from tracformer.evaluation.bootstrap import ratio, ratio_interval
 from tracformer.evaluation.exact.catalogue import VERSION, describe_source, draw_sequences, find_source
 from tracformer.evaluation.exact.compare import compare, figures_of
@@ -95,11 +95,13 @@ class Exact(Task):
 def _rows(subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats], draws: int) -> list[Row]:
     """A pattern's figures, each a ratio of sums over sequences."""
     counts = figures["targets"]
-    told = f"{draws} draws, standard error of nll {standard_error(figures['error'], counts):.2g}" if subject.kind == BOUND else ""
+    error = standard_error(figures["excess"], figures["error"], counts) if subject.kind == BOUND else 0.0
+    told = f"{draws} draws, standard error of excess {error:.2g}" if subject.kind == BOUND else ""
     note = "; ".join(filter(None, (subject.note, told)))
+    drawn = noise_groups if subject.kind == BOUND else np.asarray
 
     def row(metric: str, above: Floats, below: Floats) -> Row:
-        low, high = ratio_interval(above, below) or (None, None)
+        low, high = ratio_interval(drawn(above), drawn(below)) or (None, None)
         setting = {"source": source, "pattern": pattern}
         return Row(metric, setting, ratio(above, below), low, high, subject.kind, len(counts), int(counts.sum()), note)
 

@@ -1,18 +1,21 @@
 """From result files to sections: results of one task with the same options side by side, training seeds of one model as one line.
 
-A model trained several times is named `NAME #SEED`; its runs share a line, whose cells hold the mean and the spread over seeds.
+A model trained several times is named `NAME #SEED`; its runs share a line, whose cells hold the mean over seeds and its interval.
 """
 
 import dataclasses
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tracformer.evaluation.compare import SAME
 from tracformer.evaluation.paper_figures import FULL_ENCODER, PAPER_TOKENS, PaperFigure, find_paper_figure
+from tracformer.evaluation.report.seeds import over_seeds
 from tracformer.evaluation.report.tables import HIGHER, LOWER, NEITHER, Cell, Line, Table
 from tracformer.evaluation.results import Result, Row
+from tracformer.families import find_family
+from tracformer.model.base import BOUND
 
 SEED = re.compile(r" #\d+$")
 HIGHER_IS_BETTER = ("mauve", "bertscore", "bleu4", "bleu4_sentence", "accuracy", "tokens_per_second", "sequences_per_second")
@@ -53,6 +56,8 @@ TITLES = {
     "pilots": "Learning rates tried",
 }
 ACROSS_DATA = ("unconditional",)  # tasks with one figure a data set, which stand side by side
+PER_TOKEN = ("perplexity", "nll")  # metrics that do not compare where tokens differ
+ANY_INPUT = ("speed",)  # tasks whose answer does not depend on which tokens are read
 Setting = tuple[tuple[str, Any], ...]
 
 
@@ -101,11 +106,19 @@ class Section:
 
 
 def sections(results: Iterable[Result]) -> list[Section]:
-    """In the order of their first result; so are the models inside."""
+    """In the order of their first result; so are the models inside. The same question about another text, or other holes, is another."""
     asked: dict[str, list[Result]] = {}
     for result in _joined(results):
-        asked.setdefault(result.question(), []).append(result)
+        key = result.question() if result.task in ACROSS_DATA else _asked(result)
+        asked.setdefault(key, []).append(result)
     return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
+
+
+def chapter_titles(found: Sequence[Section]) -> list[str]:
+    """Their titles; where two are equal, with the beginnings of the hashes that tell them apart."""
+    titles = [section.title for section in found]
+    inputs = ["/".join(filter(None, (_hash(section.entries[0].first, key)[:6] for key in SAME))) for section in found]
+    return [f"{t} (inputs {told})" if told and titles.count(t) > 1 else t for t, told in zip(titles, inputs, strict=True)]
 
 
 def by_file_stem(found: Sequence[Section]) -> dict[str, Section]:
@@ -117,14 +130,42 @@ def by_file_stem(found: Sequence[Section]) -> dict[str, Section]:
     return named
 
 
-def newest(results: Iterable[Result]) -> list[Result]:
-    """Of several results of one model, task and options, as evaluations with changed code or weights leave them, the last one made."""
-    kept: dict[str, Result] = {}
+def one_each(results: Iterable[Result]) -> list[Result]:
+    """Of several results of one model and question, as evaluations with changed code or weights leave them, one: of the weights asked last
+    the one with the most draws of noise, and of these the last one made.
+    """
+    asked: dict[str, list[Result]] = {}
     for result in results:
-        key = f"{result.model} {result.mode} {result.question()}"
-        if key not in kept or str(result.manifest.get("time", "")) >= str(kept[key].manifest.get("time", "")):
-            kept[key] = result
-    return list(kept.values())
+        asked.setdefault(f"{result.model} {result.mode} {_asked(result)}", []).append(result)
+    return [_best(group) for group in asked.values()]
+
+
+def _best(group: Sequence[Result]) -> Result:
+    """The later one, where nothing tells them apart."""
+    weights = _hash(max(reversed(group), key=_time), "weights")
+    return max(reversed([result for result in group if _hash(result, "weights") == weights]), key=lambda each: (_draws(each), _time(each)))
+
+
+def _draws(result: Result) -> int:
+    """Of noise; None among the options is the model's own number. 0: the answer is no estimate."""
+    if "draws" not in result.options or not any(row.kind == BOUND for row in result.rows):
+        return 0
+    asked = result.options["draws"]
+    return int(find_family(result.family).model_class.default_draws or 0 if asked is None else asked)
+
+
+def _time(result: Result) -> str:
+    return str(result.manifest.get("time", ""))
+
+
+def _asked(result: Result) -> str:
+    """The question and what it was put about."""
+    inputs = [] if result.task in ANY_INPUT else [_hash(result, key) for key in SAME]
+    return " ".join([result.question(), *inputs])
+
+
+def _hash(result: Result, key: str) -> str:
+    return str(result.manifest.get("hashes", {}).get(key, ""))
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
@@ -162,6 +203,7 @@ def tables(section: Section, name: str) -> list[Table]:
                 lines.append(Line(entry.label, kind, tuple(cells)))
         base = metric.partition("[")[0]  # bertscore[NAME]: by a scorer of that name
         compete = base not in NO_WINNER and section.task not in NO_CONTEST
+        compete &= base not in PER_TOKEN or len({_hash(entry.first, "tokenizer") for entry in section.entries}) == 1
         better = NEITHER if not compete else HIGHER if base in HIGHER_IS_BETTER else LOWER
         made.append(Table(f"{name}-{file_words(metric)}", metric_name(metric), tuple(labels), tuple(lines), better, common))
     return made
@@ -210,28 +252,58 @@ def paper_figure(result: Result, row: Row) -> PaperFigure | None:
 def _joined(results: Iterable[Result]) -> list[Result]:
     """For the tasks of `ACROSS_DATA` one result instead of several that differ in their data alone; the rows' settings tell the data."""
     kept: dict[str, list[Result]] = {}
+    inputs: dict[str, list[str]] = {}  # of each data set's name, in the order of their first result
     for number, result in enumerate(results):
-        same = f"{result.model} {result.mode} {result.question(without=('data',))}"
+        name = f"{SEED.sub('', result.model)} {_hash(result, 'weights') or result.model}"
+        same = f"{name} {result.mode} {result.question(without=('data',))}"
         kept.setdefault(same if result.task in ACROSS_DATA else str(number), []).append(result)
-    return [_join(group) if group[0].task in ACROSS_DATA else group[0] for group in kept.values()]
+        if result.task in ACROSS_DATA and _asked(result) not in (known := inputs.setdefault(result.question(), [])):
+            known.append(_asked(result))
+    return [_join(group, inputs) if group[0].task in ACROSS_DATA else group[0] for group in kept.values()]
 
 
-def _join(group: Sequence[Result]) -> Result:
+def _join(group: Sequence[Result], inputs: Mapping[str, Sequence[str]]) -> Result:
+    """A number tells apart texts of one name."""
+    parts: dict[str, list[Result]] = {}
+    for result in group:
+        parts.setdefault(_asked(result), []).append(result)
+    group = [_best(same) for same in parts.values()]
     first = group[0]
-    rows = tuple(dataclasses.replace(row, setting={**row.setting, "data": r.options["data"]}) for r in group for row in r.rows)
+    rows = []
+    for result in group:
+        place = inputs[result.question()].index(_asked(result))
+        data = f"{result.options['data']} ({place + 1})" if place else result.options["data"]
+        rows += [dataclasses.replace(row, setting={**row.setting, "data": data}) for row in result.rows]
     options = {key: value for key, value in first.options.items() if key != "data"}
-    manifest = first.manifest if len(group) == 1 else {"model": first.manifest.get("model"), "parts": [r.manifest for r in group]}
-    return dataclasses.replace(first, rows=rows, options=options, manifest=manifest, details=first.details if len(group) == 1 else {})
+    if len(group) == 1:
+        return dataclasses.replace(first, rows=tuple(rows), options=options)
+    hashes = [result.manifest.get("hashes", {}) for result in group]
+    common = {key: value for key, value in hashes[0].items() if all(each.get(key) == value for each in hashes)}
+    manifest = {"hashes": common, "model": first.manifest.get("model"), "parts": [result.manifest for result in group]}
+    return dataclasses.replace(first, rows=tuple(rows), options=options, manifest=manifest, details={})
 
 
 def _entries(results: Sequence[Result]) -> list[Entry]:
-    runs: dict[tuple[str, str], list[Result]] = {}
+    runs: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        runs.setdefault((SEED.sub("", result.model), result.mode), []).append(result)
-    modes: dict[str, int] = {}
-    for model, _ in runs:
-        modes[model] = modes.get(model, 0) + 1
-    return [Entry(f"{model} ({mode})" if modes[model] > 1 else model, tuple(found)) for (model, mode), found in runs.items()]
+        runs.setdefault((SEED.sub("", result.model), result.mode, _hash(result, "tokenizer")), []).append(result)
+    return [Entry(_label(key, list(runs)), tuple(_once(found))) for key, found in runs.items()]
+
+
+def _label(key: tuple[str, str, str], keys: Sequence[tuple[str, str, str]]) -> str:
+    """The model's name, with its mode and its tokeniser where it stands there in several."""
+    model, mode, tokenizer = key
+    modes, tokenizers = ({each[part] for each in keys if each[0] == model} for part in (1, 2))
+    told = [*([mode] if len(modes) > 1 else []), *([f"tokeniser {tokenizer[:6] or '-'}"] if len(tokenizers) > 1 else [])]
+    return f"{model} ({', '.join(told)})" if told else model
+
+
+def _once(results: Sequence[Result]) -> list[Result]:
+    """Each model's weights once, under whatever names they were asked."""
+    kept: dict[str, list[Result]] = {}
+    for number, result in enumerate(results):
+        kept.setdefault(_hash(result, "weights") or str(number), []).append(result)
+    return [_best(group) for group in kept.values()]
 
 
 def _counted(section: Section, metric: str) -> str:
@@ -245,20 +317,12 @@ def _setting(row: Row) -> Setting:
 
 
 def _cell(entry: Entry, rows: Sequence[Row | None], kind: str) -> Cell | None:
-    """Means over seeds of the value and of its interval's ends; the spread is the standard deviation of the values."""
     found = [(result, row) for result, row in zip(entry.results, rows, strict=True) if row is not None and row.kind == kind]
     if not found:
         return None
-    values = [row.value for _, row in found]
-    lows = [row.low for _, row in found if row.low is not None]
-    highs = [row.high for _, row in found if row.high is not None]
     paper = paper_figure(*found[0])
-    return Cell(
-        value=statistics.fmean(values),
-        low=statistics.fmean(lows) if len(lows) == len(found) else None,
-        high=statistics.fmean(highs) if len(highs) == len(found) else None,
-        spread=statistics.stdev(values) if len(values) > 1 else None,
-        seeds=len(values),
+    return dataclasses.replace(
+        over_seeds([row for _, row in found]),
         paper=paper.value if paper else None,
         place=paper.place if paper else "",
         note=found[0][1].note,

@@ -30,6 +30,12 @@ class Curve:
     y: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    seeds: int = 1
+
+    @property
+    def name(self) -> str:
+        """As it stands in the picture."""
+        return f"{self.label}, {self.seeds} seeds" if self.seeds > 1 else self.label
 
 
 @dataclass(frozen=True)
@@ -161,11 +167,12 @@ def _name_ends(axes: Any, lines: Sequence[Curve], colours: dict[str, int]) -> No
     height = axes.get_window_extent().height or 1.0
     gap = 12.0 * axes.figure.dpi / 72.0 / height  # a line of text, as a fraction of the axes
     to_fraction = axes.transAxes.inverted()
-    wanted = sorted((float(to_fraction.transform(axes.transData.transform((x, y)))[1]), line.label) for line, x, y in ends)
-    for height_there, label in zip(spread_apart([w for w, _ in wanted], gap), (label for _, label in wanted), strict=True):
-        colour = COLOURS[colours[label] % len(COLOURS)]
+    wanted = [(float(to_fraction.transform(axes.transData.transform((x, y)))[1]), line) for line, x, y in ends]
+    wanted.sort(key=lambda each: (each[0], each[1].label))
+    for height_there, (_, line) in zip(spread_apart([height for height, _ in wanted], gap), wanted, strict=True):
+        colour = COLOURS[colours[line.label] % len(COLOURS)]
         axes.annotate(
-            label,
+            line.name,
             (1.0, height_there),
             xycoords="axes fraction",
             xytext=(6, 0),

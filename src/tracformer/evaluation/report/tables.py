@@ -24,7 +24,7 @@ KINDS = {
 @dataclass(frozen=True)
 class Cell:
     value: float
-    low: float | None = None  # 95% interval over sequences
+    low: float | None = None  # 95% interval: over sequences, and of several seeds over these too (see `seeds`)
     high: float | None = None
     spread: float | None = None  # standard deviation over training seeds
     seeds: int = 1
@@ -103,7 +103,7 @@ class Table:
         return out.getvalue()
 
     def to_markdown(self) -> str:
-        """Ours alone; behind a figure, small, the spread over seeds or else the interval over sequences."""
+        """Ours alone; behind a figure, small, its interval, and how many seeds it is the mean of."""
         blocks = list(self.blocks())
         rows = [["", *self.columns], ["---", *["---:"] * len(self.columns)]]
         for kind, lines in blocks:
@@ -130,8 +130,7 @@ class Table:
             for row in rows:
                 cells = [_latex(row.label)]
                 for cell, top, beside in zip(row.cells, best, paper, strict=True):
-                    shown = "--" if cell is None else _latex(number(cell.value))
-                    cells.append(f"\\textbf{{{shown}}}" if cell is not None and cell.value == top else shown)
+                    cells.append(_latex_cell(cell, top))
                     cells += [_latex(number(cell.paper)) if cell is not None and cell.paper is not None else "--"] if beside else []
                 lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
@@ -171,9 +170,19 @@ def _markdown_cell(cell: Cell | None, best: float | None) -> str:
     if cell is None:
         return "-"
     shown = f"**{number(cell.value)}**" if best is not None and cell.value == best else number(cell.value)
-    if cell.spread is not None:
-        return f"{shown} <sub>±{number(cell.spread)}</sub>"
-    return shown if cell.low is None or cell.high is None else f"{shown} <sub>{number(cell.low)}..{number(cell.high)}</sub>"
+    small = [] if cell.low is None or cell.high is None else [f"{number(cell.low)}..{number(cell.high)}"]
+    small += [f"{cell.seeds} seeds"] if cell.seeds > 1 else []
+    return f"{shown} <sub>{', '.join(small)}</sub>" if small else shown
+
+
+def _latex_cell(cell: Cell | None, best: float | None) -> str:
+    if cell is None:
+        return "--"
+    shown = _latex(number(cell.value))
+    shown = f"\\textbf{{{shown}}}" if best is not None and cell.value == best else shown
+    small = [] if cell.low is None or cell.high is None else [f"[{_latex(number(cell.low))}, {_latex(number(cell.high))}]"]
+    small += [f"{cell.seeds} seeds"] if cell.seeds > 1 else []
+    return f"{shown} {{\\scriptsize {', '.join(small)}}}" if small else shown
 
 
 def _html_cell(cell: Cell | None, best: float | None) -> str:
@@ -184,8 +193,8 @@ def _html_cell(cell: Cell | None, best: float | None) -> str:
     under = []
     if cell.low is not None and cell.high is not None:
         under.append(f"{number(cell.low)} to {number(cell.high)}")
-    if cell.spread is not None:
-        under.append(f"±{number(cell.spread)} over {cell.seeds} seeds")
+    if cell.seeds > 1:
+        under.append(f"{cell.seeds} seeds" + ("" if cell.spread is None else f", standard deviation {number(cell.spread)}"))
     small = f"<small>{'; '.join(under)}</small>" if under else ""
     note = f" title='{html.escape(cell.note, quote=True)}'" if cell.note else ""
     return f"<td{' class=' + repr('best') if top else ''}{note}>{shown}{small}</td>"

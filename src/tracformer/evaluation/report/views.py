@@ -1,15 +1,16 @@
 """What each task's section shows beside its tables: curves, histograms, reliability plots, heat maps."""
 
+import dataclasses
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from statistics import fmean
 
-from tracformer.evaluation.compare import comparable, differences, same_tokens
 from tracformer.evaluation.report import plots
-from tracformer.evaluation.report.collect import Entry, Section, column_labels, metric_name
+from tracformer.evaluation.report.collect import Entry, Section, metric_name
 from tracformer.evaluation.report.plots import Curve, Picture
-from tracformer.evaluation.report.tables import Cell, Line, Table, number
-from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.report.seeds import over_seeds
+from tracformer.evaluation.report.tables import number
+from tracformer.evaluation.results import Row
 
 X_AXES = {"ratio": "share of targets", "prefix": "share given, as a prefix", "step": "training steps"}
 BINS = 40
@@ -31,48 +32,29 @@ def pictures(section: Section, name: str, colours: Mapping[str, int]) -> list[Pi
 
 
 def curves_of(entry: Entry, metric: str, axis: str) -> list[Curve]:
-    """A curve for each kind of answer. The band goes from the lowest training seed to the highest; of a single seed it is the interval."""
+    """A curve for each kind of answer; its band is the figures' interval."""
     made = []
-    rows = [row for result in entry.results for row in result.rows if row.metric == metric and axis in row.setting]
-    for kind in dict.fromkeys(row.kind for row in rows):
-        points: dict[float, list[Row]] = {}
-        for row in rows:
-            if row.kind == kind:
-                points.setdefault(float(row.setting[axis]), []).append(row)
+    wanted = [[row for row in result.rows if row.metric == metric and axis in row.setting] for result in entry.results]
+    for kind in dict.fromkeys(row.kind for rows in wanted for row in rows):
+        points: dict[float, list[Row]] = {}  # a row for each seed
+        for rows in wanted:
+            own: dict[float, list[Row]] = {}
+            for row in rows:
+                if row.kind == kind:
+                    own.setdefault(float(row.setting[axis]), []).append(row)
+            for x, found in own.items():
+                points.setdefault(x, []).append(_mean_row(found))
         xs = sorted(points)
-        values = [[row.value for row in points[x]] for x in xs]
-        several = len(entry.results) > 1
-        low = [min(v) if several else _or(points[x][0].low, v[0]) for x, v in zip(xs, values, strict=True)]
-        high = [max(v) if several else _or(points[x][0].high, v[0]) for x, v in zip(xs, values, strict=True)]
-        made.append(Curve(entry.label, kind, tuple(xs), tuple(sum(v) / len(v) for v in values), tuple(low), tuple(high)))
+        cells = [over_seeds(points[x]) for x in xs]
+        low, high = tuple(_or(cell.low, cell.value) for cell in cells), tuple(_or(cell.high, cell.value) for cell in cells)
+        seeds = max(cell.seeds for cell in cells)
+        made.append(Curve(entry.label, kind, tuple(xs), tuple(cell.value for cell in cells), low, high, seeds))
     return made
 
 
-def paired_table(section: Section, name: str) -> Table | None:
-    """Each model less the first of its kind, paired by sequence. With several seeds the first seeds are compared."""
-    pairs: list[tuple[str, Entry, Entry]] = []  # kind, leader, other
-    leaders: dict[str, Entry] = {}
-    for entry in section.entries:
-        kind = next((row.kind for row in entry.first.rows if row.metric == "perplexity"), None)
-        if kind is None or not _has_sums(entry.first):
-            continue
-        leader = leaders.setdefault(kind, entry)
-        if leader is not entry and comparable(leader.first, entry.first):
-            pairs.append((kind, leader, entry))
-    per_byte = not all(same_tokens(leader.first, other.first) for _, leader, other in pairs)  # one unit for the whole table
-    found = [(kind, leader, other, differences(leader.first, other.first, per_byte)) for kind, leader, other in pairs]
-    rows = [row for *_, each in found for row in each]
-    if not rows:
-        return None
-    settings = list(dict.fromkeys(tuple(row.setting.items()) for row in rows))
-    labels, common = column_labels(settings)
-    lines = []
-    for kind, leader, other, each in found:
-        by_setting = {tuple(row.setting.items()): row for row in each}
-        cells = tuple(_difference_cell(by_setting.get(setting)) for setting in settings)
-        lines.append(Line(f"{other.label} less {leader.label}", kind, cells))
-    unit = metric_name(rows[0].metric.removesuffix("_difference"))
-    return Table(f"{name}-differences", f"differences in {unit}, paired by sequence", tuple(labels), tuple(lines), "", common)
+def _mean_row(rows: Sequence[Row]) -> Row:
+    """Of one seed's rows at one place, as several contexts leave them."""
+    return rows[0] if len(rows) == 1 else dataclasses.replace(rows[0], value=fmean(row.value for row in rows), low=None, high=None)
 
 
 def _curve_pictures(section: Section, name: str, colours: Mapping[str, int]) -> Iterable[Picture]:
@@ -86,7 +68,7 @@ def _curve_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
             mixed = len({curve.kind for curve in chosen}) > 1
             named = [_marked(curve) if mixed else curve for curve in chosen]
             wanted = {curve.label: colours[plain.label] for curve, plain in zip(named, chosen, strict=True)}
-            bands = "bands: lowest to highest training seed, where there are several, else 95% intervals over sequences"
+            bands = "bands: 95% intervals over sequences, and over training seeds where a line stands for several"
             draw = plots.curves(named, axis_name, f"{metric_name(metric)}{' (marginal)' if group == 'marginal' else ''}", wanted)
             yield Picture(
                 f"{name}-{axis}-{group}",
@@ -110,7 +92,11 @@ def _order_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
     size = (plots.SIZE[0], 0.9 + 1.3 * len(groups))
     return [
         Picture(
-            f"{name}-spread", f"{section.title}: {what}", draw, size, f"{section.title}; zero is a model that has one joint distribution"
+            f"{name}-spread",
+            f"{section.title}: {what}",
+            draw,
+            size,
+            f"{section.title}; zero is a model that has one joint distribution{_first_seeds(section)}",
         )
     ]
 
@@ -146,7 +132,7 @@ def _calibration_pictures(section: Section, name: str, colours: Mapping[str, int
                 f"{name}-reliability-{place}",
                 title,
                 plots.reliability(lines, wanted),
-                caption=f"{title}; on the dashed line a model is as often right as it says",
+                caption=f"{title}; on the dashed line a model is as often right as it says{_first_seeds(section)}",
             )
         )
     return made
@@ -161,7 +147,7 @@ def _exact_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
         if not entries:
             continue
         entries.sort(key=lambda entry: entry.first.rows[0].kind)
-        labels = [f"{entry.label} ({entry.first.rows[0].kind})" for entry in entries]
+        labels = [f"{entry.label} ({entry.first.rows[0].kind}{_seeds(entry)})" for entry in entries]
         values = [[_mean(entry, metric, pattern) for pattern in patterns] for entry in entries]
         size = (1.6 + 0.62 * len(patterns), 1.4 + 0.42 * len(entries))
         draw = plots.heat_map(labels, patterns, values, what)
@@ -176,18 +162,16 @@ def _mean(entry: Entry, metric: str, pattern: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def _first_seeds(section: Section) -> str:
+    return "; of several training seeds the first is shown" if any(len(entry.results) > 1 for entry in section.entries) else ""
+
+
+def _seeds(entry: Entry) -> str:
+    return f", mean of {len(entry.results)} seeds" if len(entry.results) > 1 else ""
+
+
 def _marked(curve: Curve) -> Curve:
-    return Curve(f"{curve.label} ({curve.kind})" if curve.kind else curve.label, curve.kind, curve.x, curve.y, curve.low, curve.high)
-
-
-def _difference_cell(row: Row | None) -> Cell | None:
-    return None if row is None else Cell(row.value, row.low, row.high, note=row.note)
-
-
-def _has_sums(result: Result) -> bool:
-    contexts = [str(row.setting.get("contexts")) for row in result.rows if row.metric == "perplexity"]
-    details: Mapping[str, Any] = result.details
-    return bool(contexts) and all(isinstance(details.get(c), Mapping) and "nll" in details[c] for c in contexts)
+    return dataclasses.replace(curve, label=f"{curve.label} ({curve.kind})") if curve.kind else curve
 
 
 def _or(value: float | None, other: float) -> float:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 from tracformer.evaluation.paper_figures import PaperFigure, PaperTable, paper_tables, place_name
 from tracformer.evaluation.report import views
-from tracformer.evaluation.report.collect import SEED, Section, by_file_stem, in_order, metric_name, newest, sections, tables
+from tracformer.evaluation.report.collect import (
+    SEED,
+    Section,
+    by_file_stem,
+    chapter_titles,
+    in_order,
+    metric_name,
+    one_each,
+    sections,
+    tables,
+)
+from tracformer.evaluation.report.differences import paired_table
 from tracformer.evaluation.report.fills import fills_of
 from tracformer.evaluation.report.page import Chapter, as_json, folded, page, paragraph, picture, pictures
 from tracformer.evaluation.report.tables import Cell, Line, Table, number
@@ -31,7 +42,7 @@ def write_report(
     if not results:
         looked = ", ".join(map(str, places)) or "no folder"
         raise FileNotFoundError(f"there are no results in {looked}; `tracformer eval MODEL TASK --out FOLDER` writes some")
-    everything, results = len(results), newest(results)
+    everything, results = len(results), one_each(results)
     if any(Path(place).is_dir() for place in places):
         results = in_order(results)
     folder = Path(out)
@@ -39,8 +50,8 @@ def write_report(
     found = sections(results)
     colours = views.colours_of(found)
     chapters = [Chapter("models", "Models", _models(results, folder))]
-    for name, section in by_file_stem(found).items():
-        chapters.append(Chapter(name, section.title, _section(section, name, colours, folder)))
+    for (name, section), heading in zip(by_file_stem(found).items(), chapter_titles(found), strict=True):
+        chapters.append(Chapter(name, heading, _section(section, name, colours, folder)))
     chapters += [Chapter(f"paper-{name}", f"The paper's {place_name(name)}", _quoted(name)) for name in paper if name in paper_tables()]
     silent = [place_name(name) for name in paper if name not in paper_tables()]
     introduction = "".join(paragraph(text) for text in about)
@@ -49,11 +60,13 @@ def write_report(
             f"The paper prints no values for {', '.join(silent)}: there is no column of its own to compare with.", faint=True
         )
     if everything > len(results):
-        introduction += paragraph(f"{everything - len(results)} older results of the same questions are left out.", faint=True)
+        introduction += paragraph(f"{everything - len(results)} older or rougher results of the same questions are left out.", faint=True)
     introduction += paragraph(
         "Exact, marginal and bound are different quantities and never compete: the best cell of a column is marked within each. Small "
-        "figures under a cell are its 95% interval over sequences. The paper's column stands only where the paper answers the very same "
-        "question: same data, length, contexts, tokeniser and scoring model.",
+        "figures under a cell are its 95% interval over sequences. A line that is the mean of several training seeds says how many; its "
+        "interval has two parts, in quadrature: the seeds' mean half-width over sequences, which they share, and Student's t times the "
+        "standard error of the seeds' mean. The paper's column stands only where the paper answers the very same question: same data, "
+        "length, contexts, tokeniser and scoring model.",
         faint=True,
     )
     target = folder / "index.html"
@@ -64,7 +77,7 @@ def write_report(
 def _section(section: Section, name: str, colours: dict[str, int], folder: Path) -> str:
     parts = [pictures([picture(each.save(folder), each.caption) for each in views.pictures(section, name, colours)])]
     made = tables(section, name)
-    differences = views.paired_table(section, name)
+    differences = paired_table(section, name)
     has_main = any(table.name.endswith("-perplexity") for table in made)
     for table in made:
         _write_table(table, folder)
