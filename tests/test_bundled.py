@@ -11,6 +11,7 @@ import tracformer
 from tests.scripts import example
 from tracformer import bundled
 from tracformer.cli.main import main
+from tracformer.generation.loading import find_folder
 
 MEGABYTES = {"stories": 25, "proteins": 5}
 
@@ -31,8 +32,10 @@ def test_a_bundled_model_is_small_at_half_precision_and_has_a_card(name: str) ->
 def test_a_folder_of_the_same_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
-    with pytest.raises(FileNotFoundError, match="stories holds no model"):
-        tracformer.load("stories")
+    assert find_folder("stories") == bundled.folder("stories")  # there is no model in it
+    (tmp_path / "stories" / "best").mkdir()
+    (tmp_path / "stories" / "best" / "config.json").touch()
+    assert find_folder("stories") == Path("stories/best")
 
 
 def test_an_unknown_name_is_told_the_known_ones() -> None:
@@ -62,7 +65,12 @@ def test_the_suffix_decides() -> None:
     assert sum(lead("car", *each) > 0 for each in CHOICES) >= len(CHOICES) - 1
 
 
-def test_commands_use_it_when_no_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_use_it_when_no_model_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stories").mkdir()
+    (tmp_path / "stories" / "config.json").touch()  # whatever is called so here
     assert main(["infill", "Once upon a time there was a [[2]] who lived in a wood.", "--seed", "3"]) == 0
     filled = capsys.readouterr().out
     assert filled.startswith("Once upon a time there was a")

@@ -128,6 +128,14 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer:
             "proteins cannot be asked about text.txt: character 'g' at offset 0",
         ),
         (["nowhere", "ranges", "--data", "text.txt"], "nowhere does not exist"),
+        (["MODEL", "ranges", "--data", "text.txt", "--weights", ","], "--weights is ',' and names no kind; allowed, separated by commas"),
+        (["MODEL", "ranges", "--data", "text.txt", "--mode", ","], "--mode is ',' and names no mode"),
+        (
+            ["MODEL", "calibration", "--data", "text.txt", "--draws", "5"],
+            "--draws means nothing to what is asked, calibration; leave it out",
+        ),
+        (["MODEL", "exact", "--data", "nothing.txt", "--length", "7"], "--data means nothing to what is asked, exact; leave it out"),
+        (["MODEL", "exact", "speed", "--count-eos"], "--count-eos means nothing to what is asked, exact, speed; leave it out"),
     ],
 )
 def test_mistakes(here: Path, tracformer: Caller, model: Path, words: list[str], complaint: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.helpers import Caller, save_model
 from tracformer.cli import infill, show
+from tracformer.cli.main import main
 from tracformer.data import byte_tokenizer, char_tokenizer, train_bpe
 
 COLOUR = re.compile("\033\\[[0-9;]*m")
@@ -76,6 +77,10 @@ def test_empty_lines_keep_their_places(tracformer: Caller) -> None:
     assert [line[:2] if number == 1 else line[2:] for number, line in enumerate(lines)] == ["", "ab", "", "cd", ""]
     assert tracformer("infill", "--ban", "\n", "-n", "3", stdin=text).count("\n") == 4 * 3
     assert [each["line"] for each in tracformer.json("infill", stdin=text)] == [2, 4]
+    fewer = ("infill", "--ban", "\n", "-n", "3", "--best-of", "3", "--greedy")  # one filling, three times
+    lines = tracformer(*fewer, stdin=text).split("\n")
+    assert [bool(line) for line in lines] == [i in (3, 9) for i in range(13)]
+    assert len(tracformer.json(*fewer, stdin=text)) == 2
 
 
 def test_a_whole_file_is_one_text(tracformer: Caller) -> None:
@@ -186,6 +191,7 @@ CONTRADICTIONS = [
     (["--order", "sideways"], "order is 'sideways'"),
     (["--order", "random", "--threshold", "0.5"], "a threshold goes with an order by confidence"),
     (["--order", "random", "--steps", "5"], "steps go with the order 'ancestral'"),
+    (["--steps", f"{10**22}"], f"steps is {10**22}; it must be at least 1 and at most {2**53}"),
     (["-n", "0"], "-n is 0"),
     (["-n", "few"], "invalid int value: 'few'"),
     (["--batch", "-1"], "--batch is -1"),
@@ -226,6 +232,42 @@ def test_contradictions_are_told_in_one_sentence(tracformer: Caller, words: list
 )
 def test_bad_texts(tracformer: Caller, text: bytes, message: str) -> None:
     assert message in tracformer.refused("infill", "-m", str(tracformer.model), stdin=text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "message"),
+    [
+        (b"a" * 80 + b"[[1]]", [], "81 tokens"),
+        (b"a[[64]]", [], "the blanks ask for 64 tokens where 62 fit"),
+        (b"bz[[1]]", [], "character 'z'"),
+        (b"a[[1]]", ["--require", "a", "--require", "b"], "2 tokens are required"),
+    ],
+)
+def test_every_line_is_checked_before_the_first_is_filled(tracformer: Caller, line: bytes, words: list[str], message: str) -> None:
+    """`refused` means that nothing was printed."""
+    told = tracformer.refused("infill", "-m", str(tracformer.model), "--batch", "1", *words, stdin=b"a[[2]]\nb[[2]]\n" + line)
+    assert f"standard input, line 3: {message}" in told or (told.count("line 3: ") == 1 and message in told)
+
+
+def test_what_comes_before_a_line_that_cannot_be_filled_is_kept(tracformer: Caller) -> None:
+    text, words = b"a[[1]]\nabcdefgh .[[1]]\nb[[1]]\n", ("--no-repeat-ngram", "1", "--ban", "\n", "--fragment")
+    code, out, err = tracformer.call("infill", "-m", str(tracformer.model), *words, stdin=text)
+    assert (code, out.count("\n")) == (2, 1)
+    assert "standard input, line 2: no token is left to choose from" in err
+
+
+@pytest.mark.parametrize("words", [["--mode", "zz"], ["--mode", "ac", "--search", "beam:4"]])
+@pytest.mark.parametrize("batch", ["1", "16"])
+def test_an_option_that_cannot_be_is_no_lines_fault(tracformer: Caller, words: list[str], batch: str) -> None:
+    told = tracformer.refused("infill", "-m", str(tracformer.model), "a[[1]]", "b[[1]]", *words, "--batch", batch)
+    assert told.startswith("tracformer infill: mode is")
+
+
+def test_help_says_which_blanks_are_bounded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["infill", "--help"])
+    assert "most tokens of a blank [[]]" in capsys.readouterr().out
 
 
 def test_an_empty_file_is_no_text_even_as_a_whole(tracformer: Caller) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import Caller, save_model
+from tests.generation.texts import metaspace_tokenizer
 from tests.training.helpers import SMALL, story_data
 from tracformer import load
 from tracformer.cli.main import main
@@ -46,6 +47,30 @@ def test_scores_of_many_lines(tracformer: Caller) -> None:
     assert objects[1]["log_prob"] == pytest.approx(tracformer.json("score", "[[c]]d")[0]["log_prob"], abs=1e-5)
     assert "line 2: " in tracformer.refused("score", "-m", str(tracformer.model), stdin=b"a[[b]]\nc[[]]\n")
     assert "line 2: " in tracformer.refused("score", "-m", str(tracformer.model), stdin=b"a[[b]]\ncd\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [(b"cd", "the text has no blank"), (b"[[z]]", "character 'z'"), (b"[[" + b"a" * 80 + b"]]", "81 tokens")]
+)
+def test_every_line_is_checked_before_the_first_is_scored(tracformer: Caller, line: bytes, message: str) -> None:
+    told = tracformer.refused("score", "-m", str(tracformer.model), "--batch", "1", stdin=b"a[[b]]\n\n" + line)
+    assert "standard input, line 3: " in told
+    assert message in told
+    assert tracformer.refused("score", "-m", str(tracformer.model), "a[[b]]", "a[[c]]", "--mode", "zz").startswith(
+        "tracformer score: mode is"
+    )
+
+
+def test_samples_have_what_is_required(tracformer: Caller) -> None:
+    for sample in tracformer.json("sample", "-n", "8", "--require", "h", "--max-tokens", "6"):
+        assert "h" in sample["text"]
+
+
+def test_words_stream_apart_from_their_prompt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    call = Caller(capsys, monkeypatch, save_model(tmp_path, metaspace_tokenizer()))
+    words = ("sample", "--prompt", "the", "--require", "cat")
+    assert call(*words, "--max-tokens", "1") == call(*words, "--max-tokens", "1", "--stream") == "the cat\n"
+    assert call(*words, "--max-tokens", "6", "--stream") == call(*words, "--max-tokens", "6")
 
 
 def test_samples(tracformer: Caller) -> None:

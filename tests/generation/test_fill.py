@@ -1,5 +1,6 @@
 """The filling loop: a sample is a function of its own seed, and its log-probabilities are the model's own."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -72,9 +73,9 @@ def test_cached_or_not(mode: str) -> None:
 def test_one_number_is_each_sequences_own_seed() -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
-    assert same(
-        fill(model, tokens, context, lengths=lengths, seed=9), fill(model, tokens, context, lengths=lengths, seed=[9] * 5), list(range(5))
-    )
+    expected = fill(model, tokens, context, lengths=lengths, seed=[9] * 5)
+    for seed in (9, np.int64(9), np.full(5, 9)):
+        assert same(fill(model, tokens, context, lengths=lengths, seed=seed), expected, list(range(5)))  # type: ignore[arg-type]
 
 
 def test_orders_and_samplers_of_ones_own_in_one_batch() -> None:

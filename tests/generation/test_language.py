@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.generation.chain import Chain
@@ -268,6 +269,7 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
         ("a [[1]]", {"search": "beam:4", "mode": "ac"}, "exact joint"),
         ("a [[1]]", {"search": "beam:4", "sampler": Sampler(temperature=0.5)}, "only banned and allowed"),
         ("a [[1]]", {"order": RandomOrder(), "mode": "car"}, "left to right"),
+        ("a [[1]]", {"order": "entropy"}, "order is 'entropy'; give an order itself, for instance ByConfidence"),
         ("a [[]]", {"lengths": "best"}, "sample, rank"),
         ("a [[]]", {"length_draws": 1}, "at least 2"),
     ],
@@ -275,6 +277,24 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
 def test_what_cannot_be_filled_is_refused_with_a_reason(lm: LanguageModel, text: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         lm.infill(text, **options)
+    with pytest.raises(ValueError, match=said):
+        lm.check_infill(text, **options)
+
+
+def test_what_can_be_asked_is_known_beforehand(lm: LanguageModel) -> None:
+    for search in (None, "beam:4"):
+        lm.check_infill("the [[3]] cat", 2, search=search)
+        lm.check_infill(search=search)
+    with pytest.raises(ValueError, match="mode is 'up'"):
+        lm.check_infill(mode="up")
+    lm.check_score("the [[cat]] sat")
+    for text, mode, said in (
+        (None, "up", "mode is 'up'"),
+        ("the cat", None, "no blank"),
+        ("a [[" + "the cat " * 20 + "]]", None, "shorten"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            lm.check_score(text, mode=mode)
 
 
 def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
@@ -291,7 +311,9 @@ def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
 
 
 def test_results_are_json(lm: LanguageModel) -> None:
-    records = [*lm.infill("a [[1-2]] cat"), lm.score("a [[cat]]"), *lm.marginals("a [[1]]"), *lm.sample(max_tokens=3)]
+    seed: Any = np.random.default_rng(0).integers(100)
+    records = [*lm.infill("a [[1-2]] cat"), lm.score("a [[cat]]", seed=seed), *lm.marginals("a [[1]]"), *lm.sample(max_tokens=3, seed=seed)]
+    records += [*lm.infill("a [[1]] cat", 2, seed=seed), *lm.infill("a [[1]] cat", search="beam:2", seed=seed)]
     for record in records:
         assert json.loads(json.dumps(record.to_dict(), allow_nan=False)) == record.to_dict()
     assert records[0].to_dict()["spans"][0]["text"] == records[0].spans[0].text  # type: ignore[union-attr]

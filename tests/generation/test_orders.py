@@ -103,6 +103,28 @@ def test_among_equals_the_leftmost_whatever_the_last_bits(by: str, dtype: torch.
     assert [turn[0] for turn in play(ByConfidence(by), POSITIONS, logits)] == POSITIONS.tolist()
 
 
+@settings(max_examples=40, deadline=None)
+@given(k=st.integers(1, 5), most=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_of_more_than_most_the_first_by_rank(k: int, most: int, seed: int) -> None:
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+
+    def turn(order: Order, most: int | None = None) -> list[int]:
+        found: list[int] = order.turn(POSITIONS, logits, seed, most).tolist()
+        return found
+
+    few = min(k, most)
+    for more, fewer in (
+        (LeftToRight(k), LeftToRight(few)),
+        (RandomOrder(k), RandomOrder(few)),
+        (ByConfidence("margin", k), ByConfidence("margin", few)),
+        (GivenOrder((9, 2, 5, 8, 1), k), GivenOrder((9, 2, 5, 8, 1), few)),
+    ):
+        assert turn(more, most) == turn(fewer)
+    assert turn(ByConfidence(threshold=0.0), most) == turn(ByConfidence(k=most))
+    by_time = [POSITIONS.tolist().index(each[0]) for each in play(Ancestral(10**9), POSITIONS, seed=seed)]
+    assert turn(Ancestral(1), most) == sorted(by_time[:most])
+
+
 def test_ancestral_steps_are_equally_likely_and_independent() -> None:
     """Of two positions and three steps, nine pairs of times: both at once with probability 1/3, else either first."""
     N = 900
@@ -115,6 +137,7 @@ def test_ancestral_steps_are_equally_likely_and_independent() -> None:
 def test_ancestral_limits() -> None:
     assert play(Ancestral(1), POSITIONS) == [POSITIONS.tolist()]
     turns = play(Ancestral(10**9), POSITIONS, seed=4)  # each in a step of its own
+    assert play(Ancestral(2**53), POSITIONS, seed=4) == turns
     assert sorted(turns) == [[p] for p in POSITIONS.tolist()]
     coarse = play(Ancestral(2), POSITIONS, seed=4)  # time is cut more coarsely, but runs the same way
     assert sorted(p for turn in coarse for p in turn) == POSITIONS.tolist()
@@ -141,6 +164,7 @@ def test_names() -> None:
         ({"text": "random", "steps": 5}, "steps go with the order 'ancestral', not with 'random'"),
         ({"text": "ancestral", "k": 2}, "k is 2: the order 'ancestral' is set by steps"),
         ({"text": "ancestral", "steps": -1}, "steps is -1; it must be at least 1"),
+        ({"text": "ancestral", "steps": 10**22}, f"steps is {10**22}; it must be at least 1 and at most {2**53}"),
         ({"text": "left-to-right", "k": 0}, "k is 0; at least one token a step"),
     ],
     ids=str,
@@ -157,4 +181,6 @@ def test_other_complaints() -> None:
         ByConfidence("luck")
     with pytest.raises(ValueError, match="2 orders were given for 3 sequences"):
         orders_for([LeftToRight(), RandomOrder()], 3)
+    with pytest.raises(ValueError, match="order is 'entropy'; give an order itself, for instance ByConfidence"):
+        orders_for("entropy", 3)  # type: ignore[arg-type]
     assert orders_for(LeftToRight(), 3) == [LeftToRight()] * 3

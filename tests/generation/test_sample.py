@@ -3,10 +3,12 @@
 import pytest
 
 from tests.generation.chain import Chain
-from tests.generation.texts import make
-from tracformer import LanguageModel
+from tests.generation.texts import make, metaspace_tokenizer, wordpiece_tokenizer
+from tracformer import LanguageModel, load
 from tracformer.data import byte_tokenizer, char_tokenizer
+from tracformer.generation.engine import Engine
 from tracformer.generation.randomness import derived_seed
+from tracformer.generation.results import Arrival
 from tracformer.generation.samplers import Sampler
 
 
@@ -62,6 +64,90 @@ def test_a_prompt_may_be_token_ids(lm: LanguageModel) -> None:
     ids = lm.tokenizer.encode("the cat")
     [one], [other] = (lm.sample(prompt=prompt, max_tokens=6) for prompt in ("the cat", ids))
     assert one == other
+
+
+def test_a_prompt_of_tokens_may_hold_a_special_one() -> None:
+    lm = make(char_tokenizer("abc"))
+    [sample] = lm.sample(prompt=[0, lm.tokenizer.eot_id], max_tokens=3, sampler=Sampler(banned=(lm.tokenizer.eot_id,)))
+    assert sample.text.startswith("a<|endoftext|>")
+    assert len(sample.token_ids) == 3
+
+
+def test_a_character_that_begins_in_the_prompt_ends_in_the_sample() -> None:
+    lm = make(byte_tokenizer())
+    first, second = "é".encode()
+    [whole] = lm.sample(prompt=[97, first], max_tokens=1, sampler=Sampler(allowed=(second,)))
+    assert (whole.text, whole.note) == ("aé", "")
+    [broken] = lm.sample(prompt=[97, first], max_tokens=2, sampler=Sampler(allowed=(98,)))
+    assert broken.text == "a\ufffdbb"
+    assert broken.note == "the text holds bytes that are not UTF-8, shown as U+FFFD"
+    [half] = lm.sample(prompt="a", max_tokens=1, sampler=Sampler(allowed=(first,)))
+    assert (half.text, half.note) == ("a\ufffd", broken.note)
+
+
+def test_a_character_of_a_bundled_model_may_be_split() -> None:
+    lm = load("stories")
+    *ids, last = lm.tokenizer.encode("café")
+    [sample] = lm.sample(prompt=ids, max_tokens=1, sampler=Sampler(allowed=(last,)))
+    assert (sample.text, sample.note) == ("café", "")
+
+
+def test_a_sample_stands_apart_from_its_prompt_as_the_tokeniser_spells_both() -> None:
+    lm = make(metaspace_tokenizer())
+    cat, s = lm.tokenizer.encode("cat")[0], lm.tokenizer.encode("cats")[1]
+    for prompt in ("the", "the ", lm.tokenizer.encode("the")):
+        [sample] = lm.sample(prompt=prompt, max_tokens=2, sampler=Sampler(allowed=(cat,)))
+        assert sample.text == "the cat cat"
+    assert lm.sample(max_tokens=1, sampler=Sampler(allowed=(cat,)))[0].text == "cat"
+    assert lm.sample(prompt="the cat", max_tokens=1, sampler=Sampler(allowed=(s,)))[0].text == "the cats"
+    [stopped] = lm.sample(prompt="the", max_tokens=2, sampler=Sampler(allowed=(cat,)), stop=[" cat"])
+    assert (stopped.text, stopped.stopped, len(stopped.token_ids)) == ("the", " cat", 1)
+    lm = make(wordpiece_tokenizer())
+    cat, s = lm.tokenizer.encode("cats")
+    for prompt, token, text in (("the", cat, "the cat"), ("the ", cat, "the cat"), ("The", cat, "The cat"), ("the cat", s, "the cats")):
+        assert lm.sample(prompt=prompt, max_tokens=1, sampler=Sampler(allowed=(token,)))[0].text == text
+
+
+def test_a_sample_does_not_end_before_what_is_required_has_come() -> None:
+    lm = LanguageModel(Chain(), char_tokenizer("abc"))
+    eot, wanted = lm.tokenizer.eot_id, Sampler(required=(2,))
+    assert any("c" not in sample.text for sample in lm.sample(30))
+    samples = lm.sample(30, sampler=wanted)
+    assert all("c" in sample.text and eot not in sample.token_ids[:-1] for sample in samples)
+    assert any(sample.ended for sample in samples)
+    assert all(sample.text.endswith("c") for sample in lm.sample(9, prompt="ab", max_tokens=1, sampler=wanted))
+    for sample in lm.sample(30, sampler=Sampler(required=(2, eot))):
+        assert sample.ended
+        assert "c" in sample.text
+
+
+def test_stop_strings_count_behind_what_is_required() -> None:
+    lm = LanguageModel(Chain(), char_tokenizer("abc"))
+    free, samples = (lm.sample(30, sampler=Sampler(required=(2,)), stop=stop) for stop in ((), ["a"]))
+    assert any("a" in sample.text for sample in samples)
+    for whole, sample in zip(free, samples, strict=True):
+        behind = whole.text.find("a", whole.text.index("c"))
+        assert sample.text == (whole.text if behind < 0 else whole.text[:behind])
+        assert sample.stopped == (None if behind < 0 else "a")
+        assert len(sample.token_ids) == (len(whole.token_ids) if behind < 0 else behind + 1)
+
+
+def test_a_watcher_that_returns_false_is_told_no_more_in_any_batch(lm: LanguageModel) -> None:
+    told: list[int] = []
+
+    def watch(arrivals: list[Arrival]) -> bool:
+        told.append(len(arrivals))
+        return len(told) < 2
+
+    engine = Engine(lm.model)
+    for on in (lm, lm.on(engine.request())):
+        told.clear()
+        assert len(on.infill("the [[3]] cat", 3, batch=1, watch=watch)) == 3
+        assert told == [1, 1]
+        told.clear()
+        assert len(on.sample(3, max_tokens=3, batch=1, watch=watch)) == 3
+        assert told == [1, 1]
+    engine.close()
 
 
 def test_a_sample_that_ends_does_not_show_its_end() -> None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -193,6 +194,19 @@ def test_nothing_left_is_an_error(sampler: Sampler, pick: dict[str, Any]) -> Non
 def test_settings_that_cannot_be(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampler(**values)
+
+
+def test_ids_may_come_in_any_sequence() -> None:
+    given = Sampler(banned=[3], allowed=torch.tensor([1, 2]), required=np.array([2]))  # type: ignore[arg-type]
+    assert given == Sampler(banned=(3,), allowed=(1, 2), required=(2,))
+    assert choose(torch.zeros(1, 5), [Pick(given, 0.9)]).tokens.tolist() == [2]
+
+
+def test_an_end_that_comes_too_early_is_not_chosen() -> None:
+    logits = torch.tensor([[0.0, 9.0, 0.0]])
+    for sampler in (PLAIN, Sampler(temperature=0.0), Sampler(banned=(0,)), Sampler(repetition_penalty=1.1)):
+        assert choose(logits, [Pick(sampler, 0.5)]).tokens.tolist() == [1]
+        assert choose(logits, [Pick(sampler, 0.5, never=1)]).tokens.tolist() != [1]
 
 
 @pytest.mark.parametrize("field", ["banned", "allowed", "required"])

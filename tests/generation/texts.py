@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
 from tests.helpers import small_model
 from tracformer import LanguageModel
 from tracformer.data import Tokenizer
+from tracformer.data.tokenizer import reserve
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
 TEXT = "the cat [[3]] the [[2]] mat"
@@ -12,3 +16,20 @@ TEXT = "the cat [[3]] the [[2]] mat"
 
 def make(tokenizer: Tokenizer, **changes: Any) -> LanguageModel:
     return LanguageModel(small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5, **changes), tokenizer)
+
+
+def metaspace_tokenizer() -> Tokenizer:
+    """Words with the space before them, which the first of a text has too and does not show."""
+    letters = [*"▁acehst", "▁t", "▁th", "▁the", "▁c", "▁ca", "▁cat"]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "c"), ("▁c", "a"), ("▁ca", "t")]
+    backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(letters)}, merges=merges))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return reserve(backend, "hf")
+
+
+def wordpiece_tokenizer() -> Tokenizer:
+    """Words without spaces or capitals; what goes on with a word is marked."""
+    backend = Backend(models.WordPiece(vocab={"[UNK]": 0, "the": 1, "cat": 2, "##s": 3}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    return reserve(backend, "hf")

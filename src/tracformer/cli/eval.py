@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracformer.cli import show
+from tracformer.cli import sampling, show
 
 if TYPE_CHECKING:
     from tracformer.evaluation.tasks import Task
@@ -80,6 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(
             f"no task named ({taken} {'is' if len(models) == 1 else 'are'} taken for models); tasks: {', '.join(task_names())}"
         )
+    for key in defaults:
+        if not any(key in task.options for task in tasks):
+            asked = ", ".join(dict.fromkeys(task.name for task in tasks))
+            raise ValueError(
+                f"{sampling.option(key)} means nothing to what is asked, {asked}; leave it out (--tasks lists what each task takes)"
+            )
     return _evaluate(models, tasks, arguments)
 
 
@@ -94,12 +100,17 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
 
     from tracformer.cli.tables import tables
     from tracformer.evaluation.runner import evaluate, load_subjects
+    from tracformer.model.lean import KINDS
     from tracformer.runtime import keep_freed_memory
     from tracformer.training.distributed import join_ranks
 
+    modes, kinds = ([word.strip() for word in words.split(",") if word.strip()] for words in (arguments.mode, arguments.weights))
+    if not kinds:
+        raise ValueError(f"--weights is {arguments.weights!r} and names no kind; allowed, separated by commas: {', '.join(KINDS)}")
+    if arguments.mode and not modes:
+        raise ValueError(f"--mode is {arguments.mode!r} and names no mode; leave it out for each model's own")
     keep_freed_memory()
     with join_ranks(arguments.device) as ranks:
-        modes, kinds = ([word.strip() for word in words.split(",") if word.strip()] for words in (arguments.mode, arguments.weights))
         subjects = load_subjects(
             models,
             modes,

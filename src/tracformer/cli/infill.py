@@ -6,8 +6,9 @@
     tracformer infill -m runs/stories --file holes.txt --json > filled.jsonl
 
 On a terminal fills are shaded by probability, with a line of numbers below; elsewhere the completed text is all there is (--marks keeps
-the brackets, --json gives every number). Many texts are filled in batches, each as it would be alone. An empty line of a file gives an
-empty line, so that lines keep their places; under --json it gives nothing, and every object names its `line`.
+the brackets, --json gives every number). Many texts are filled in batches, each as it would be alone; all are checked before the first is
+filled. Lines keep their places: with -n N each text has N, empty ones for an empty text, and where --best-of or --search found fewer
+fillings that differ; under --json there is nothing for these, and every object names its `line`.
 A filling may itself hold a line's end, and then only --json tells where each text ends. --stream shows tokens as they
 come: from left to right, or with --order redrawn on a terminal with every step, and elsewhere printed when all is filled.
 """
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     lengths = parser.add_argument_group("blanks of unknown length")
     lengths.add_argument("--lengths", choices=("sample", "rank"), help="draw the length, or take the most probable (default: sample)")
-    lengths.add_argument("--max-blank", type=int, metavar="N", help="most tokens of a blank (default: 32)")
+    lengths.add_argument("--max-blank", type=int, metavar="N", help="most tokens of a blank [[]], which names none (default: 32)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         "batch": arguments.batch,
     }
     options |= {name: getattr(arguments, name) for name in ("lengths", "max_blank") if getattr(arguments, name) is not None}
+    lm.check_infill(**options)
+    texts.check(lines, lambda text: lm.check_infill(text, **options))
     if arguments.stream:
         _stream(lm, lines[0].text, options, arguments)
     else:
@@ -119,12 +122,10 @@ def _check_stream(arguments: argparse.Namespace) -> None:
 
 
 def _check_blanks(lines: Sequence[texts.Line]) -> None:
-    """Every blank of every line, before the first is filled."""
+    """Every blank of every line, before a model is loaded."""
     from tracformer.generation.blanks import parse, parse_lengths
 
-    for line in lines:
-        if line.text:
-            texts.answer([line], lambda asked: [parse_lengths(content) for content in parse(asked[0]).contents])
+    texts.check(lines, lambda text: [parse_lengths(content) for content in parse(text).contents])
 
 
 def _order(arguments: argparse.Namespace) -> "Order | None":
@@ -146,13 +147,14 @@ def _fill_all(lm: "LanguageModel", lines: Sequence[texts.Line], options: dict[st
             results = iter(texts.answer([line for line in some if line.text], lambda asked: lm.infill_many(asked, **options)))
             bar.clear()
             for number, line in enumerate(some, start + 1):
-                if not line.text and not arguments.json:
-                    show.put("\n" * (arguments.n - 1))
-                for result in next(results) if line.text else []:
+                filled = next(results) if line.text else []
+                for result in filled:
                     if arguments.json:
                         show.put_json({"line": number, **result.to_dict()})
                     else:
                         _put(result, arguments.marks, colour)
+                if len(filled) < arguments.n and not arguments.json:
+                    show.put("\n" * (arguments.n - len(filled) - 1))
             bar.update(len(some))
             bar.refresh()
 

@@ -9,6 +9,7 @@ below; elsewhere each text is followed by a newline (--json tells newlines insid
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracformer.cli import sampling, show, texts
@@ -66,8 +67,12 @@ def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
     from tracformer.cli.live import Writer
     from tracformer.generation.writing import prompted
 
-    given = prompted(options["prompt"], lm.spelling).texts  # a space may belong to what comes
-    writer = Writer(given, lambda ids: lm.tokenizer.decode(ids, skip_special=True), colour)
+    of = prompted(options["prompt"], lm.spelling)  # a space may belong to what comes
+
+    def read(ids: Sequence[int]) -> str:
+        return lm.spelling.behind(of.texts[0], of.ids[0], [i for i in ids if i not in lm.spelling.special])[1]
+
+    writer = Writer(of.texts, read, colour)
     [result] = lm.sample(1, **options, watch=writer)
     writer.finish(result.text)
     _put_numbers(result, colour)

@@ -4,7 +4,8 @@
     tracformer score -m runs/stories --mode ac --file marked.txt --json > scores.jsonl
 
 Each token's natural log-probability, their sum, perplexity a token and bits a byte of the marked text; and what kind of number that is:
-the exact joint, the marginal of each token, or a bound. Empty lines of a file are passed over; under --json every object names its `line`.
+the exact joint, the marginal of each token, or a bound. All texts are checked before the first is scored. Empty lines of a file are passed
+over; under --json every object names its `line`.
 """
 
 import argparse
@@ -45,12 +46,15 @@ def run(arguments: argparse.Namespace) -> int:
     lines = texts.read_texts(arguments)
     lm = texts.open_model(folder, arguments.weights, arguments.device)
     colour = show.wants_colour(arguments)
-    options = {"mode": arguments.mode, "whole": not arguments.fragment, "draws": arguments.draws, "seed": arguments.seed}
+    question = {"mode": arguments.mode, "whole": not arguments.fragment}
+    lm.check_score(**question)
+    texts.check(lines, lambda text: lm.check_score(text, **question))
+    options = {**question, "batch": arguments.batch, "draws": arguments.draws, "seed": arguments.seed}
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.text]
     with show.progress(len(numbered), "texts") as bar:
         for start in range(0, len(numbered), arguments.batch):
             some = numbered[start : start + arguments.batch]
-            scores = texts.answer([line for _, line in some], lambda asked: lm.score_many(asked, batch=arguments.batch, **options))
+            scores = texts.answer([line for _, line in some], lambda asked: lm.score_many(asked, **options))
             bar.clear()
             for (number, _), scored in zip(some, scores, strict=True):
                 if arguments.json:

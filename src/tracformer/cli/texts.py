@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -22,8 +22,8 @@ class Line(NamedTuple):
 
 
 def default_model() -> str:
-    """The model of a command that names none."""
-    return bundled.DEFAULT
+    """The model of a command that names none, whatever is called so in the working directory."""
+    return str(bundled.folder(bundled.DEFAULT))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -78,8 +78,18 @@ def read_texts(arguments: argparse.Namespace) -> list[Line]:
     return [Line(line, f"{name}, line {number}: " if len(lines) > 1 else "") for number, line in enumerate(lines, 1)]
 
 
-def answer(lines: Sequence[Line], ask: Callable[[list[str]], Sequence[A]]) -> Sequence[A]:
-    """`ask` about all texts at once; a complaint names the line that it is about."""
+def check(lines: Iterable[Line], ask: Callable[[str], object]) -> None:
+    """`ask` about each text that is not empty; a complaint names its line."""
+    for line in lines:
+        if line.text:
+            try:
+                ask(line.text)
+            except ValueError as mistake:
+                raise ValueError(f"{line.where}{mistake}") from mistake
+
+
+def answer(lines: Sequence[Line], ask: Callable[[list[str]], Sequence[A]]) -> Iterable[A]:
+    """`ask` about all texts at once. Where that fails the answers come one by one, up to the line that is to blame."""
     if not lines:
         return []
     try:
@@ -87,9 +97,7 @@ def answer(lines: Sequence[Line], ask: Callable[[list[str]], Sequence[A]]) -> Se
     except ValueError as mistake:
         if len(lines) == 1:
             raise ValueError(f"{lines[0].where}{mistake}") from mistake
-        for line in lines:
-            answer([line], ask)
-        raise
+        return (found for line in lines for found in answer([line], ask))
 
 
 def argument_text(argument: str, name: str) -> str:

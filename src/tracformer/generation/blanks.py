@@ -189,9 +189,8 @@ def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
     fixed = template.first is not None  # tokens that are given stay as they are, with their last space
     spaced = tuple(spelling.moves_spaces and piece.endswith(" ") and not (fixed and i == 0) for i, piece in enumerate(before))
     texts = (*(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)), last)
-    ids = tuple(tuple(spelling.tokenizer.encode(text)) if text else () for text in texts)
-    if template.first is not None:
-        ids = (template.first, *ids[1:])
+    encode = spelling.tokenizer.encode
+    ids = tuple(template.first or () if fixed and i == 0 else tuple(encode(text)) if text else () for i, text in enumerate(texts))
     return Frame(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
 
 

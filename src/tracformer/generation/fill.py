@@ -1,6 +1,6 @@
 """Token ids in, token ids out: fill the targets of a batch, any pattern of holes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Unpack
 
 import torch
@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tracformer.generation.filling import Filling
 from tracformer.generation.job import Filled, Job, Likely, Revealed, Rules, Top
-from tracformer.generation.orders import Ancestral
+from tracformer.generation.orders import Ancestral, Order
 from tracformer.generation.passes import Passes, finish
-from tracformer.generation.samplers import PLAIN, Pick, adjusted
+from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted
 from tracformer.model.base import ConditionalModel, targets_of
+from tracformer.model.config import ModelConfig
 
 __all__ = ["Filled", "Revealed", "Top", "fill"]
 
@@ -47,14 +48,7 @@ def fill(
 @torch.no_grad()
 def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
     """A diffusion model's own sampler, which decides itself when a token is revealed. Tokens behind the first that stops are dropped."""
-    if any(sampler.needs_history or sampler.required for sampler in job.samplers):
-        raise ValueError(
-            "mode 'diffusion' reveals tokens in an order of its own: repetition_penalty, no_repeat_ngram and required mean nothing to it"
-        )
-    if job.order is not None and not isinstance(job.order, Ancestral):
-        advice = "; for other orders ask the same model in mode 'ac'" if "ac" in model.config.modes else ""
-        raise ValueError(f"mode 'diffusion' takes the order Ancestral(steps) alone{advice}")
-    steps = None if job.order is None else job.order.steps
+    steps = check_reverse(model.config, job.samplers, job.order)
     seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in job.seeds])  # the 64 bits that count, with a sign
     question = (job.tokens, job.context, job.lengths, steps, seeds)
     top = Top.of_none((*job.tokens.shape, job.top)) if job.top else None
@@ -68,6 +62,20 @@ def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
         dropped = ~targets.cpu()
         top.tokens[dropped], top.log_probs[dropped] = -1, 0.0
     return Filled(filled, log_probs.cpu(), lengths.cpu(), torch.where(targets, 0, -1).cpu(), top=top)
+
+
+def check_reverse(config: ModelConfig, samplers: Sequence[Sampler], order: Order | Sequence[Order] | None) -> int | None:
+    """How many steps the order asks of the reverse process; None: the model's own number. A ValueError, where rules mean nothing to it."""
+    if any(sampler.needs_history or sampler.required for sampler in samplers):
+        raise ValueError(
+            "mode 'diffusion' reveals tokens in an order of its own: repetition_penalty, no_repeat_ngram and required mean nothing to it"
+        )
+    if order is None:
+        return None
+    if isinstance(order, Ancestral):
+        return order.steps
+    advice = "; for other orders ask the same model in mode 'ac'" if "ac" in config.modes else ""
+    raise ValueError(f"mode 'diffusion' takes the order Ancestral(steps) alone{advice}")
 
 
 def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor] | None:

@@ -4,23 +4,26 @@ Every sample of every text is one sequence with its own seed; sequences of like 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
 from tracformer.generation import lengths as unknown
 from tracformer.generation.blanks import Frame, Laid, Stacked, Template, frame, parse, parse_lengths, spans_of, stack
+from tracformer.generation.fill import check_reverse
 from tracformer.generation.job import Revealed
 from tracformer.generation.lengths import Prior
-from tracformer.generation.orders import Order
+from tracformer.generation.orders import Order, orders_in
 from tracformer.generation.randomness import derived_seed
-from tracformer.generation.results import Arrival, Candidates, Infilled, LengthChoice, Watch, Watcher
+from tracformer.generation.required import fit
+from tracformer.generation.results import Arrival, Candidates, Infilled, LengthChoice, Watch, Watcher, heeded
+from tracformer.generation.rules import as_revealed, joined, not_utf8, text_rules, word_start
 from tracformer.generation.runner import Runner
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.generation.search import search
+from tracformer.generation.search import require_exact, search
 from tracformer.generation.spelling import Spelling
-from tracformer.model.base import BOUND, ConditionalModel
+from tracformer.model.base import ConditionalModel
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Options:
     watch: Watch | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers are no JSON
         for name in ("n", "max_blank", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -70,6 +74,14 @@ class Options:
         return 1 if self.search else max(self.n, self.best_of)
 
 
+class Asked(NamedTuple):
+    """One text: what is given, how many tokens each blank may have, and how many all of them."""
+
+    frame: Frame
+    ranges: list[tuple[int, int]]
+    room: int
+
+
 class Task(NamedTuple):
     """One text: what is given, and each sample's lengths."""
 
@@ -89,6 +101,7 @@ class Job(NamedTuple):
 
 
 def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str | Template], options: Options) -> list[list[Infilled]]:
+    check_options(runner.model, options)
     rules = text_rules(options.sampler, spelling)
     seeds = [derived_seed(options.seed, i) for i in range(options.draws)]
     tasks = [_task(runner, spelling, text, options, rules, seeds) for text in texts]
@@ -103,37 +116,38 @@ def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str | Templ
         for number, task in enumerate(tasks)
         for sample, seed in enumerate(seeds)
     ]
+    watch = None if options.watch is None else heeded(options.watch)
     filled: dict[tuple[int, int], Infilled] = {}
     by_length = sorted(jobs, key=lambda job: len(job.laid.tokens))  # stable: little padding, and the order of samples among equals
     for start in range(0, len(jobs), options.batch):
         some = by_length[start : start + options.batch]
-        for job, result in zip(some, _filled(runner, spelling, some, tasks, options, rules), strict=True):
+        for job, result in zip(some, _filled(runner, spelling, some, tasks, options, rules, watch), strict=True):
             filled[job.text, job.sample] = result
     results = [[filled[number, sample] for sample in range(len(seeds))] for number in range(len(tasks))]
     return [_best(each, options.n) for each in results] if options.best_of else results
 
 
-def text_rules(sampler: Sampler, spelling: Spelling, allowed: Sequence[int] = ()) -> Sampler:
-    """The sampler, with every token banned that is not text and that it does not name itself."""
-    named = {*sampler.allowed, *sampler.required, *allowed}
-    return replace(sampler, banned=tuple(sorted({*sampler.banned, *(set(spelling.special) - named)})))
+def check_options(model: ConditionalModel, options: Options) -> None:
+    """What this model cannot be asked, whatever the text."""
+    if options.search is not None:
+        require_exact(model, options.mode)
+    elif options.mode == "diffusion":
+        check_reverse(model.config, [options.sampler], options.order)
+    else:
+        orders_in(options.mode, options.order, 1)
 
 
-def as_revealed(model: ConditionalModel, mode: str) -> str:
-    """A note, where fillings in this mode have no probability of their own."""
-    if model.answers[mode] != BOUND:
-        return ""
-    return "log p is each token's when it was revealed, not that of the whole filling: score gives a bound on that"
-
-
-def joined(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)
-
-
-def word_start(of: Frame, laid: Laid, position: int, spelling: Spelling) -> tuple[int, ...] | None:
-    """The tokens that may open a blank into which a space moved; None anywhere else."""
-    starts = {start for start, moved in zip(laid.starts, of.spaced, strict=True) if moved}
-    return spelling.word_starts if position in starts else None
+def ask(model: ConditionalModel, spelling: Spelling, text: str | Template, options: Options) -> Asked:
+    """The text as the model is asked about it; or a ValueError, where it cannot be."""
+    template = parse(text)
+    of = frame(template, spelling, options.whole)
+    wanted = [parse_lengths(content) for content in template.contents]
+    ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
+    if not _holds(of, min(sum(high for _, high in ranges), room), options.sampler, spelling):
+        hint = " (behind a space a blank begins with a token that has one)" if any(of.spaced) else ""
+        count = len(set(options.sampler.required))
+        raise ValueError(f"{count} tokens are required, and the blanks have no place for all of them{hint}: make them larger")
+    return Asked(of, ranges, room)
 
 
 def parse_search(text: str) -> tuple[str, int]:
@@ -147,10 +161,8 @@ def parse_search(text: str) -> tuple[str, int]:
 
 
 def _task(runner: Runner, spelling: Spelling, text: str | Template, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
-    model, template = runner.model, parse(text)
-    wanted = [parse_lengths(content) for content in template.contents]
-    of = frame(template, spelling, options.whole)
-    ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
+    model = runner.model
+    of, ranges, room = ask(model, spelling, text, options)
     note = f"mode {options.mode} {limit}" if (limit := model.limits.get(options.mode)) else ""
     note = joined(note, as_revealed(model, options.mode))
     if all(low == high for low, high in ranges):
@@ -173,11 +185,12 @@ def _choices(
     rules: Sampler,
     seeds: Sequence[int],
 ) -> list[LengthChoice]:
-    least = len(set(options.sampler.required))
     found = unknown.candidates(ranges, room, options.prior, options.seed)
-    enough = [sum(vector) >= least for vector in found.vectors]
+    enough = [_holds(of, sum(vector), options.sampler, spelling) for vector in found.vectors]
     if not any(enough):
-        raise ValueError(f"{least} tokens are required; the blanks' lengths do not reach that: write larger ranges")
+        raise ValueError(
+            f"{len(set(options.sampler.required))} tokens are required; the blanks' lengths do not reach that: write larger ranges"
+        )
     found = unknown.Candidates(
         [vector for vector, kept in zip(found.vectors, enough, strict=True) if kept], found.log_prior[enough], found.log_share[enough]
     )
@@ -195,11 +208,22 @@ def _choices(
     return unknown.choose(found, weighed, options.lengths, seeds)
 
 
+def _holds(of: Frame, count: int, sampler: Sampler, spelling: Spelling) -> bool:
+    """Do blanks of so many tokens together have a place for every required one?"""
+    required, starts = set(sampler.required), sum(of.spaced)
+    return len(required) <= count - starts or fit(required, count - starts, [required.intersection(spelling.word_starts)] * starts)
+
+
 def _filled(
-    runner: Runner, spelling: Spelling, jobs: Sequence[Job], tasks: Sequence[Task], options: Options, rules: Sampler
+    runner: Runner,
+    spelling: Spelling,
+    jobs: Sequence[Job],
+    tasks: Sequence[Task],
+    options: Options,
+    rules: Sampler,
+    watch: Watch | None,
 ) -> list[Infilled]:
     asked = stack([job.laid for job in jobs], runner.model.head.device)
-    watch = options.watch
 
     def told(revealed: list[Revealed]) -> object:
         assert watch is not None
@@ -216,7 +240,7 @@ def _filled(
         only=lambda row, position: word_start(tasks[jobs[row].text].frame, jobs[row].laid, position, spelling),
         watch=None if watch is None else told,
         top=options.top,
-        drafts=isinstance(watch, Watcher),
+        drafts=isinstance(options.watch, Watcher),
     )
     candidates: list[Candidates] = [()] * len(jobs) if result.top is None else spelling.candidates(*result.top)
     rows = zip(jobs, result.tokens.tolist(), result.log_probs.tolist(), candidates, strict=True)
@@ -277,11 +301,7 @@ def _infilled(
 ) -> Infilled:
     length = len(job.laid.tokens)
     text, spans = spans_of(task.frame, job.laid, tokens, log_probs, spelling, candidates=candidates)
-    note = (
-        joined(task.note, "a filling holds bytes that are not UTF-8, shown as U+FFFD")
-        if any("\ufffd" in s.text for s in spans)
-        else task.note
-    )
+    note = joined(task.note, not_utf8("a filling", "".join(span.text for span in spans)))
     log_prob = sum(span.log_prob for span in spans)
     return Infilled(text, spans, log_prob, job.seed, mode, tuple(tokens[:length]), task.choices[job.sample], note)
 

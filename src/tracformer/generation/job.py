@@ -4,16 +4,19 @@ Bookkeeping is in plain lists and numbers: a step asks little of each sequence, 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple, Self, TypedDict
 
 import torch
 from torch import Tensor
 
-from tracformer.generation.orders import LeftToRight, Order, orders_for
+from tracformer.generation.orders import LeftToRight, Order, orders_in
+from tracformer.generation.required import fit
 from tracformer.generation.samplers import PLAIN, Pick, Sampler
 from tracformer.generation.sessions import without_targets
+from tracformer.generation.stopping import StopStrings
 from tracformer.model.base import targets_of
 from tracformer.model.check import check_batch
 from tracformer.model.config import ModelConfig
@@ -119,23 +122,56 @@ class Row:
 
     def turn(self, logits: Tensor | None) -> list[int]:
         """Which of the open positions are filled now, as indices into them. logits (M, V): of all of them, where the order looks."""
-        room = max(1, len(self.open) - len(self.missing))  # what stays open must hold every required token
+        turn = self._turn(max(1, len(self.open) - len(self.missing)), logits)
+        while len(turn) > 1 and self.missing and not fit(self.missing, *self._others({self.open[i] for i in turn})):
+            turn = self._turn(len(turn) - 1, logits)  # what stays open must hold every required token
+        return turn
+
+    def _turn(self, most: int, logits: Tensor | None) -> list[int]:
         if type(self.order) is LeftToRight:
-            return list(range(min(self.order.k, room, len(self.open))))
-        turn: list[int] = self.order.turn(torch.tensor(self.open), logits, self.seed)[:room].tolist()
+            return list(range(min(self.order.k, most, len(self.open))))
+        turn: list[int] = self.order.turn(torch.tensor(self.open), logits, self.seed, most).tolist()
         return turn
 
     def pick(self, position: int, uniform: float) -> Pick:
-        allowed = self.job.only(self.number, position) if self.job.only is not None else None
-        if self.missing and len(self.missing) == len(self.open):
-            allowed = sorted(self.missing if allowed is None else self.missing & set(allowed))
+        allowed = self._only(position)
+        if self.missing and not fit(self.missing, *(others := self._others({position}))):
+            due = self.missing if allowed is None else self.missing.intersection(allowed)
+            allowed = sorted(token for token in due if fit(self.missing - {token}, *others))
+        end = self.job.end
+        early = self.lacking(position) - {end} and (allowed is None or list(allowed[:2]) != [end])
+        never = end if early else None
         if not self.sampler.needs_history:
-            return Pick(self.sampler, uniform, only=allowed)
+            return Pick(self.sampler, uniform, only=allowed, never=never)
         place = bisect_left(self.open, position)
         first = self.open[place - 1] + 1 if place else 0
         unknown = set(self.open)
         seen = [token for at, token in enumerate(self.tokens[: self.length]) if at not in unknown]
-        return Pick(self.sampler, uniform, self.tokens[first:position], seen, allowed)
+        return Pick(self.sampler, uniform, self.tokens[first:position], seen, allowed, never)
+
+    def lacking(self, position: int) -> set[int]:
+        """The required tokens that the sequence would not have, did it end with this position."""
+        if not self.sampler.required:
+            return set()
+        return set(self.sampler.required) - {each.token for each in self.arrived if each.position <= position}
+
+    def _only(self, position: int) -> Sequence[int] | None:
+        return None if self.job.only is None else self.job.only(self.number, position)
+
+    def _others(self, but: Collection[int]) -> tuple[int, list[set[int]]]:
+        """Of the open positions besides these: how many hold any token, counted no further than it matters; and which of the missing
+        tokens each of the others holds.
+        """
+        free, limited = 0, []
+        for position in self.open:
+            if free == len(self.missing):
+                break
+            if position not in but:
+                if (allowed := self._only(position)) is None:
+                    free += 1
+                else:
+                    limited.append(self.missing.intersection(allowed))
+        return free, limited
 
     def reveal(self, answer: Answer) -> None:
         del self.open[bisect_left(self.open, answer.position)]
@@ -185,10 +221,11 @@ class Job:
         self.tokens, self.context, self.lengths, self.mode = tokens, context, lengths, mode
         self.samplers, self.seeds = _one_each(sampler, seed, len(tokens))
         self.order, self.only, self.stop, self.watch, self.top, self.drafts = order, only, stop, watch, min(top, config.vocab_size), drafts
+        self.end = stop if not callable(stop) else stop.end if isinstance(stop, StopStrings) else None  # not picked too early
         self.error: BaseException | None = None
         self.rows: list[Row] = []
         if mode != "diffusion":
-            orders = _orders(order, mode, len(tokens))
+            orders = orders_in(mode, order, len(tokens))
             opens = targets_of(context, lengths).cpu().numpy()
             each = zip(tokens.tolist(), opens, lengths.tolist(), self.samplers, self.seeds, orders, strict=True)
             self.rows = [
@@ -214,7 +251,8 @@ class Job:
                 continue
             row.reveal(answer)
             revealed.append(Revealed(row.number, position, token, answer.log_prob, answer.candidates))
-            if self.stop is not None and (self.stop(row.number, position, token) if callable(self.stop) else token == self.stop):
+            stops = self.stop(row.number, position, token) if callable(self.stop) else token == self.stop
+            if stops and not row.lacking(position):
                 row.end(position)
         for row in {answer.row for answer in answers}:
             row.step += 1
@@ -255,15 +293,8 @@ class Job:
 
 def _one_each(sampler: Sampler | Sequence[Sampler], seed: int | Sequence[int], batch: int) -> tuple[list[Sampler], list[int]]:
     samplers = [sampler] * batch if isinstance(sampler, Sampler) else list(sampler)
-    seeds = [seed] * batch if isinstance(seed, int) else [int(s) for s in seed]
+    seeds = [int(seed)] * batch if isinstance(seed, int | Integral) else [int(s) for s in seed]
     for name, given in (("samplers", samplers), ("seeds", seeds)):
         if len(given) != batch:
             raise ValueError(f"{len(given)} {name} were given for {batch} sequences")
     return samplers, seeds
-
-
-def _orders(order: Order | Sequence[Order] | None, mode: str, batch: int) -> list[Order]:
-    orders = orders_for(LeftToRight() if order is None else order, batch)
-    if mode != "ac" and any(each != LeftToRight() for each in orders):
-        raise ValueError(f"mode {mode!r} goes from left to right, one token at a time; other orders are for mode 'ac'")
-    return orders

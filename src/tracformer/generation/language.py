@@ -20,11 +20,11 @@ from torch import Tensor
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation import loading
 from tracformer.generation.blanks import Frame, Laid, Template, frame, literal_fills, parse, parse_lengths, spans_of, stack
-from tracformer.generation.infilling import Options, infill_texts
+from tracformer.generation.infilling import Options, ask, check_options, infill_texts
 from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import LeftToRight, Order
 from tracformer.generation.randomness import derived_seed
-from tracformer.generation.results import Candidates, Infilled, Marginal, Sampled, Scored, Watch
+from tracformer.generation.results import Candidates, Infilled, Marginal, Sampled, Scored, Watch, heeded
 from tracformer.generation.runner import Here, Runner
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.spelling import Spelling
@@ -116,9 +116,21 @@ class LanguageModel:
         self, texts: Sequence[str | Template], n: int = 1, *, mode: str | None = None, order: Order | None = None, **options: Any
     ) -> list[list[Infilled]]:
         """`infill` for several texts, with its options, in shared batches: what each text gets is what it gets alone."""
+        return infill_texts(self.runner, self.spelling, texts, self._options(n, mode, order, **options))
+
+    def check_infill(
+        self, text: str | Template | None = None, n: int = 1, *, mode: str | None = None, order: Order | None = None, **options: Any
+    ) -> None:
+        """What `infill` would refuse at once, of this text or, without one, of the options alone, is a ValueError; nothing is filled."""
+        asked = self._options(n, mode, order, **options)
+        check_options(self.model, asked)
+        if text is not None:
+            ask(self.model, self.spelling, text, asked)
+
+    def _options(self, n: int, mode: str | None, order: Order | None, **options: Any) -> Options:
         if mode is None and order not in (None, LeftToRight()) and "ac" in self.model.config.modes:
             mode = "ac"  # the one mode that has every order
-        return infill_texts(self.runner, self.spelling, texts, Options(n=n, mode=self._mode(mode), order=order, **options))
+        return Options(n=n, mode=self._mode(mode), order=order, **options)
 
     def score(
         self,
@@ -155,12 +167,18 @@ class LanguageModel:
             some = by_length[start : start + max(1, batch)]
             asked = stack([marked[i][1] for i in some], self.model.head.device)
             question = (asked.tokens, asked.context, mode, asked.lengths)
-            estimate = self.runner.call(partial(self.model.estimate, *question, draws=draws, seed=seed))
+            estimate = self.runner.call(partial(self.model.estimate, *question, draws=draws, seed=int(seed)))
             errors = [None] * len(some) if estimate.standard_error is None else estimate.standard_error.tolist()
             candidates = self._candidates(*question, top) if top else [()] * len(some)
             for i, log_probs, error, likely in zip(some, estimate.values.double().tolist(), errors, candidates, strict=True):
                 scored[i] = self._scored(*marked[i], log_probs, mode, error, likely)
         return [scored[i] for i in range(len(texts))]
+
+    def check_score(self, text: str | Template | None = None, *, mode: str | None = None, whole: bool = True) -> None:
+        """What `score` would refuse, of this text or, without one, of the mode alone, is a ValueError; nothing is computed."""
+        self._mode(mode)
+        if text is not None:
+            self._marked(text, whole)
 
     def score_tokens(self, token_ids: Sequence[int], context: Sequence[bool], mode: str | None = None) -> tuple[float, ...]:
         """Each token's log-probability given those where `context` is True, and zero there: no tokeniser between question and answer."""
@@ -236,7 +254,7 @@ class LanguageModel:
                 f"{count} tokens are asked for; this model takes {self.model.config.max_length}, and the prompt has {of.given}"
             )
         mode = "ar" if "ar" in self.model.config.modes else self._mode(None)
-        writer = Writer(self.runner, self.spelling, of, count, mode, sampler, stop, top, watch)
+        writer = Writer(self.runner, self.spelling, of, count, mode, sampler, stop, top, None if watch is None else heeded(watch))
         numbers = range(n)
         return [
             sample

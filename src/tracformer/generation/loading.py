@@ -24,9 +24,13 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 def find_folder(where: str | PathLike[str]) -> Path:
     """The folder of a model: the one named, the best or last model of the run it holds, a bundled one, or a download from the hub."""
     path = Path(where)
+    if path.is_dir():
+        for folder in (path, *(path / place for place in PLACES)):
+            if (folder / storage.CONFIG_FILE).is_file():
+                return folder
+    if (inside := bundled.folder(str(where))) is not None:  # whatever else is called so here
+        return inside
     if not path.exists():
-        if (inside := bundled.folder(str(where))) is not None:
-            return inside
         # A slip in a folder's name also looks like an id of the hub; where the first part is a folder here, it is a slip.
         if HUB_ID.fullmatch(str(where)) and not path.parent.is_dir():
             return _download(str(where))
@@ -36,9 +40,6 @@ def find_folder(where: str | PathLike[str]) -> Path:
         )
     if not path.is_dir():
         raise FileNotFoundError(f"{where} is a file; give the folder that holds {storage.CONFIG_FILE} and {storage.WEIGHTS_FILE}")
-    for folder in (path, *(path / place for place in PLACES)):
-        if (folder / storage.CONFIG_FILE).is_file():
-            return folder
     raise FileNotFoundError(f"{path} holds no model: there is no {storage.CONFIG_FILE} in it, nor in a folder {' or '.join(PLACES)} in it")
 
 

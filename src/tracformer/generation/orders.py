@@ -14,15 +14,17 @@ from torch import Tensor
 from tracformer.generation.randomness import ORDER, TIME, uniforms
 
 CONFIDENCES = ("probability", "entropy", "margin")
+MOST_STEPS = 2**53  # times are uniform numbers of 53 bits
 
 
 class Order(Protocol):
     looks: bool  # does it need the logits of every open position?
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
         """Which of one sequence's open `positions` (M,), ascending, are filled now, as indices into them; at least one.
 
-        `logits` (M, V) are the model's own at these positions, where the order looks.
+        Of more than `most` only the first, by the order's own rank. `logits` (M, V) are the model's own at these positions, where the
+        order looks.
         """
         ...
 
@@ -37,8 +39,8 @@ class LeftToRight:
     def __post_init__(self) -> None:
         _at_least_one(self.k)
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
-        return torch.arange(min(self.k, len(positions)))
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+        return torch.arange(len(positions))[: self.k][:most]
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class RandomOrder:
     def __post_init__(self) -> None:
         _at_least_one(self.k)
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
         keys = uniforms([seed] * len(positions), positions, ORDER)
-        return keys.argsort(stable=True)[: self.k].sort().values
+        return keys.argsort(stable=True)[: self.k][:most].sort().values
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,15 @@ class ByConfidence:
         if self.threshold is not None and self.k != 1:
             raise ValueError(f"k is {self.k} and threshold is {self.threshold}: give the number of tokens a step or a threshold, not both")
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
         assert logits is not None
         sure = self.confidence(logits).cpu()
         grain = 1e-10 if logits.dtype == torch.float64 else 1e-5
         ranked = (sure / grain).round().argsort(descending=True, stable=True)  # rounding noise may not decide between equals
         if self.threshold is None:
-            return ranked[: self.k].sort().values
-        above = (sure >= self.threshold).nonzero()[:, 0]
-        return above if len(above) else ranked[:1]
+            return ranked[: self.k][:most].sort().values
+        above = ranked[(sure >= self.threshold)[ranked]]
+        return above[:most].sort().values if len(above) else ranked[:1]
 
     def confidence(self, logits: Tensor) -> Tensor:
         log_probs = logits.double().log_softmax(-1)
@@ -109,10 +111,10 @@ class GivenOrder:
         if len(set(self.positions)) < len(self.positions):
             raise ValueError(f"the order names a position twice: {list(self.positions)}")
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
         rank = {position: i for i, position in enumerate(self.positions)}
         ranks = torch.tensor([rank.get(int(p), len(rank) + int(p)) for p in positions])
-        return ranks.argsort(stable=True)[: self.k].sort().values
+        return ranks.argsort(stable=True)[: self.k][:most].sort().values
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,14 @@ class Ancestral:
     looks = False
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps is {self.steps}; it must be at least 1")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ValueError(f"steps is {self.steps}; it must be at least 1 and at most {MOST_STEPS}")
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int) -> Tensor:
-        step = (uniforms([seed] * len(positions), positions, TIME) * self.steps).long()
-        return (step == step.max()).nonzero()[:, 0]
+    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+        times = uniforms([seed] * len(positions), positions, TIME)
+        step = (times * self.steps).long()
+        last = times.argsort(descending=True, stable=True)[: int((step == step.max()).sum())]  # time runs from 1 to 0
+        return last[:most].sort().values
 
 
 def parse_order(text: str | None, k: int = 1, threshold: float | None = None, steps: int = 0) -> Order:
@@ -160,11 +164,20 @@ def parse_order(text: str | None, k: int = 1, threshold: float | None = None, st
 
 
 def orders_for(order: Order | Sequence[Order], batch: int) -> list[Order]:
+    if isinstance(order, str):
+        raise ValueError(f"order is {order!r}; give an order itself, for instance ByConfidence('entropy'), or parse_order({order!r})")
     if not isinstance(order, Sequence):
         return [order] * batch
     if len(order) != batch:
         raise ValueError(f"{len(order)} orders were given for {batch} sequences")
     return list(order)
+
+
+def orders_in(mode: str, order: Order | Sequence[Order] | None, batch: int) -> list[Order]:
+    orders = orders_for(LeftToRight() if order is None else order, batch)
+    if mode != "ac" and any(each != LeftToRight() for each in orders):
+        raise ValueError(f"mode {mode!r} goes from left to right, one token at a time; other orders are for mode 'ac'")
+    return orders
 
 
 def _at_least_one(k: int) -> None:

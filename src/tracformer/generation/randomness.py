@@ -24,7 +24,7 @@ def uniforms(seeds: Integers, positions: Integers, stream: int = SAMPLE) -> Tens
 def derived_seed(seed: int, index: int) -> int:
     """Seed number `index` of a family: `n` samples of one input draw from n unrelated streams. Number 0 is the seed itself."""
     if index == 0:
-        return seed
+        return int(seed)
     return int(_mix(_mix(_words([seed])) ^ _words([index]))[0] >> np.uint64(1))
 
 

@@ -166,6 +166,18 @@ class Watcher:
 Watch = Callable[[list[Arrival]], object]  # one that returns False wants to hear no more
 
 
+def heeded(watch: Watch) -> Watch:
+    """The same for several batches: once it has returned False it is not called again."""
+    wanted = True
+
+    def told(arrivals: list[Arrival]) -> bool:
+        nonlocal wanted
+        wanted = wanted and watch(arrivals) is not False
+        return wanted
+
+    return told
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_dict()

@@ -5,6 +5,7 @@ else is in the batch. Everything is computed in float64, so that a batch changes
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +40,8 @@ class Sampler:
     required: tuple[int, ...] = ()  # each of these at least once in what is filled
 
     def __post_init__(self) -> None:
+        for name in ("banned", "allowed", "required"):
+            object.__setattr__(self, name, tuple(map(operator.index, getattr(self, name))))  # whatever sequence of integers was given
         _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "zero (greedy) or a positive number")
         _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
@@ -69,6 +72,7 @@ class Pick:
     left: Sequence[int] = ()  # the tokens right before the position, as far as they are known
     seen: Sequence[int] = ()  # every known token of the sequence
     only: Sequence[int] | None = None  # at this position only these: constraints of the caller, and required tokens whose time has come
+    never: int | None = None  # at this position not this one: an end, while required tokens are missing
 
 
 class Chosen(NamedTuple):
@@ -118,8 +122,9 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     for pick in picks:
         sampler = pick.sampler
         _check_ids(sampler, V)
-        restricted = sampler.banned or sampler.allowed or pick.only is not None
-        limits = (sampler.banned, sampler.allowed, None if pick.only is None else tuple(pick.only))
+        banned = sampler.banned if pick.never is None else (*sampler.banned, pick.never)
+        restricted = banned or sampler.allowed or pick.only is not None
+        limits = (banned, sampler.allowed, None if pick.only is None else tuple(pick.only))
         which.append(masks.setdefault(limits, len(masks)) if restricted else -1)
         rules.append((sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p, pick.uniform))
     forbidden = torch.stack([_forbidden(*limits, V) for limits in masks]) if masks else torch.empty(0, V, dtype=torch.bool)
@@ -141,6 +146,8 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
     for row, pick in enumerate(picks):
         if pick.only is not None:
             scores[row].masked_fill_(_all_but(tuple(pick.only), V, scores.device), -torch.inf)
+        if pick.never is not None:
+            scores[row, pick.never] = -torch.inf
     best = scores.amax(1, keepdim=True)
     if best.isneginf().any():
         raise ValueError(NOTHING_LEFT)

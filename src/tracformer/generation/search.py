@@ -62,9 +62,7 @@ def search(
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}; search takes one sequence at a time, (1, T)")
     tokens = without_targets(tokens, context)
     lengths = check_batch(model.config, tokens, context, mode, lengths, insist)
-    if model.answers.get(mode) != EXACT:
-        exact = ", ".join(name for name in model.config.modes if model.answers.get(name) == EXACT)
-        raise ValueError(f"mode is {mode!r}; search needs an exact joint probability, which this model has in: {exact or 'no mode'}")
+    require_exact(model, mode)
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")
     for name, value in (("width", width), ("budget", budget), ("n", n)):
@@ -80,6 +78,12 @@ def search(
     else:
         leaves = _best_first(tree, n, width, budget) if method == "best-first" else _beam(tree, n, width)
     return [_found(tokens[0], tree, leaf, proven) for leaf, proven in leaves]
+
+
+def require_exact(model: ConditionalModel, mode: str) -> None:
+    if model.answers.get(mode) != EXACT:
+        exact = ", ".join(name for name in model.config.modes if model.answers.get(name) == EXACT)
+        raise ValueError(f"mode is {mode!r}; search needs an exact joint probability, which this model has in: {exact or 'no mode'}")
 
 
 class _Node(NamedTuple):

@@ -6,7 +6,7 @@ the model would be asked for a word without its space right behind a space witho
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from tracformer.data.tokenizer import Tokenizer, is_byte_level
 from tracformer.data.tokenizer_kinds import byte_symbols
 from tracformer.generation.job import Revealed
 from tracformer.generation.results import Arrival, Candidate, Candidates
+
+HALF = "\ufffd"  # what stands for bytes that are no character, or not yet
 
 
 class Spelling:
@@ -28,7 +30,9 @@ class Spelling:
         )
         self._texts: dict[int, str] = {}
         self.word_starts: tuple[int, ...] = ()  # tokens of one space and then something that is not white space
-        if tokenizer.kind != "byte" and is_byte_level(document.get("decoder")):
+        byte_level = is_byte_level(document.get("decoder"))
+        self.apart = byte_level or tokenizer.kind == "char"  # is the text of tokens that of each, one after the other?
+        if tokenizer.kind != "byte" and byte_level:
             spelled = bytes_of(tokenizer.tokens())
             starts = (i for i, token in enumerate(spelled) if token[:1] == b" " and len(token) > 1 and not token[1:2].isspace())
             self.word_starts = tuple(i for i in starts if i not in added)
@@ -43,6 +47,21 @@ class Spelling:
         if token_id not in self._texts:
             self._texts[token_id] = self.tokenizer.decode([token_id])
         return self._texts[token_id]
+
+    def behind(self, text: str, given: Sequence[int], ids: Sequence[int]) -> tuple[str, str]:
+        """A text, whose tokens are `given`, and what the tokens `ids` right behind them add to it.
+
+        A character that began in the text and ends in `ids` goes from one to the other. A space that ends the text does not come twice.
+        """
+        decode = self.tokenizer.decode
+        if self.apart and not text.endswith(HALF):
+            return text, decode(ids)
+        before, whole = decode(given), decode([*given, *ids])
+        kept = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), min(len(before), len(whole)))
+        if kept < len(before) and text != before:  # the tokeniser spells this text otherwise, so it is not known where to cut it
+            return text, decode(ids)
+        added = whole[kept:] if self.apart or not text.endswith(" ") else whole[kept:].removeprefix(" ")
+        return text[: len(text) - (len(before) - kept)], added
 
     def candidates(self, token_ids: Tensor, log_probs: Tensor) -> list[Candidates]:
         """What models give as (B, T, top), in words; where there is no token (-1) there is no candidate."""

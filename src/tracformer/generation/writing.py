@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tracformer.generation.blanks import Frame, Template, frame, stack
-from tracformer.generation.infilling import as_revealed, joined, text_rules, word_start
 from tracformer.generation.job import Revealed
 from tracformer.generation.results import Candidates, Sampled, Watch
+from tracformer.generation.rules import as_revealed, joined, not_utf8, text_rules, word_start
 from tracformer.generation.runner import Runner
 from tracformer.generation.samplers import Sampler
-from tracformer.generation.spelling import Spelling
+from tracformer.generation.spelling import HALF, Spelling
 from tracformer.generation.stopping import StopStrings
 
 
@@ -23,7 +23,8 @@ def around(prompt: str | Sequence[int], suffix: str, spelling: Spelling, blank: 
     """A blank between the two. Brackets in them are brackets."""
     if isinstance(prompt, str):
         return Template((prompt, suffix), (blank,))
-    return Template((spelling.tokenizer.decode(prompt), suffix), (blank,), tuple(prompt))
+    ids = tuple(map(int, prompt))
+    return Template((spelling.tokenizer.decode(ids), suffix), (blank,), ids)
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class Writer:
 
     def write(self, seeds: Sequence[int], first: int) -> list[Sampled]:
         """One text a seed; to the watcher they are samples number `first` and following."""
-        tokenizer, watch = self.spelling.tokenizer, self.watch
+        watch, prompt = self.watch, self.of.texts[0]
         laid = self.of.blank([self.count])
-        eot, [start] = tokenizer.eot_id, laid.starts
+        eot, [start] = self.spelling.tokenizer.eot_id, laid.starts
         asked = stack([laid] * len(seeds), self.runner.model.head.device)
-        stops = StopStrings(self.stop, tokenizer, eot, skip=int(self.of.spaced[0]))
+        stops = StopStrings(self.stop, lambda ids: self._read(ids)[1], eot, int(self.of.spaced[0]), self.sampler.required)
 
         def told(revealed: list[Revealed]) -> object:
             assert watch is not None
@@ -70,19 +71,26 @@ class Writer:
         for row, (seed, length) in enumerate(zip(seeds, filled.lengths.tolist(), strict=True)):
             ids, log_probs = tuple(filled.tokens[row, start:length].tolist()), tuple(filled.log_probs[row, start:length].tolist())
             ended = ids[-1] == eot
-            text, stopped = stops.cut(tokenizer.decode(ids[:-1] if ended else ids))
+            text_ids = ids[:-1] if ended else ids
+            text, stopped = stops.cut(text_ids)
+            text = self._read(text_ids)[0] + text
+            broken = not_utf8("the text", text[len(prompt.rstrip(HALF)) :])
             samples.append(
                 Sampled(
-                    text=self.of.texts[0] + text,
+                    text=text,
                     token_ids=ids,
                     log_probs=log_probs,
                     log_prob=math.fsum(log_probs),
                     seed=seed,
                     ended=ended,
                     mode=self.mode,
-                    note="" if self.mode == "ar" else joined(fixed, as_revealed(self.runner.model, self.mode)),
+                    note=broken if self.mode == "ar" else joined(fixed, as_revealed(self.runner.model, self.mode), broken),
                     stopped=stopped,
                     candidates=candidates[row][start:length],
                 )
             )
         return samples
+
+    def _read(self, ids: Sequence[int]) -> tuple[str, str]:
+        """The prompt, and what these tokens add to it."""
+        return self.spelling.behind(self.of.texts[0], self.of.ids[0], ids)
