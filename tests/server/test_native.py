@@ -65,6 +65,12 @@ def test_segments_are_literal(server: Running, lm: LanguageModel) -> None:
     assert 1 <= len(free["spans"][0]["token_ids"]) <= 3
 
 
+@pytest.mark.parametrize("blank", ["[[129-130]]", "[[1-999999999]]"])
+def test_a_length_to_be_chosen_has_a_limit(server: Running, blank: str) -> None:
+    told = server.refused("/v1/infill", {"text": f"the {blank}", "max_blank": 2})
+    assert "the most that this server allows is 128" in str(told)
+
+
 def test_a_stream_tells_lengths_then_tokens_then_the_whole_answer(server: Running) -> None:
     asked = {"text": "the [[2-3]] cat [[2]]", "n": 2, "seed": 4, "top": 2, "length_draws": 2}
     told = server.stream("/v1/infill", asked)

@@ -58,6 +58,13 @@ def test_prompts_of_every_kind(client: openai.OpenAI, lm: LanguageModel) -> None
     assert ask(client, prompt="", max_tokens=3).usage.prompt_tokens == 0
 
 
+def test_equal_prompts_without_a_seed_are_other_samples(client: openai.OpenAI) -> None:
+    drawn = [choice.text for choice in ask(client, prompt=[PROMPT] * 3, seed=None).choices]
+    named = [choice.text for choice in ask(client, prompt=[PROMPT] * 3).choices]
+    assert len(set(drawn)) == 3
+    assert len(set(named)) == 1
+
+
 def test_with_a_suffix_the_length_rule_of_blanks_chooses(client: openai.OpenAI, lm: LanguageModel) -> None:
     before, after = "the [[3]] cat ", " on the [[mat]]"
     answer = ask(client, prompt=before, suffix=after, max_tokens=5, n=3)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
-from tracformer.generation.blanks import Template, parse
+from tracformer.generation.blanks import Template, parse, parse_lengths
 from tracformer.generation.infilling import parse_search
 from tracformer.generation.orders import Order, parse_order
 from tracformer.generation.results import Arrival, Infilled, Watcher
@@ -113,6 +113,9 @@ class InfillRequest(Strict):
             service.within(name, getattr(self, name), getattr(limits, name))
         service.within("blanks", len(template.contents), limits.blanks)
         service.within("max_blank", self.max_blank, limits.blank_tokens)
+        for low, high in map(parse_lengths, template.contents):
+            if high not in (low, None):  # a length to be chosen
+                service.within("blank", high, limits.blank_tokens)
         if self.search is not None:
             method, number = parse_search(self.search)
             service.within("search", number, limits.beam if method == "beam" else limits.nodes)

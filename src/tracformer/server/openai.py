@@ -119,7 +119,7 @@ class Completion:
         if self.suffix and self.echo:
             raise ApiError(400, "echo repeats and scores the prompt from left to right; it does not go with a suffix", param="echo")
         self.sampler = Sampler(temperature=1.0 if asked.temperature is None else asked.temperature, top_p=asked.top_p or 1.0)
-        self.seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+        self.seeds = [secrets.randbelow(2**31) if asked.seed is None else asked.seed for _ in self.prompts]  # one a prompt
         self.blank = min(self.most, limits.blank_tokens)
         self.behind = 0  # tokens of the suffix
 
@@ -142,7 +142,7 @@ class Completion:
                 most=self.blank if self.suffix else self.most,
                 n=self.draws,
                 sampler=self.sampler,
-                seed=self.seed,
+                seed=self.seeds[number],
                 stop=self.stop,
                 top=self.asked.logprobs or 0,
                 whole=self.asked.whole,
