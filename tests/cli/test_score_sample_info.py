@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.helpers import Caller, save_model
 from tests.generation.texts import metaspace_tokenizer
-from tests.training.helpers import SMALL, story_data
+from tests.training.helpers import small, story_data
 from tracformer import load
 from tracformer.cli.main import main
 from tracformer.data import char_tokenizer
@@ -141,7 +141,7 @@ def test_from_training_to_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """A run's folder is a model: `info` tells how it was trained, `infill` fills with it."""
     monkeypatch.chdir(tmp_path)
     data = story_data(tmp_path)
-    assert main(["train", f"data={data}", "run=runs/first", *SMALL, "steps=2", "eval_every=2", "eval_sequences=2"]) == 0
+    assert main(["train", f"data={data}", "run=runs/first", *small("steps=2", "eval_every=2", "eval_sequences=2")]) == 0
     capsys.readouterr()
     call = Caller(capsys, monkeypatch, Path("runs/first"))
     [facts] = call.json("info")

@@ -33,6 +33,7 @@ ALL: list[Strategy] = [
     Middle(),
     Prefix(0.5),
     Ranges(((0, 1),)),
+    Ranges(((0.1, 0.4), (0.6, 0.9))),
     MIXED,
 ]
 
@@ -143,10 +144,25 @@ def test_bad_ranges(ranges: tuple[tuple[float, float], ...], message: str) -> No
         Ranges(ranges)
 
 
-def test_a_range_without_a_position() -> None:
-    assert targets(Ranges(((0.1, 0.4), (0.4, 0.6))), 10, np.random.default_rng(0)) == [1, 2, 3, 4, 5]  # touching is allowed
-    with pytest.raises(ValueError, match=r"\[0.1,0.4\] holds no position of a sequence of 2 tokens"):
-        Ranges(((0.1, 0.4),)).draw(2, np.random.default_rng(0))
+def test_ranges_may_touch() -> None:
+    assert targets(Ranges(((0.1, 0.4), (0.4, 0.6))), 10, np.random.default_rng(0)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "length", "expected"),
+    [
+        (((0.1, 0.4),), 2, [0]),  # its middle is 0.5
+        (((0.1, 0.4), (0.6, 0.9)), 2, [0, 1]),
+        (((0.1, 0.4), (0.6, 0.9)), 1, [0]),
+        (((0.9, 1),), 1, [0]),
+        (((0.5, 0.58),), 10, [5]),
+        (((0, 0.05), (0.5, 1)), 10, [0, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_a_range_narrower_than_a_token_takes_the_one_at_its_middle(
+    ranges: tuple[tuple[float, float], ...], length: int, expected: list[int]
+) -> None:
+    assert targets(Ranges(ranges), length, np.random.default_rng(0)) == expected
 
 
 def test_mixed_is_algorithm_2() -> None:

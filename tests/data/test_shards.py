@@ -1,6 +1,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ from tracformer.data import shards
 from tracformer.data import text as text_module
 from tracformer.data.loader import PreparedData
 from tracformer.data.manifest import dtype_name
-from tracformer.data.shards import prepare
-from tracformer.data.sources import TextSource, open_source
+from tracformer.data.shards import is_made_from, prepare
+from tracformer.data.sources import TextSource, open_source, open_sources
 from tracformer.data.tokenizer import EOT, Tokenizer
 from tracformer.data.tokenizer_kinds import byte_tokenizer, char_tokenizer, train_bpe
 
@@ -130,6 +132,46 @@ def test_offsets_count_from_the_documents_start(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
     with pytest.raises(ValueError, match=r"document 1: character 'U' at offset 90 "):
         prepare(tmp_path / "out", TextSource(["ACGTA" * 18 + "UACGT"]), "dna", validation=validation, quiet=True)
+
+
+@pytest.mark.parametrize("gaps", ["", "remove"])
+def test_an_aligned_alphabet_keeps_gaps_unless_told_otherwise(tmp_path: Path, gaps: str) -> None:
+    (tmp_path / "a.fasta").write_text(">x\nMK-V\n>y\nM.KV\n")
+    sources = open_sources(tmp_path / "a.fasta", gaps=gaps)
+    data = prepare(tmp_path / "out", sources, "protein-aligned", validation=0.0, quiet=True)
+    assert stored(data, "train") == expected(data.tokenizer, ["MKV", "MKV"] if gaps else ["MK-V", "M-KV"])
+    assert data.manifest.sources["train"]["gaps"] == (gaps or "keep")
+    assert is_made_from(data, sources)
+
+
+def test_what_a_folder_was_made_from(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("first")
+    data = prepare(tmp_path / "out", path, BYTE, validation=0.0, quiet=True)
+    assert is_made_from(data, open_sources(path))
+    assert not is_made_from(data, open_sources(path, documents="line"))
+    path.write_text("other")
+    assert not is_made_from(data, open_sources(path))
+    assert is_made_from(data, open_sources(path), hashes=False)
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("text")
+    data = prepare(tmp_path / "out", path, BYTE, validation=0.0, quiet=True)
+    assert data.manifest.sources["train"]["files"][0]["name"] == path.name
+    assert is_made_from(data, open_sources(path))
+
+
+def test_parts_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    kept = [tmp_path / f".out.{os.getppid()}.part", tmp_path / f".other.{dead.pid}.part", tmp_path / ".out.notes.part"]
+    for part in (*kept, tmp_path / f".out.{dead.pid}.part"):
+        part.mkdir()
+        (part / "train-00000.bin").write_bytes(b"half")
+    prepare(tmp_path / "out", TextSource(["text"]), BYTE, validation=0.0, quiet=True)
+    assert set(tmp_path.iterdir()) == {*kept, tmp_path / "out"}
 
 
 def test_an_existing_folder_is_safe(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from tracformer.data import text as text_module
 from tracformer.data.choice import choose_tokenizer
-from tracformer.data.sources import TextSource, documents, open_source, open_sources, parse_validation
+from tracformer.data.sources import JoinedSource, TextSource, contents, documents, open_source, open_sources, parse_validation, with_gaps_of
+from tracformer.data.tokenizer_kinds import ALPHABETS, char_tokenizer
 
 
 def write(path: Path, text: str) -> Path:
@@ -61,6 +62,15 @@ def test_fasta(tmp_path: Path, end: str) -> None:
     assert read(path, gaps="keep") == ["AC-GT-N", "GGA"]
 
 
+def test_gaps_are_kept_for_a_tokeniser_that_has_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.fasta", ">one\nac-gT.n\n")
+    aligned, plain = char_tokenizer(ALPHABETS["dna-aligned"]), char_tokenizer(ALPHABETS["dna"])
+    assert list(documents(with_gaps_of(aligned, open_source(path)))) == ["AC-GT-N"]
+    assert list(documents(with_gaps_of(plain, open_source(path)))) == ["ACGTN"]
+    assert list(documents(with_gaps_of(aligned, open_source(path, gaps="remove")))) == ["ACGTN"]
+    assert (open_source(path).describe()["gaps"], with_gaps_of(aligned, open_source(path)).describe()["gaps"]) == ("remove", "keep")
+
+
 def test_a_long_fasta_record_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
     path = write(tmp_path / "a.fa", ">chr1\n" + "ACGTACG\n" * 20 + ">chr2\nA\n")
@@ -99,6 +109,16 @@ def test_folders_globs_and_lists(tmp_path: Path) -> None:
     assert read(tmp_path, format="jsonl") == ["C"]
 
 
+def test_runs_inside_a_folder_are_not_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"text": "A"}')
+    write(tmp_path / "own" / "train.json", "{}")  # a file of this name alone is no run
+    write(tmp_path / "own" / "b.jsonl", '{"text": "B"}')
+    for name in ("train.json", "log.jsonl", "deep/c.jsonl"):
+        write(tmp_path / "runs" / "my" / name, '{"text": "C"}')
+    assert read(tmp_path) == read(str(tmp_path / "**" / "*.jsonl")) == ["A", "B"]
+    assert read(tmp_path / "runs" / "my" / "deep") == read(str(tmp_path / "runs" / "my" / "*" / "*.jsonl")) == ["C"]
+
+
 def test_places_without_data(tmp_path: Path) -> None:
     write(tmp_path / "notes.md", "N")
     with pytest.raises(ValueError, match="the name does not tell the format; say format=text, jsonl or fasta"):
@@ -130,6 +150,28 @@ def test_bad_options(tmp_path: Path, options: dict[str, str], message: str) -> N
         open_source(path, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("a.txt", {"gaps": "keep"}, r"gaps is 'keep', but .*a\.txt is read as text: it is for fasta alone"),
+        ("a.txt", {"documents": "line", "field": "body"}, r"field is 'body', but .* is read as text: it is for jsonl alone"),
+        ("a.jsonl", {"documents": "line"}, r"documents is 'line', but .* is read as jsonl: it is for text alone"),
+        ("a.fasta", {"field": "body"}, r"field is 'body', but .* is read as fasta"),
+    ],
+)
+def test_options_of_another_format(tmp_path: Path, name: str, options: dict[str, str], message: str) -> None:
+    path = write(tmp_path / name, "a")
+    with pytest.raises(ValueError, match=message):
+        open_sources(path, **options)
+    open_sources(path, documents="separator", field="text")  # as they are anyway
+
+
+def test_options_of_files_for_the_hub() -> None:
+    for where in ("hf:owner/name", "wikitext2"):
+        with pytest.raises(ValueError, match=f"data set '{where}': .*'gaps'"):
+            open_sources(where, gaps="keep")
+
+
 def test_detokenized_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", " = A = \n \n a @-@ b , c . \n \n = B = \n \n d \n")
     assert read(path, documents="article", detokenize="wikitext") == ["= A =\n\na-b, c.\n\n", "= B =\n\nd\n"]
@@ -140,6 +182,9 @@ def test_what_the_manifest_hears_about_files(tmp_path: Path) -> None:
     source = open_sources(path)["train"]
     assert source.describe()["files"] == [{"name": "a.txt", "bytes": 3}]
     assert source.size() == 3
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert contents(source) == [digest]
+    assert contents(JoinedSource((source, TextSource(["x"]), source))) == [digest, digest]
     assert open_source(write(tmp_path / "a.txt.gz", "abc")).size() is None
 
 
@@ -176,5 +221,13 @@ def test_a_tokeniser_is_chosen_by_kind_and_size(tmp_path: Path) -> None:
     assert choose_tokenizer({"train": open_source(dna)}) == "dna"
     assert choose_tokenizer({"train": open_source(dna, gaps="keep")}) == "dna-aligned"
     assert choose_tokenizer({"train": open_source(protein)}) == "protein"
+    for letters, chosen in (("ACGU", "rna"), ("ACGTU", "nucleotide"), ("ACGT" * 20 + "R", "nucleotide"), ("ACGT" * 4 + "RRKM", "protein")):
+        path = write(tmp_path / "c.fasta", f">x\n{letters}\n")
+        assert choose_tokenizer({"train": open_source(path)}) == chosen
+        assert choose_tokenizer({"train": open_source(path, gaps="keep")}) == f"{chosen}-aligned"
+    coded = write(tmp_path / "d.fasta", f">x\n{'ACGT' * 20}Y\n")
+    assert choose_tokenizer({"train": open_source(dna), "validation": open_source(coded)}) == "nucleotide"  # it covers every split
+    with pytest.raises(ValueError, match=r"e\.fasta is nearly all nucleotides, .* stand for none: '\*', 'E'\. Is it a protein\?"):
+        choose_tokenizer({"train": open_source(write(tmp_path / "e.fasta", f">x\n{'ACGT' * 20}*EA\n"))})
     assert choose_tokenizer({"train": TextSource(["a little text"])}) == "byte"
     assert choose_tokenizer({"test": open_source(write(tmp_path / "a.txt", "many words " * 20_000))}) == "bpe:1024"

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 
 from tracformer.data import tokenizer as module
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
-from tracformer.data.tokenizer_kinds import ALPHABETS, byte_symbols, byte_tokenizer, char_tokenizer, read_alphabet, train_bpe
+from tracformer.data.tokenizer_kinds import ALPHABETS, byte_symbols, byte_tokenizer, char_tokenizer, name_of, read_alphabet, train_bpe
 
 CORPUS = ["The cat sat on the mat, and the cat slept.\n", "A dog, a cat and a bird — naïve ones.\n", "1984 was 40 years ago.\n"] * 3
 BYTE, BPE, DNA = byte_tokenizer(), train_bpe(CORPUS, 300), char_tokenizer("ACGTN")
@@ -71,6 +71,11 @@ def test_alphabets() -> None:
     assert DNA.encode("GATTACA") == [2, 0, 3, 3, 0, 1, 0]
     assert len(ALPHABETS["protein"]) == 25
     assert ALPHABETS["protein-aligned"] == ALPHABETS["protein"] + "-"
+    for name, letters in ALPHABETS.items():
+        tokenizer = char_tokenizer(letters)
+        assert name_of(tokenizer) == name
+        assert tokenizer.has_gaps == name.endswith("-aligned")
+    assert [name_of(each) for each in (char_tokenizer("abc"), byte_tokenizer())] == ["char", "byte"]
     assert read_alphabet(["ba", "", "ab\n", "é\U0001d538"]) == "\nabé\U0001d538"
 
 

@@ -40,7 +40,8 @@ def test_text_shorter_than_one_block(split: Split) -> None:
 
 def test_records(split: Split) -> None:
     assert rows(Records(split, 9)) == ["abcdefgh.", "ij.", "klmno.", "p."]
-    assert rows(Records(split, 4)) == ["abcd", "efgh", ".", "ij.", "klmn", "o.", "p."]
+    assert rows(Records(split, 4)) == ["abcd", "efgh", "ij.", "klmn", "o.", "p."]  # no row holds an end of text alone
+    assert rows(Records(split, 5)) == ["abcde", "fgh.", "ij.", "klmno", "p."]
     assert rows(Records(split, 4, long="cut")) == ["abcd", "ij.", "klmn", "p."]
     assert rows(Records(split, 4, keep_eot=False)) == ["abcd", "efgh", "ij", "klmn", "o", "p"]
     assert rows(Records(split, 1, keep_eot=False)) == list("abcdefghijklmnop")
@@ -49,7 +50,7 @@ def test_records(split: Split) -> None:
 def test_rows_in_any_order(split: Split) -> None:
     view = Records(split, 4)
     tokens, lengths = view.get(np.array([5, 0, 5]))
-    everything = view.get(np.arange(7))
+    everything = view.get(np.arange(6))
     assert np.array_equal(tokens, everything[0][[5, 0, 5]])
     assert lengths.tolist() == [2, 4, 2]
 
@@ -57,6 +58,7 @@ def test_rows_in_any_order(split: Split) -> None:
 def test_the_switch_between_documents(split: Split) -> None:
     assert isinstance(examples(split, 6), PackedBlocks)
     assert rows(examples(split, 6, cross_documents=False)) == ["abcdef", "gh.", "ij.", "klmno.", "p."]
+    assert rows(examples(split, 5, cross_documents=False)) == ["abcde", "fgh.", "ij.", "klmno", "p."]
     assert isinstance(examples(split, 6, rows="records"), Records)
     with pytest.raises(ValueError, match="rows is 'blocks'; allowed: packed, records"):
         examples(split, 6, rows="blocks")

@@ -44,6 +44,16 @@ def test_folder_holds_two_readable_files(folder: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["model_type"] == "tracformer"
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
+def test_files_are_as_readable_as_the_umask_says(folder: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        small_model().save_pretrained(folder)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {mode}
+
+
 def test_half_precision(folder: Path) -> None:
     small_model().save_pretrained(folder, dtype=torch.float16)
     assert all(tensor.dtype == torch.float16 for tensor in load_file(folder / "model.safetensors").values())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.helpers import SMALL, losses, story_data
+from tests.training.helpers import losses, small, story_data
 from tracformer.cli.main import main
 from tracformer.families import load_model
 from tracformer.objectives import Questioner, parse_objective
@@ -18,12 +18,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return story_data(tmp_path_factory.mktemp("stories"), stories=40)
 
 
-@pytest.mark.parametrize("words", ["sedd", "mdlm", "d3pm", "mdlm model.backbone=tracformer model.n_layer=5 model.n_max=8"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sedd model.n_layer=2",
+        "mdlm model.n_layer=2",
+        "d3pm model.n_layer=2",
+        "mdlm model.backbone=tracformer model.n_layer=5 model.n_max=8",
+    ],
+)
 def test_a_short_run(words: str, data: Path, tmp_path: Path) -> None:
     family, *others = words.split()
     run = tmp_path / "run"
-    command = ["train", f"data={data}", f"run={run}", *SMALL, f"model.family={family}", "model.n_layer=2", *others]
-    assert main([*command, "batch=12", "steps=20", "optimizer.lr=1e-2", "eval_every=20", "eval_contexts=span:p=0.5,mean=5", "ema=0.5"]) == 0
+    schedule = ("batch=12", "steps=20", "optimizer.lr=1e-2", "eval_every=20", "eval_contexts=span:p=0.5,mean=5", "ema=0.5")
+    assert main(["train", f"data={data}", f"run={run}", *small(f"model.family={family}", *others, *schedule)]) == 0
     found = losses(run)
     assert len(found) == 20
     assert sum(found[-5:]) < sum(found[:5])
@@ -38,7 +46,7 @@ def test_a_short_run(words: str, data: Path, tmp_path: Path) -> None:
 def test_the_same_command_trains_the_same_model(data: Path, tmp_path: Path) -> None:
     """Noise is a function of the step, so a run repeats itself."""
     for name in ("a", "b"):
-        words = ["train", f"data={data}", f"run={tmp_path / name}", *SMALL, "model.family=sedd", "model.n_layer=1", "steps=3"]
+        words = ["train", f"data={data}", f"run={tmp_path / name}", *small("model.family=sedd", "model.n_layer=1", "steps=3")]
         assert main(words) == 0
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 

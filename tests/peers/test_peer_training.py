@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.peers.small import FAMILIES
-from tests.training.helpers import SMALL, losses, story_data
+from tests.training.helpers import SMALL, losses, small, story_data
 from tracformer.cli.main import main
 from tracformer.families import load_model
 from tracformer.training.log import read_log
@@ -23,8 +23,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_short_run(family: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ["train", f"data={data}", f"run={run}", *SMALL, f"model.family={family}", "model.n_layer=2", "eval_every=12", "ema=0.5"]
-    assert main([*words, "steps=12", "optimizer.lr=1e-2"]) == 0
+    schedule = ("eval_every=12", "ema=0.5", "steps=12", "optimizer.lr=1e-2")
+    assert main(["train", f"data={data}", f"run={run}", *small(f"model.family={family}", "model.n_layer=2", *schedule)]) == 0
     found = losses(run)
     assert len(found) == 12
     assert sum(found[-3:]) < sum(found[:3])
@@ -37,7 +37,7 @@ def test_a_short_run(family: str, data: Path, tmp_path: Path) -> None:
         assert all(1 < value < math.inf for value in figures)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
     words = [
-        *words[:1],
+        "train",
         f"data={data}",
         f"run={tmp_path / 'more'}",
         *SMALL[6:],

@@ -10,8 +10,7 @@ from tests.peers.diffusion_toys import SEQUENCES
 from tests.peers.plaid_toys import SMALL, literal_prior, literal_terms, small_plaid, toy_plaid
 from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
 from tests.peers.test_dit import question
-from tests.training.helpers import SMALL as SHORT
-from tests.training.helpers import losses, story_data
+from tests.training.helpers import losses, small, story_data
 from tracformer.cli.main import main
 from tracformer.families import find_family, load_model
 from tracformer.generation.randomness import TIME, derived_seed, uniforms
@@ -274,8 +273,8 @@ def test_a_folder_gives_the_model_back(tmp_path: Path) -> None:
 
 def test_a_short_run(tmp_path: Path) -> None:
     data, run = story_data(tmp_path, stories=40), tmp_path / "run"
-    command = ["train", f"data={data}", f"run={run}", *SHORT, "model.family=plaid", "model.n_layer=2", "batch=16", "steps=40"]
-    assert main([*command, "optimizer.lr=1e-2", "eval_every=40", "eval_contexts=span:p=0.5,mean=5", "ema=0.5"]) == 0
+    words = small("model.family=plaid", "model.n_layer=2", "batch=16", "steps=40", "optimizer.lr=1e-2", "eval_every=40", "ema=0.5")
+    assert main(["train", f"data={data}", f"run={run}", *words, "eval_contexts=span:p=0.5,mean=5"]) == 0
     found = losses(run)
     assert len(found) == 40
     assert sum(found[-10:]) < 0.9 * sum(found[:10])

@@ -28,6 +28,12 @@ SMALL = [
 ]
 
 
+def small(*words: str) -> list[str]:
+    """SMALL, and words in the place of those that have their key."""
+    keys = {word.partition("=")[0] for word in words}
+    return [*(word for word in SMALL if word.partition("=")[0] not in keys), *words]
+
+
 def story_data(folder: Path, stories: int = 120) -> Path:
     """A prepared folder of generated stories, byte by byte."""
     text = folder / "stories.txt"
@@ -41,7 +47,7 @@ def command(data: Path, run: Path, *words: str, ranks: int = 1) -> list[str]:
     launcher = [sys.executable, "-m"]
     if ranks > 1:
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    return [*launcher, "tracformer.cli.main", "train", f"data={data}", f"run={run}", *SMALL, *words]
+    return [*launcher, "tracformer.cli.main", "train", f"data={data}", f"run={run}", *small(*words)]
 
 
 def environment() -> dict[str, str]:

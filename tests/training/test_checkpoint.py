@@ -103,6 +103,27 @@ def test_prune_keeps_the_newest(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000020", "step-00000100"]
 
 
+def test_prune_counts_whole_ones_alone(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):
+        write(tmp_path, step)
+    damage_flip(tmp_path / "step-00000040")
+    damage_cut(tmp_path / "step-00000020")
+    ckpt.prune(tmp_path, keep=2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000030", "step-00000040", "step-00000050"]
+
+
+def test_prune_leaves_what_was_just_written(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        write(tmp_path, step)
+    written = write(tmp_path, 5)
+    ckpt.prune(tmp_path, keep=2, written=written)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000005", "step-00000020", "step-00000030"]
+    damage_flip(tmp_path / "step-00000020")
+    damage_flip(tmp_path / "step-00000030")
+    ckpt.prune(tmp_path, keep=2, written=written)
+    assert ckpt.newest_whole(tmp_path)[0] == written
+
+
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     state = json.loads((path / "state.json").read_text())

@@ -90,6 +90,21 @@ def test_bad_words(word: str, message: str) -> None:
         load_config([word])
 
 
+@pytest.mark.parametrize("contexts", ["[0.1,0.4]&[0.6,0.9]", "[0.25,0.75]", "0.5*[0.25,0.75]+0.5*uniform"])
+def test_ranges_are_written_as_they_are_named(contexts: str) -> None:
+    assert load_config([f"contexts={contexts}"]).contexts == contexts
+    assert load_config([f'contexts="{contexts}"']).contexts == contexts
+
+
+def test_a_key_is_given_once() -> None:
+    with pytest.raises(ValueError, match=r"steps is given twice, as 'steps=3' and 'steps=4'; give it once$"):
+        load_config(["steps=3", "batch=4", "steps=4"])
+    for second in ("data=b.txt", "data.source=b.txt"):
+        with pytest.raises(ValueError, match=r"data\.source is given twice, .* write a glob, or `tracformer prepare A B --out FOLDER`"):
+            load_config(["data=a.txt", second])
+    assert load_config(["batch=7", "model.d_model=48"], "tiny").batch == 7  # what a preset says may change
+
+
 def test_muon() -> None:
     config = load_config(["optimizer.name=muon", "optimizer.lr=1e-3"])
     assert (config.optimizer.rate_of_matrices, config.optimizer.momentum, config.optimizer.nesterov) == (1e-3, 0.95, True)

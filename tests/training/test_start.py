@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers import small_model
-from tests.training.helpers import SMALL, losses, weights_of
+from tests.training.helpers import SMALL, losses, small, weights_of
 from tracformer import Tracformer
 from tracformer.data import PreparedData, char_tokenizer, prepare
 from tracformer.training.config import TrainConfig, load_config
@@ -54,7 +54,8 @@ def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(tmp_path: Path, ca
             start(load_config([*words, f"init={run}", *changes]))
     assert start(load_config([*words, f"init={run}"])).finished  # a run's folder, as `tracformer.load` takes it
     assert f"starting from {run / 'best'}" in capsys.readouterr().out
-    assert start(load_config([*words, f"init={run}", f"run={tmp_path / 'modes'}", "objective=car", "model.modes=[car]"])).finished
+    words[1] = f"run={tmp_path / 'modes'}"
+    assert start(load_config([*words, f"init={run}", "objective=car", "model.modes=[car]"])).finished
 
 
 def test_fine_tuning_another_system_needs_no_word_about_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,14 +70,44 @@ def test_fine_tuning_another_system_needs_no_word_about_it(tmp_path: Path, capsy
     assert "objective denoise" in told
 
 
-def test_run_folders_are_named_after_the_data() -> None:
+def test_run_folders_are_named_after_the_data(tmp_path: Path) -> None:
+    (tmp_path / "my[1].txt").write_text("no glob: it is there")
     for source, run in (
         ("a/my.txt", "runs/my"),
         ("books.jsonl.gz", "runs/books"),
         ("hf:owner/name", "runs/name"),
         ("prepared/", "runs/prepared"),
+        ("books/*.txt", "runs/books"),
+        ("all/book?/**/[ab].txt", "runs/all"),
+        ("*.txt", "runs/run"),
+        (".", "runs/run"),
+        (str(tmp_path / "my[1].txt"), "runs/my[1]"),
+        ("caf\udce9.txt", "runs/caf"),  # a name that is not UTF-8
     ):
         assert default_run(load_config([f"data={source}"])) == run
+
+
+def test_a_warm_up_longer_than_the_run_is_cut_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.txt").write_text("some text " * 300)
+    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *small("steps=10", "optimizer.warmup=10", "until=1")]
+    start(load_config(words))
+    assert "optimizer.warmup is 10, and there are 10 steps: warming up over 1 of them" in capsys.readouterr().out
+
+
+def test_ranges_and_a_record_of_one_token(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("<|endoftext|>".join(["some text to read", "x"] * 20))
+    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *small("steps=3", "eval_contexts=['[0.1,0.2]&[0.6,0.7]']")]
+    assert start(load_config([*words, "data.rows=records", "contexts=[0.1,0.2]&[0.6,0.7]", "data.tokenizer=byte"])).finished
+
+
+def test_an_aligned_tokeniser_reads_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.fasta").write_text("".join(f">r{i}\nMK-V.LA{'ACDEF'[i % 5]}\n" for i in range(80)))
+    words = [f"data={tmp_path / 'my.fasta'}", f"run={tmp_path / 'run'}", "data.rows=records", "data.tokenizer=protein-aligned"]
+    start(load_config([*words, *small("steps=2", "until=1")]))
+    data = PreparedData.open(tmp_path / "run" / "data")
+    assert data.tokenizer.decode(data.split("train").document(0)[:-1]).startswith("MK-V-LA")
+    assert "tokeniser: protein-aligned, 27 tokens" in capsys.readouterr().out
+    assert start(load_config([*words, *small("steps=2")])).finished
 
 
 def test_defaults_are_valid() -> None:
@@ -86,7 +117,7 @@ def test_defaults_are_valid() -> None:
 def test_words_stay_under_the_preset_that_fits_the_data(tmp_path: Path) -> None:
     """Also a word that repeats a default: 6e-4 was asked for, though the preset says otherwise."""
     (tmp_path / "a.txt").write_text("some text " * 300)
-    words = [f"data={tmp_path / 'a.txt'}", f"run={tmp_path / 'run'}", *SMALL, "steps=1", "optimizer.lr=6e-4"]
+    words = [f"data={tmp_path / 'a.txt'}", f"run={tmp_path / 'run'}", *small("steps=1", "optimizer.lr=6e-4")]
     start(load_config(words), lambda name: load_config(words, name))
     assert json.loads((tmp_path / "run" / "train.json").read_text())["optimizer"]["lr"] == 6e-4
 
@@ -104,7 +135,7 @@ def test_a_file_to_validate_on(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"was prepared from other data than .*my\.txt; use another run"):
         start(load_config(words))
     with pytest.raises(ValueError, match=r"data\.validation is .*held\.txt', but the splits of .* were made when it was prepared"):
-        start(load_config([*words, held, f"data={tmp_path / 'run' / 'data'}"]))
+        start(load_config([f"data={tmp_path / 'run' / 'data'}", *words[1:], held]))
 
 
 def test_a_fraction_to_validate_on(tmp_path: Path) -> None:
@@ -120,13 +151,13 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
     prepare(tmp_path / "data", tmp_path / "my.txt", "byte", quiet=True)
     run = tmp_path / "run"
-    words = [f"data={tmp_path / 'data'}", f"run={run}", *SMALL, "objective=car"]
-    start(load_config([*words, "steps=3", f"data.tokenizer={tmp_path / 'data'}"]))
+    words = [f"data={tmp_path / 'data'}", f"run={run}", *SMALL]
+    start(load_config([*words, "objective=car", "steps=3", f"data.tokenizer={tmp_path / 'data'}"]))
     char_tokenizer("some text").save(tmp_path / "other")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for changes, told in (
         (["steps=3", "objective=ac"], r"modes was \['car'\] and is now \('ac',\)"),
-        (["steps=2"], "steps is 2, and .* has done 3 already"),
+        (["steps=2", "objective=car"], "steps is 2, and .* has done 3 already"),
         (["steps=3", "data.tokenizer=char"], "was prepared with another .kind byte, 257 tokens"),
         (["steps=3", "data.tokenizer=dna"], "was prepared with another"),
         (["steps=3", "data.tokenizer=gpt2"], "was prepared with another"),

@@ -127,7 +127,10 @@ class Prefix(Strategy):
 
 @dataclass(frozen=True)
 class Ranges(Strategy):
-    """Fixed targets: floor(aT) <= t < floor(bT), zero-based, for each range (a, b). Kept in ascending order."""
+    """Fixed targets: floor(aT) <= t < floor(bT), zero-based, for each range (a, b). Kept in ascending order.
+
+    A range so narrow that it holds no position of a short sequence takes the one in which its middle lies.
+    """
 
     ranges: tuple[tuple[float, float], ...]
 
@@ -152,8 +155,8 @@ class Ranges(Strategy):
         for a, b in self.ranges:
             low, high = _floor(a, length), _floor(b, length)
             if low == high:
-                raise ValueError(f"the range {_range_name(a, b)} holds no position of a sequence of {length} tokens; widen it")
-            given[low:high] = False
+                low = math.floor((Fraction(_decimal(a)) + Fraction(_decimal(b))) / 2 * length)
+            given[low : max(high, low + 1)] = False
         return given
 
 

@@ -16,6 +16,7 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 GAPS = ("remove", "keep")
+READ_WITH = {"text": ("documents", "separator"), "jsonl": ("field",), "fasta": ("gaps",)}  # fields of `Reading`
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -26,12 +27,12 @@ class Reading:
     documents: str = "separator"  # text: what divides a file into documents
     separator: str = EOT  # text, documents=separator; a file without it is one document
     field: str = "text"  # jsonl: the member that holds the text
-    gaps: str = "remove"  # fasta: '-' and '.' of an alignment
+    gaps: str = ""  # fasta: remove or keep '-' and '.' of an alignment; empty: keep them where the tokeniser has them
 
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:
             raise ValueError(f"documents is {self.documents!r}; allowed: {', '.join(DOCUMENTS)}")
-        if self.gaps not in GAPS:
+        if self.gaps not in ("", *GAPS):
             raise ValueError(f"gaps is {self.gaps!r}; allowed: {', '.join(GAPS)}")
         if not self.separator:
             raise ValueError("separator is empty; give the string that stands between documents")
@@ -81,7 +82,7 @@ def _read_jsonl(path: Path, reading: Reading) -> Iterator[Piece]:
 def _read_fasta(path: Path, reading: Reading) -> Iterator[Piece]:
     """One record a document: header dropped, upper case, `.` written as `-`, and a closing `*` taken off."""
     gatherer: Gatherer | None = None
-    table = str.maketrans({"-": None, ".": None} if reading.gaps == "remove" else {".": "-"})
+    table = str.maketrans({".": "-"} if reading.gaps == "keep" else {"-": None, ".": None})
     for number, line in enumerate(lines_of(read_text(path)), 1):
         if line.startswith(">"):
             if gatherer is not None:

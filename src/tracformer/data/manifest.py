@@ -8,7 +8,7 @@ manifest.json         counts, hashes, sources; written last
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,9 +50,10 @@ class Manifest:
     sources: dict[str, dict[str, Any]]
     carving: dict[str, Any]
     files: dict[str, dict[str, Any]]  # name: bytes, sha256
+    contents: dict[str, list[str]] = field(default_factory=dict)  # the SHA-256 of each source's files; older folders do not say
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"  # ASCII: a file's name may be no UTF-8
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -71,7 +72,7 @@ class Manifest:
                 )
             splits = {name: SplitCounts(**counts) for name, counts in document["splits"].items()}
             names = ("dtype", "shard_tokens", "tokenizer", "sources", "carving", "files")
-            manifest = cls(splits=splits, **{name: document[name] for name in names})
+            manifest = cls(splits=splits, contents=document.get("contents", {}), **{name: document[name] for name in names})
             if manifest.dtype not in DTYPES:
                 raise ValueError(f"its dtype is {manifest.dtype!r}; known: {', '.join(DTYPES)}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:

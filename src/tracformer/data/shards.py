@@ -1,5 +1,6 @@
 """From documents to a folder of token shards: tokenise, write, count, hash, and rename the finished folder into place."""
 
+import glob
 import hashlib
 import os
 import re
@@ -19,7 +20,7 @@ from tracformer.data.choice import choose_tokenizer
 from tracformer.data.identity import identity_rule
 from tracformer.data.loader import PreparedData
 from tracformer.data.manifest import DTYPES, INDEX_DTYPE, MANIFEST_FILE, Manifest, SplitCounts, dtype_name, index_file, shard_file
-from tracformer.data.sources import Source, Where, open_sources
+from tracformer.data.sources import Source, Where, contents, open_sources, with_gaps_of
 from tracformer.data.text import Piece
 from tracformer.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, AlphabetError, Ids, Tokenizer
 from tracformer.data.tokenizer_load import build_tokenizer
@@ -55,6 +56,7 @@ def prepare(
         # An alphabet must cover every split; merges are learnt from what the model may learn from.
         learn_from = list(by_split) if str(spec) == "char" else ["train"] if "train" in by_split else list(by_split)
         tokenizer = build_tokenizer(spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces()))
+    by_split = {name: with_gaps_of(tokenizer, source) for name, source in by_split.items()}
     rules: dict[str, Rule] = {name: Whole(name) for name in by_split}
     if identity is not None:
         if set(by_split) != {"train"}:
@@ -62,6 +64,7 @@ def prepare(
         rules["train"] = identity_rule(by_split["train"], identity, validation)
     elif "train" in by_split and "validation" not in by_split:
         rules["train"] = choose_rule(by_split["train"].pieces(), validation)
+    _remove_abandoned(target)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.mkdir(parents=True)
@@ -70,6 +73,16 @@ def prepare(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return PreparedData.open(target)
+
+
+def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool = True) -> bool:
+    """Files of the same names and sizes, read in the same way; with hashes, of the same content, unless the folder is too old to say."""
+    with_gaps = {name: with_gaps_of(data.tokenizer, source) for name, source in sources.items()}
+    described = [{name: source.describe() for name, source in read.items()} for read in (sources, with_gaps)]
+    if data.manifest.sources not in described:
+        return False
+    known = data.manifest.contents if hashes else {}
+    return all(contents(sources[name]) == digests for name, digests in known.items())
 
 
 class SplitWriter:
@@ -181,6 +194,7 @@ def _write(
         sources={given: source.describe() for given, source in sources.items()},
         carving={given: rule.describe() for given, rule in rules.items()},
         files=dict(sorted(facts.items())),
+        contents={given: contents(source) for given, source in sources.items()},
     )
     write_atomically(folder / MANIFEST_FILE, manifest.to_json())
     flush(folder)
@@ -236,6 +250,26 @@ def _check_arguments(target: Path, validation: float, shard_tokens: int, overwri
         raise ValueError(f"{target} exists already; name another folder, or replace it with overwrite=True (--overwrite)")
     if not (target / MANIFEST_FILE).is_file():
         raise ValueError(f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not overwritten; name another")
+
+
+def _remove_abandoned(target: Path) -> None:
+    """What a process that was killed had begun to write for this folder."""
+    for part in target.parent.glob(f"{glob.escape(f'.{target.name}.')}*.part"):
+        process = part.name.split(".")[-2]
+        if process.isdecimal() and not _is_alive(int(process)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # where signal 0 is Ctrl-C
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _put_in_place(part: Path, target: Path) -> None:

@@ -3,22 +3,25 @@
 import glob
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
 from tracformer.data.detokenize import detokenizer
-from tracformer.data.formats import FORMATS, SUFFIXES, Reading, format_of, read_file
+from tracformer.data.formats import FORMATS, READ_WITH, SUFFIXES, Reading, format_of, read_file
 from tracformer.data.hub import HUB_PREFIX, NAMED, HubSource, named_source
 from tracformer.data.shelf import find_set, reading_of
 from tracformer.data.text import Piece, as_pieces
+from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.wikipedia import NAME as WIKIPEDIA
 from tracformer.data.wikipedia import Wikipedia2006
+from tracformer.files import sha256_of
 
 Where = str | PathLike[str]
 SETS = (*NAMED, WIKIPEDIA)
 AND = "+"  # wikitext2+wikipedia-2006: both
+OF_A_RUN = ("train.json", "log.jsonl")  # files that a run's folder holds
 
 
 class Source(Protocol):
@@ -59,7 +62,8 @@ class FileSource:
 
     def describe(self) -> dict[str, Any]:
         files = [{"name": path.name, "bytes": path.stat().st_size} for path in self.files]
-        return {"files": files, "format": self.format, "detokenize": self.detokenize, **asdict(self.reading)}
+        gaps = self.reading.gaps or "remove"
+        return {"files": files, "format": self.format, "detokenize": self.detokenize, **asdict(self.reading), "gaps": gaps}
 
     def size(self) -> int | None:
         return None if any(path.suffix == ".gz" for path in self.files) else sum(path.stat().st_size for path in self.files)
@@ -99,6 +103,20 @@ class JoinedSource:
     def size(self) -> int | None:
         sizes = [part.size() for part in self.parts]
         return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def contents(source: Source) -> list[str]:
+    """The SHA-256 of each file that a source reads, in order; none of what is not in files."""
+    if isinstance(source, JoinedSource):
+        return [digest for part in source.parts for digest in contents(part)]
+    return [sha256_of(path) for path in source.files] if isinstance(source, FileSource) else []
+
+
+def with_gaps_of(tokenizer: Tokenizer, source: Source) -> Source:
+    """FASTA is read with an alignment's gaps if the tokeniser's alphabet has them, where nobody said otherwise."""
+    if not isinstance(source, FileSource) or source.format != "fasta" or source.reading.gaps or not tokenizer.has_gaps:
+        return source
+    return replace(source, reading=replace(source.reading, gaps="keep"))
 
 
 def documents(source: Source) -> Iterator[str]:
@@ -151,9 +169,14 @@ def open_sources(
         )
     elif isinstance(where, str) and where.startswith(HUB_PREFIX):
         path, _, config = where.removeprefix(HUB_PREFIX).partition(":")
-        sources = {"train": HubSource(path, config or None, **options)}
+        try:
+            sources = {"train": HubSource(path, config or None, **options)}
+        except TypeError as error:
+            raise ValueError(f"data set {where!r}: {error}") from error
     else:
-        sources = {"train": open_source(where, **options)}
+        source = open_source(where, **options)
+        _require_in_use(source, options)
+        sources = {"train": source}
     if validation is not None:
         sources["validation"] = _held_out(validation, sources.get("train"), options)
     return sources
@@ -209,23 +232,44 @@ def _held_out(where: Where, train: Source | None, options: Mapping[str, Any]) ->
     return source
 
 
+def _require_in_use(source: FileSource, options: Mapping[str, Any]) -> None:
+    """An option of another format than the files' would be ignored."""
+    for format, names in READ_WITH.items():
+        for name in names:
+            if format != source.format and options.get(name, getattr(Reading, name)) != getattr(Reading, name):
+                raise ValueError(f"{name} is {options[name]!r}, but {source.files[0]} is read as {source.format}: it is for {format} alone")
+
+
+def fixed_part(where: Where) -> Path:
+    """The folder in which a glob begins to vary; of anything else, itself."""
+    path = Path(where)
+    if path.exists() or not glob.has_magic(str(where)):
+        return path
+    return next(parent for parent in path.parents if not glob.has_magic(str(parent)))
+
+
+def _outside_runs(files: Iterator[Path], root: Path) -> list[Path]:
+    """In order; a run's log is no text to train on, and would grow with every step."""
+    found = sorted(file for file in files if file.is_file())
+    runs = {file.parent for file in found if file.name in OF_A_RUN and all((file.parent / name).is_file() for name in OF_A_RUN)} - {root}
+    return [file for file in found if runs.isdisjoint(file.parents)]
+
+
 def _files(where: Where, format: str | None) -> list[Path]:
     path = Path(where)
     if path.is_file():
         return [path]
     if path.is_dir():
         suffixes = [suffix for each in ([format] if format else FORMATS) for suffix in SUFFIXES[each]]
-        found = sorted(
-            file for file in path.rglob("*") if file.is_file() and file.name.removesuffix(".gz").lower().endswith(tuple(suffixes))
-        )
+        found = [file for file in _outside_runs(path.rglob("*"), path) if file.name.removesuffix(".gz").lower().endswith(tuple(suffixes))]
         if not found:
             raise ValueError(
                 f"{path} holds no file that ends in {', '.join(suffixes)} (or these with .gz); name the files, or a glob of them"
             )
         return found
     if glob.has_magic(str(where)):
-        found = sorted(Path(name) for name in glob.glob(str(where), recursive=True) if Path(name).is_file())
-        if found:
+        names = map(Path, glob.glob(str(where), recursive=True))
+        if found := _outside_runs(names, fixed_part(where)):
             return found
         raise FileNotFoundError(f"no file matches {str(where)!r}")
     known = ", ".join(SETS)

@@ -78,6 +78,11 @@ class Tokenizer:
         """Real tokens, end of text included: what the model can predict. The mask's id is the next one."""
         return self.mask_id
 
+    @property
+    def has_gaps(self) -> bool:
+        """An alphabet of aligned sequences."""
+        return self.kind == "char" and self._tokenizer.token_to_id("-") is not None
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON: equal if and only if two tokenisers' files say the same."""

@@ -8,13 +8,13 @@ from tokenizers import Tokenizer as Backend
 
 from tracformer.data.tokenizer import Tokenizer, reserve
 
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-ALPHABETS = {
+UNALIGNED = {
     "dna": "ACGTN",
-    "dna-aligned": "ACGTN-",
-    "protein": AMINO_ACIDS + "XBZUO",  # unknown, two ambiguous pairs, selenocysteine and pyrrolysine
-    "protein-aligned": AMINO_ACIDS + "XBZUO-",
+    "rna": "ACGUN",
+    "nucleotide": "ACGTUNRYSWKMBDHV",  # DNA and RNA, with IUPAC's codes for several bases
+    "protein": "ACDEFGHIKLMNPQRSTVWY" + "XBZUO",  # unknown, two ambiguous pairs, selenocysteine and pyrrolysine
 }
+ALPHABETS = UNALIGNED | {f"{name}-aligned": f"{letters}-" for name, letters in UNALIGNED.items()}
 SMALLEST_BPE = 257  # every byte, and end of text
 UNKNOWN = "<|unknown|>"  # not in any vocabulary: the library then refuses a foreign character instead of dropping it
 
@@ -38,6 +38,12 @@ def char_tokenizer(alphabet: Iterable[str]) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return reserve(backend, "char")
+
+
+def name_of(tokenizer: Tokenizer) -> str:
+    """The name of its alphabet if it has one, else its kind."""
+    letters = "".join(tokenizer.tokens()[:-1]) if tokenizer.kind == "char" else ""
+    return next((name for name, alphabet in ALPHABETS.items() if alphabet == letters), tokenizer.kind)
 
 
 def read_alphabet(texts: Iterable[str]) -> str:

@@ -46,7 +46,10 @@ class PackedBlocks:
 
 
 class Records:
-    """One document a row. A longer one is cut at `max_length`, or goes on in further rows (`long="window"`)."""
+    """One document a row. A longer one is cut at `max_length`, or goes on in further rows (`long="window"`).
+
+    An end of text is never a row by itself: behind a document that fills its rows it is left out.
+    """
 
     def __init__(self, split: Split, max_length: int, long: str = "window", keep_eot: bool = True) -> None:
         _check_length("max_length", max_length)
@@ -55,7 +58,7 @@ class Records:
         self.split, self.length = split, max_length
         self._starts = np.asarray(split.index[:-1])
         self._stops = np.asarray(split.index[1:]) - (0 if keep_eot else 1)
-        rows = -(-(self._stops - self._starts) // max_length)  # 0 for a document without a token of its own
+        rows = -(-(np.diff(split.index) - 1) // max_length)  # 0 for a document without a token of its own
         self._ends = np.cumsum(np.minimum(rows, 1) if long == "cut" else rows)  # rows up to and with each document
         if len(self) == 0:
             raise ValueError(f"split {split.name!r} has no record with a token in it")

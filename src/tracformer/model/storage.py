@@ -42,11 +42,14 @@ def save(folder: str | PathLike[str], config: ModelConfig, weights: Mapping[str,
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file; a disk that cannot take it is an OSError, as for any other file."""
+    """A safetensors file; a disk that cannot take it is an OSError, as for any other file, and so are its permissions."""
+    path.touch()
+    permissions = path.stat().st_mode  # as the umask has it; safetensors puts a file of its own in the place, for the owner alone
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(f"{path.name} could not be written: {error}") from error
+    path.chmod(permissions)
 
 
 def load_document(folder: str | PathLike[str]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class Tracformer(ConditionalModel):
                 nn.init.zeros_(parameter)
             else:
                 nn.init.ones_(parameter)
+        # A target without any key would stay zero through every norm, and each would multiply its gradient by 1/sqrt(eps). Drawn last.
+        nn.init.normal_(self.get_parameter("decoder.0.out.bias"), std=std)
 
     @property
     def head(self) -> Tensor:

@@ -99,10 +99,16 @@ class Writer:
         shutil.rmtree(self.part, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and parts that a crash left behind."""
-    for _, path in list_checkpoints(folder)[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
+def prune(folder: Path, keep: int, written: Path | None = None) -> None:
+    """Remove what is older than the newest `keep` whole checkpoints, and parts that a crash left behind; never what was just written."""
+    whole = 0
+    for _, path in list_checkpoints(folder):
+        if path == written:
+            whole += 1
+        elif whole >= keep:
+            shutil.rmtree(path, ignore_errors=True)
+        elif _damage(path) is None:
+            whole += 1
     for entry in folder.glob(".step-*.part"):
         shutil.rmtree(entry, ignore_errors=True)
 
@@ -130,15 +136,21 @@ def check(path: Path) -> None:
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
-    skipped = []
+    skipped: list[str] = []
     for _, path in list_checkpoints(folder):
-        try:
-            check(path)
-        except DamagedCheckpointError as damage:
-            skipped.append(str(damage))
-        else:
+        damage = _damage(path)
+        if damage is None:
             return path, skipped
+        skipped.append(damage)
     return None, skipped
+
+
+def _damage(path: Path) -> str | None:
+    try:
+        check(path)
+    except DamagedCheckpointError as damage:
+        return str(damage)
+    return None
 
 
 class Reader:

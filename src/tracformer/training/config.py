@@ -24,7 +24,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
 DEFAULT_PRESET = "laptop"  # of a model, where none is named
 OPTIMIZERS = ("adamw", "muon")
-AS_WRITTEN = ("data", "data.validation", "run", "init")  # names of files are not read as YAML
+AS_WRITTEN = ("data.source", "data.validation", "run", "init")  # names of files are not read as YAML
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DataConfig:
 
     source: str = ""  # a prepared folder, a file, folder or glob (text, JSONL, FASTA), a named data set, or hf:OWNER/NAME
     validation: str = "0.05"  # the fraction to hold back where there is no such split; or the file, folder or glob that is this split
-    tokenizer: str = "auto"  # auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id
+    tokenizer: str = "auto"  # auto, byte, char, dna, rna, nucleotide, protein, bpe:SIZE, a folder or a hub id
     rows: str = "packed"  # packed: blocks of text; records: one document a row
     cross_documents: bool = True  # may a packed row hold the end of one document and the start of the next?
 
@@ -169,11 +169,18 @@ class TrainConfig:
 def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
     """A preset (a bundled name or a YAML file), changed by words such as `steps=100` or `optimizer.lr=1e-3`."""
     values = read_preset(preset) if preset else {}
+    given: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ValueError(f"{word!r} is not of the form key=value")
-        _place(values, key, text if key in AS_WRITTEN else parse_yaml(text, word) if text else "")
+        key = "data.source" if key == "data" else key  # short for it
+        if key in given:
+            several = "; for several files write a glob, or `tracformer prepare A B --out FOLDER`" if key == "data.source" else ""
+            raise ValueError(f"{key} is given twice, as {given[key]!r} and {word!r}; give it once{several}")
+        given[key] = word
+        ranges = key == "contexts" and text.startswith("[")  # [0.1,0.4]&[0.6,0.9] is not YAML, and [0.25,0.75] no list
+        _place(values, key, text if key in AS_WRITTEN or ranges else parse_yaml(text, word) if text else "")
     return from_dict(values)
 
 
@@ -213,9 +220,7 @@ def preset_names() -> list[str]:
 
 
 def _place(values: dict[str, Any], key: str, value: Any) -> None:
-    """`a.b=c` goes to values["a"]["b"]; `data=FILE` is short for `data.source=FILE`."""
-    if key == "data" and isinstance(value, str):
-        key = "data.source"
+    """`a.b=c` goes to values["a"]["b"]."""
     *path, last = key.split(".")
     for part in path:
         inner = values.setdefault(part, {})

@@ -9,14 +9,16 @@ from typing import Any, TextIO
 
 from tracformer.files import write_atomically
 
+OF_VALIDATION = ("eval", "sample")  # kinds of records
+
 
 class RunLog:
     """One record a line in `log.jsonl`; a record has `kind` (train, eval, sample, note) and `step`."""
 
-    def __init__(self, folder: Path, resumed_at: int, tensorboard: bool = True) -> None:
+    def __init__(self, folder: Path, resumed_at: int, tensorboard: bool = True, validates_again: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "log.jsonl"
-        keep_until(self.path, resumed_at)
+        keep_until(self.path, resumed_at, validates_again)
         self._file = open(self.path, "a")  # noqa: SIM115
         self._board = _tensorboard(folder / "tensorboard", resumed_at) if tensorboard else None
 
@@ -36,11 +38,16 @@ class RunLog:
             self._board.close()
 
 
-def keep_until(path: Path, step: int) -> None:
-    """Drop records of steps that a resumed run will take again, and a last line that a crash cut short."""
+def keep_until(path: Path, step: int, validates_again: bool = False) -> None:
+    """Drop records of what a resumed run will do again, and a last line that a crash cut short."""
     if not path.exists():
         return
-    kept = [line for line in path.read_text().splitlines() if (record := _record(line)) is not None and record["step"] <= step]
+
+    def stays(record: dict[str, Any]) -> bool:
+        repeated = record["step"] == step and validates_again and record.get("kind") in OF_VALIDATION
+        return record["step"] <= step and not repeated
+
+    kept = [line for line in path.read_text().splitlines() if (record := _record(line)) is not None and stays(record)]
     write_atomically(path, "".join(line + "\n" for line in kept))
 
 

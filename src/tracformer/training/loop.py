@@ -1,4 +1,4 @@
-"""The training loop, to be read from top to bottom: batch, loss over the global batch's targets, step, log, validate, save."""
+"""The training loop, to be read from top to bottom: batch, loss over the global batch's targets, step, log, save, validate."""
 
 import json
 import math
@@ -30,6 +30,7 @@ from tracformer.training.state import State
 from tracformer.training.validation import conditional_perplexity, sample_hole
 
 EXPORTED = "model.json"  # of which step `model` is
+VALIDATED = "validation.json"  # the step last validated, and the best so far: its checkpoint was written before
 
 
 def exported_step(run: Path) -> int:
@@ -91,6 +92,7 @@ class Trainer:
             config.precision == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
         )
         self._signal: int | None = None
+        self._validated = 0  # the last step that was
 
     # ---- the loop
 
@@ -98,10 +100,14 @@ class Trainer:
         """From where the state stands to the last step, to `until` or to the first signal."""
         config, state = self.config, self.state
         end = min(config.steps, config.until or config.steps)
-        log = RunLog(self.run, state.step) if self.ranks.first else None
+        again = self._validation_due(end)
+        log = RunLog(self.run, state.step, validates_again=again) if self.ranks.first else None
         line = LiveLine(config.steps, state.step) if self.ranks.first else None
         tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
         with self._catching_signals():
+            if again:
+                self._validate(log, line)
+                marked = time.monotonic()
             while state.step < end:
                 batch = self.stream.at(state.position)
                 loss, norm, seen, stop = self._step(batch)
@@ -116,12 +122,11 @@ class Trainer:
                             "train", state.step, loss=loss_sum / since, lr=rate, gradient_norm=norm, tokens_per_second=round(speed, 1)
                         )
                     tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
-                last = state.step == end
-                if self.valid is not None and (state.step % config.eval_every == 0 or last):
-                    self._validate(log, line)
-                    tokens, marked = 0.0, time.monotonic()
-                if state.step % config.save_every == 0 or last or stop:
+                if state.step % config.save_every == 0 or state.step == end or stop:
                     self._save()
+                    tokens, marked = 0.0, time.monotonic()
+                if self._validation_due(end):
+                    self._validate(log, line)
                     tokens, marked = 0.0, time.monotonic()
                 if stop:
                     break
@@ -209,10 +214,18 @@ class Trainer:
         if self.ranks.first:
             for sentence in skipped:
                 print(f"skipped a damaged checkpoint: {sentence}", flush=True)
+        if path is None and skipped:
+            raise ValueError(
+                f"no checkpoint in {self.run / 'checkpoints'} is whole, and a new start would overwrite log and model; use another "
+                f"run=FOLDER (init={self.run / 'model'} goes on from the last weights written there), or remove {self.run / 'checkpoints'}"
+            )
         if path is not None:
             self.state.load(ckpt.Reader(path))
             if self.ranks.first:
                 print(f"resuming from {path} (step {self.state.step})", flush=True)
+        record = self.run / VALIDATED
+        if record.is_file() and (told := json.loads(record.read_text()))["step"] == self.state.step:
+            self._validated, self.state.best = told["step"], told["best"]
 
     def _save(self) -> None:
         folder = self.run / "checkpoints"
@@ -225,8 +238,7 @@ class Trainer:
                 writer.write_shard(kind, shard, *((self.ranks.rank, self.ranks.world) if self._sharded else (0, 1)))
             self.ranks.barrier()
             if self.ranks.first:
-                writer.finish(self.state.describe())
-                ckpt.prune(folder, self.config.keep)
+                ckpt.prune(folder, self.config.keep, writer.finish(self.state.describe()))
         except OSError as error:
             writer.abandon()
             raise TrainingError(
@@ -234,6 +246,10 @@ class Trainer:
                 f"Earlier checkpoints are whole; make room or pick another folder, then run the same command to go on."
             ) from error
         self.ranks.barrier()
+
+    def _validation_due(self, end: int) -> bool:
+        step = self.state.step
+        return self.valid is not None and step != self._validated and (step % self.config.eval_every == 0 or step == end)
 
     def _validate(self, log: RunLog | None, line: LiveLine | None) -> None:
         assert self.valid is not None
@@ -255,6 +271,8 @@ class Trainer:
             if sample is not None:
                 log.write("sample", self.state.step, text=sample)
                 line.say(f"  {sample}")
+            write_atomically(self.run / VALIDATED, json.dumps({"step": self.state.step, "best": self.state.best}) + "\n")
+        self._validated = self.state.step
 
     def _sample(self) -> str:
         assert self.valid is not None

@@ -15,13 +15,16 @@ from tracformer.data import (
     Tokenizer,
     build_tokenizer,
     examples,
+    is_made_from,
     load_tokenizer,
+    name_of,
     open_sources,
     parse_validation,
     prepare,
     require_same_tokenizer,
 )
 from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.data.sources import fixed_part
 from tracformer.data.tokenizer import FOREIGN
 from tracformer.families import find_family, load_model
 from tracformer.files import held, write_atomically
@@ -49,7 +52,7 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
         _require_unchanged(config, origin)
         config = dataclasses.replace(config, model={**config.model, "family": origin.model.config.model_type}, init=str(origin.folder))
     with join_ranks(config.device) as ranks:
-        say: Say = print if ranks.first else lambda text: None
+        say: Say = _tell if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
         data = _open_data(config, origin, ranks, say)
         if under_preset is not None and origin is None:
@@ -67,8 +70,9 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
             say("no validation: there is less held-out text than one row")
         if not config.steps:
             config = dataclasses.replace(config, steps=min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * len(train) // config.batch)))
-        if config.optimizer.warmup >= config.steps:
+        if (warmup := config.optimizer.warmup) >= config.steps:
             config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=config.steps // 10))
+            say(f"optimizer.warmup is {warmup}, and there are {config.steps} steps: warming up over {config.optimizer.warmup} of them")
         _describe(config, model, data, len(train), ranks, say)
         trainer = Trainer(config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint)
         with _alone_in(Path(config.run)) if ranks.first else nullcontext():
@@ -104,9 +108,15 @@ def _require_unchanged(config: TrainConfig, origin: Origin) -> None:
 
 
 def default_run(config: TrainConfig) -> str:
-    """runs/NAME after the data: `my.txt` trains in runs/my."""
-    name = Path(config.data.source.rstrip("/").split(":")[-1]).name
-    return str(Path("runs") / (name.split(".")[0] or "run"))
+    """runs/NAME after the data: `my.txt` trains in runs/my, and so does `my/*.txt`."""
+    name = fixed_part(config.data.source.rstrip("/").split(":")[-1]).name
+    written = name.encode(errors="ignore").decode()  # TensorBoard takes no name that is not UTF-8
+    return str(Path("runs") / (written.split(".")[0] or "run"))
+
+
+def _tell(text: str) -> None:
+    """A file's name may be no UTF-8."""
+    print(text.encode(errors="backslashreplace").decode())
 
 
 @contextmanager
@@ -144,12 +154,13 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
         tokenizer = config.data.tokenizer
         if origin is not None and tokenizer == "auto":
             tokenizer = origin.tokenizer
-        if ranks.first and not (folder / MANIFEST_FILE).is_file():
+        found = (folder / MANIFEST_FILE).is_file()
+        if ranks.first and not found:
             say(f"preparing {config.data.source} in {folder}")
             prepare(folder, sources, tokenizer, validation=fraction)
         ranks.barrier()
         data = PreparedData.open(folder)
-        if data.manifest.sources != {name: source.describe() for name, source in sources.items()}:
+        if not is_made_from(data, sources, hashes=ranks.first and found):
             told = config.data.source + (f" with data.validation={held}" if held else "")
             raise ValueError(f"{folder} was prepared from other data than {told}; use another run=FOLDER, or remove {folder}")
         carved = data.manifest.carving["train"].get("fraction", 0.0)
@@ -160,7 +171,7 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
             )
     _require_tokenizer(config.data.tokenizer, data)
     counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
-    say(f"data: {data.folder}: {counts}; tokeniser: {data.tokenizer.kind}, {data.tokenizer.vocab_size} tokens")
+    say(f"data: {data.folder}: {counts}; tokeniser: {name_of(data.tokenizer)}, {data.tokenizer.vocab_size} tokens")
     return data
 
 

@@ -28,8 +28,9 @@ class State:
     def advance(self, sequences: int) -> None:
         self.step += 1
         self.position += sequences
+        decay = min(self.decay, (1 + self.step) / (10 + self.step))  # the random weights of the start are soon forgotten
         for name, mean in self.average.items():
-            mean.lerp_(local(self.parameters[name]).detach(), 1.0 - self.decay)
+            mean.lerp_(local(self.parameters[name]).detach(), 1.0 - decay)
 
     # ---- to a checkpoint
 
