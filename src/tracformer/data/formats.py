@@ -45,8 +45,8 @@ def format_of(path: Path) -> str:
             return format
     known = "; ".join(f"{format}: {' '.join(suffixes)}" for format, suffixes in SUFFIXES.items())
     raise ValueError(
-        f"{path}: the name does not tell the format; say format=text, jsonl or fasta (`tracformer prepare --format`), "
-        f"or rename it ({known}; each also .gz)"
+        f"{path}: the name does not tell the format; rename it ({known}; each also .gz), "
+        "or read it by `tracformer prepare --format text` (jsonl, fasta)"
     )
 
 
