@@ -121,7 +121,7 @@ def test_runs_inside_a_folder_are_not_read(tmp_path: Path) -> None:
 
 def test_places_without_data(tmp_path: Path) -> None:
     write(tmp_path / "notes.md", "N")
-    with pytest.raises(ValueError, match="the name does not tell the format; rename it .*prepare --format text"):
+    with pytest.raises(ValueError, match=r"the name does not tell the format; rename it .*prepare --format text"):
         open_source(tmp_path / "notes.md")
     with pytest.raises(ValueError, match=r"holds no file that ends in \.txt"):
         open_source(tmp_path)
