@@ -43,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", help="text, jsonl or fasta (default: by the file's ending)")
     parser.add_argument("--field", help="JSONL: the field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
-    parser.add_argument("--gaps", help="FASTA: keep or remove gaps")
+    parser.add_argument("--gaps", help="FASTA: keep or remove gaps (default: kept where the tokeniser has them)")
     parser.add_argument("--detokenize", help="undo a corpus's tokenisation: wikitext, ptb, lambada or 1bw")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.data import open_sources, parse_validation, prepare
+    from tracformer.data import name_of, open_sources, parse_validation, prepare
 
     names = ("format", "field", "documents", "gaps", "detokenize")
     options: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"folder": str(data.folder), "tokenizer": tokenizer, "splits": counts}))
         return 0
-    print(f"{data.folder}: tokeniser {tokenizer['kind']}, {tokenizer['vocab_size']} tokens")
+    print(f"{data.folder}: tokeniser {name_of(data.tokenizer)}, {tokenizer['vocab_size']} tokens")
     for name, count in counts.items():
         print(f"  {name}: {count['documents']:,} documents, {count['tokens']:,} tokens, {count['bytes']:,} bytes")
     return 0
