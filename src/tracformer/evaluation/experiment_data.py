@@ -6,7 +6,7 @@ not matter then, for every model reads the text in its own tokens.
 
 from pathlib import Path
 
-from tracformer.data import PreparedData, Source, named_sets, open_source, open_sources, prepare
+from tracformer.data import PreparedData, Source, is_made_from, named_sets, open_source, open_sources, prepare
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.data.shelf import reading_of, split_files
@@ -37,7 +37,7 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
                 raise type(error)(f"{error}. {_how_to_get(data, folder)}") from error
             raise
     prepared = PreparedData.open(folder)
-    if prepared.manifest.sources != {name: source.describe() for name, source in sources.items()}:
+    if not is_made_from(prepared, sources):
         raise ValueError(f"{folder} was prepared from other data than {data.source}; use another out=FOLDER, or remove {folder}")
     return prepared
 

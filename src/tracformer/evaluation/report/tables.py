@@ -166,13 +166,18 @@ def number(value: float) -> str:
     return f"{value:.{max(0, min(4, 3 - math.floor(math.log10(size))))}f}"
 
 
+def _small(cell: Cell, between: str) -> str:
+    """Its interval, and of how many seeds it is."""
+    interval = "" if cell.low is None or cell.high is None else between.format(number(cell.low), number(cell.high))
+    return ", ".join(filter(None, (interval, f"{cell.seeds} seeds" if cell.seeds > 1 else "")))
+
+
 def _markdown_cell(cell: Cell | None, best: float | None) -> str:
     if cell is None:
         return "-"
     shown = f"**{number(cell.value)}**" if best is not None and cell.value == best else number(cell.value)
-    small = [] if cell.low is None or cell.high is None else [f"{number(cell.low)}..{number(cell.high)}"]
-    small += [f"{cell.seeds} seeds"] if cell.seeds > 1 else []
-    return f"{shown} <sub>{', '.join(small)}</sub>" if small else shown
+    small = _small(cell, "{}..{}")
+    return f"{shown} <sub>{small}</sub>" if small else shown
 
 
 def _latex_cell(cell: Cell | None, best: float | None) -> str:
@@ -180,9 +185,8 @@ def _latex_cell(cell: Cell | None, best: float | None) -> str:
         return "--"
     shown = _latex(number(cell.value))
     shown = f"\\textbf{{{shown}}}" if best is not None and cell.value == best else shown
-    small = [] if cell.low is None or cell.high is None else [f"[{_latex(number(cell.low))}, {_latex(number(cell.high))}]"]
-    small += [f"{cell.seeds} seeds"] if cell.seeds > 1 else []
-    return f"{shown} {{\\scriptsize {', '.join(small)}}}" if small else shown
+    small = _latex(_small(cell, "[{}, {}]"))
+    return f"{shown} {{\\scriptsize {small}}}" if small else shown
 
 
 def _html_cell(cell: Cell | None, best: float | None) -> str:
