@@ -8,6 +8,7 @@ import pytest
 from tests.helpers import small_model
 from tracformer.contexts import Prefix, parse
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, prepare, train_bpe
+from tracformer.data.tokenizer_kinds import ALPHABETS
 from tracformer.evaluation import Subject, make_task
 from tracformer.evaluation.sequences import Sequences
 from tracformer.evaluation.spelled import spelled_bytes
@@ -117,6 +118,20 @@ def test_bytes_of_tokens(pieces: Tokenizer, data: str) -> None:
     assert found.sizes.sum(1).tolist() == [len(text.replace("<|endoftext|>", "").encode(errors="replace")) for text in texts]
     letters = char_tokenizer("aé€")
     assert spelled_bytes(letters) == [b"a", "é".encode(), "€".encode(), b""]
+
+
+def test_an_aligned_model_reads_the_gaps_of_fasta(tmp_path: Path) -> None:
+    path = tmp_path / "family.fasta"
+    path.write_text(">a\nAC-GT-N\n>b\nACGGT--\n")
+    aligned, plain = char_tokenizer(ALPHABETS["dna-aligned"]), char_tokenizer(ALPHABETS["dna"])
+    rows = read(aligned, data=str(path), length=7, sequences=0, rows="documents")
+    assert [aligned.decode(row) for row in rows.tokens] == ["AC-GT-N", "ACGGT--"]
+    rows = read(plain, data=str(path), length=5, sequences=0, rows="documents")
+    assert [plain.decode(row) for row in rows.tokens] == ["ACGTN", "ACGGT"]
+    shared = read(aligned, plain, data=str(path), length=5, sequences=0, rows="documents")  # the first model's windows have none
+    assert [aligned.decode(row) for row in shared.tokens] == ["ACGTN", "ACGGT"]
+    with pytest.raises(ValueError, match=r"model cannot be asked about .*'-'.*use an alphabet with gaps"):
+        read(plain, aligned, data=str(path), length=7, sequences=0, rows="documents")
 
 
 def test_an_end_of_text_is_given(data: str) -> None:

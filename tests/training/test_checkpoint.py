@@ -124,6 +124,14 @@ def test_prune_leaves_what_was_just_written(tmp_path: Path) -> None:
     assert ckpt.newest_whole(tmp_path)[0] == written
 
 
+def test_prune_takes_for_whole_what_is_said_to_be(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        write(tmp_path, step)
+    damage_flip(tmp_path / "step-00000020")  # is not read again
+    ckpt.prune(tmp_path, keep=2, whole={tmp_path / "step-00000020", tmp_path / "step-00000030"})
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000020", "step-00000030"]
+
+
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, 1)
     state = json.loads((path / "state.json").read_text())

@@ -20,6 +20,7 @@ from tracformer.data import PreparedData, Source, Tokenizer, documents, named_se
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.loader import Tokens
 from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.data.sources import with_gaps_of
 from tracformer.data.tokenizer import AlphabetError
 from tracformer.evaluation.manifest import array_hash
 from tracformer.evaluation.spelled import spelled_bytes
@@ -179,7 +180,7 @@ def _stream(place: tuple[str, str, str, str | None], tokenizer: Tokenizer) -> tu
     data, split, division, detokenize = place
     folder = _prepared(data)
     if folder is None:
-        return _encoded(documents(_source(data, split, division, detokenize)), tokenizer)
+        return _encoded(documents(with_gaps_of(tokenizer, _source(data, split, division, detokenize))), tokenizer)
     prepared = PreparedData.open(folder)
     part = prepared.split(split)
     if prepared.tokenizer.fingerprint == tokenizer.fingerprint:

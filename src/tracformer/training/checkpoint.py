@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,16 +99,19 @@ class Writer:
         shutil.rmtree(self.part, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, written: Path | None = None) -> None:
-    """Remove what is older than the newest `keep` whole checkpoints, and parts that a crash left behind; never what was just written."""
-    whole = 0
+def prune(folder: Path, keep: int, written: Path | None = None, whole: Collection[Path] = ()) -> None:
+    """Remove what is older than the newest `keep` whole checkpoints, and parts that a crash left behind; never what was just written.
+
+    whole: those that need no reading to be known as whole, since this process wrote or read them.
+    """
+    kept = 0
     for _, path in list_checkpoints(folder):
         if path == written:
-            whole += 1
-        elif whole >= keep:
+            kept += 1
+        elif kept >= keep:
             shutil.rmtree(path, ignore_errors=True)
-        elif _damage(path) is None:
-            whole += 1
+        elif path in whole or _damage(path) is None:
+            kept += 1
     for entry in folder.glob(".step-*.part"):
         shutil.rmtree(entry, ignore_errors=True)
 

@@ -93,6 +93,7 @@ class Trainer:
         )
         self._signal: int | None = None
         self._validated = 0  # the last step that was
+        self._whole: set[Path] = set()  # checkpoints that were written or read here
 
     # ---- the loop
 
@@ -221,6 +222,7 @@ class Trainer:
             )
         if path is not None:
             self.state.load(ckpt.Reader(path))
+            self._whole.add(path)
             if self.ranks.first:
                 print(f"resuming from {path} (step {self.state.step})", flush=True)
         record = self.run / VALIDATED
@@ -238,7 +240,9 @@ class Trainer:
                 writer.write_shard(kind, shard, *((self.ranks.rank, self.ranks.world) if self._sharded else (0, 1)))
             self.ranks.barrier()
             if self.ranks.first:
-                ckpt.prune(folder, self.config.keep, writer.finish(self.state.describe()))
+                written = writer.finish(self.state.describe())
+                self._whole.add(written)
+                ckpt.prune(folder, self.config.keep, written, self._whole)
         except OSError as error:
             writer.abandon()
             raise TrainingError(
