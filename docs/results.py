@@ -9,8 +9,14 @@ docs/results.md says which table goes where:
     ...
     <!-- end -->
 
-Files are those of results/mini/report; without a colon all models stand in the table. What is taken over has no per-sequence figures and
-no texts: the rows, and where each of them came from. Of the report's files those are kept that docs/results.md names, and the page.
+and which figures of its sentences come from such tables, the direction of a comparison being checked with them:
+
+    by <!-- share ratios-wikitext-256-Geometric_12: tracformer-car below bart at 0.1..0.5 -->36 to 39%<!-- end -->
+    between <!-- range ratios-wikitext-256-Geometric_12, ratios-wikitext-256-Geometric_3: bart -->95 and 98<!-- end -->
+
+Files are those of results/mini/report; without a colon all models stand in the table; without `at` all columns count. What is taken over
+has no per-sequence figures and no texts: the rows, and where each of them came from. Of the report's files those are kept that
+docs/results.md names, and the page.
 """
 
 import argparse
@@ -32,6 +38,10 @@ DOCUMENT = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "results" / "mini"
 PICTURES = ROOT / "docs" / "pictures"
 BLOCK = re.compile(r"(?P<head><!-- table (?P<file>[^:\s]+)(?:: (?P<models>[^>]+?))? -->\n).*?(?P<tail><!-- end -->)", re.S)
+SAID = re.compile(
+    r"(?P<head><!-- (?P<what>share|range) (?P<files>[^:>]+): (?P<one>[\w-]+)(?: (?P<way>below|above) (?P<other>[\w-]+))?"
+    r"(?: at (?P<columns>[^>]+?))? -->)[^<]*(?P<tail><!-- end -->)"
+)
 ABOUT = (
     "Made by `tracformer reproduce ... scale=mini`; docs/results.md says what these figures show, what not, and how to make them again.",
 )
@@ -105,7 +115,36 @@ def render(document: str, made: dict[str, Table]) -> str:
         wanted = [name.strip() for name in found["models"].split(",")] if found["models"] else None
         return found["head"] + only(made[found["file"]], wanted).to_markdown() + found["tail"]
 
-    return BLOCK.sub(block, document)
+    return SAID.sub(lambda found: said(found, made), BLOCK.sub(block, document))
+
+
+def said(found: re.Match[str], made: dict[str, Table]) -> str:
+    """A sentence's figure, of all tables and columns that it names; or a ValueError, where they do not say so."""
+    values: list[tuple[float, float]] = []
+    for file in found["files"].split(", "):
+        table = made[f"{file}-perplexity.csv"]
+        lines = only(table, [found["one"], found["other"] or found["one"]]).lines
+        for i in columns_of(table, found["columns"]):
+            one, other = lines[0].cells[i], lines[-1].cells[i]
+            if one is None or other is None:
+                raise ValueError(f"{file} has no {found['one']} or no {found['other']} at {table.columns[i]}")
+            if (one.value > other.value) if found["way"] == "below" else (one.value < other.value):
+                raise ValueError(f"{file}: {found['one']} is not {found['way']} {found['other']} at {table.columns[i]}")
+            values.append((one.value, other.value))
+    if found["what"] == "range":
+        shown = [f"{value:.0f}" for value in (min(values)[0], max(values)[0])]
+        return found["head"] + " and ".join(dict.fromkeys(shown)) + found["tail"]
+    shares = [100 * abs(one / other - 1) for one, other in values]
+    digits = 1 if max(shares) < 3 else 0
+    return found["head"] + " to ".join(dict.fromkeys(f"{share:.{digits}f}" for share in (min(shares), max(shares)))) + "%" + found["tail"]
+
+
+def columns_of(table: Table, wanted: str | None) -> list[int]:
+    """`0.1`, or from one to another as in `0.1..0.5`; None: all."""
+    if wanted is None:
+        return list(range(len(table.columns)))
+    first, _, last = wanted.partition("..")
+    return list(range(table.columns.index(first), table.columns.index(last or first) + 1))
 
 
 def only(table: Table, wanted: list[str] | None) -> Table:

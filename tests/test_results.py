@@ -109,3 +109,23 @@ def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
         results.render(document.replace(" m ", " n "), {"a.csv": table})
     with pytest.raises(ValueError, match=r"no table 'a\.csv'; there are b\.csv"):
         results.render(document, {"b.csv": table})
+
+
+def test_a_sentence_s_figure_comes_from_its_tables_and_its_claim_is_checked() -> None:
+    cells = {"a": (50.0, 60.0, 98.5), "b": (100.0, 80.0, 100.0)}
+    lines = tuple(Line(name, "exact", tuple(Cell(value) for value in values)) for name, values in cells.items())
+    made = {f"{name}-perplexity.csv": Table(name, "t", ("0.1", "0.5", "0.9"), lines) for name in ("x", "y")}
+
+    def figure(claim: str) -> str:
+        document = f"by <!-- {claim} -->?<!-- end -->."
+        return str(results.render(document, made)).removeprefix(f"by <!-- {claim} -->").removesuffix("<!-- end -->.")
+
+    assert figure("share x, y: a below b at 0.1..0.5") == "25 to 50%"
+    assert figure("share x: b above a at 0.5") == "33%"
+    assert figure("share x: a below b at 0.9") == "1.5%"
+    assert figure("range x: a at 0.1..0.5") == "50 and 60"
+    assert figure("range x: b at 0.9") == "100"
+    with pytest.raises(ValueError, match=r"x: a is not above b at 0\.1"):
+        figure("share x: a above b")
+    with pytest.raises(ValueError, match="x has no 'c'"):
+        figure("share x: a above c")

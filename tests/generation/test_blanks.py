@@ -111,8 +111,6 @@ def test_a_tokeniser_made_elsewhere_is_known_by_its_decoder(bpe: Spelling) -> No
     assert Spelling(Tokenizer(backend.to_str(), "hf")).word_starts == bpe.word_starts
     backend.decoder = decoders.Sequence([decoders.ByteLevel()])
     assert Spelling(Tokenizer(backend.to_str(), "hf")).word_starts == bpe.word_starts
-    backend.decoder = decoders.WordPiece()
-    assert not Spelling(Tokenizer(backend.to_str(), "hf")).moves_spaces
 
 
 def test_every_special_token_but_the_mask_is_not_text() -> None:

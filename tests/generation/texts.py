@@ -27,6 +27,22 @@ def metaspace_tokenizer() -> Tokenizer:
     return reserve(backend, "hf")
 
 
+def llama_tokenizer() -> Tokenizer:
+    """The same with the space put before the text while it is normalised, as Llama and Mistral have it."""
+    backend = Backend.from_str(metaspace_tokenizer().document)
+    backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return Tokenizer(backend.to_str(), "hf")
+
+
+def t5_tokenizer() -> Tokenizer:
+    """The same with words that are cut at spaces and get one each, as T5 has it."""
+    backend = Backend.from_str(metaspace_tokenizer().document)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    return Tokenizer(backend.to_str(), "hf")
+
+
 def wordpiece_tokenizer() -> Tokenizer:
     """Words without spaces or capitals; what goes on with a word is marked."""
     backend = Backend(models.WordPiece(vocab={"[UNK]": 0, "the": 1, "cat": 2, "##s": 3}, unk_token="[UNK]"))

@@ -11,8 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.helpers import Running, until
 from tracformer.server import logs
-from tracformer.server.growing import Growing
-from tracformer.server.writing import LENGTHS, length_prior
 
 SECRET = "the cat sat secretly"
 
@@ -132,36 +130,3 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     runner.join(60)
     assert not runner.is_alive()
     assert server.failed
-
-
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    letters = dict(enumerate("abcxyz"))
-    growing = Growing(lambda ids: "".join(letters[i] for i in ids), eot=9, stops=("xyz", "bb"))
-    told = []
-    for token in (0, 3, 4, 1, 0, 3, 4, 5, 0):
-        growing.add(token, -1.0)
-        told.append(growing.release()[0])
-    assert told == ["a", "", "", "xy", "ba", "", "", "", ""]
-    growing.finish()
-    assert (growing.text, growing.stopped, growing.release(finished=True)) == ("axyba", "xyz", ("", []))
-
-
-def test_half_a_character_is_held_back() -> None:
-    raw = "a€".encode()
-    growing = Growing(lambda ids: bytes(ids).decode("utf-8", "replace"), eot=999)
-    told = []
-    for byte in raw:
-        growing.add(byte, -1.0)
-        told.append(growing.release())
-    assert [text for text, _ in told] == ["a", "", "", "€"]
-    assert [[piece.start for piece in pieces] for _, pieces in told] == [[0], [], [], [1, 1, 1]]
-
-
-@pytest.mark.parametrize(("low", "high"), [(1, 1), (1, LENGTHS), (1, 16), (3, 128), (1, 1000)])
-def test_the_lengths_that_are_weighed_stand_for_all(low: int, high: int) -> None:
-    prior = length_prior(low, high)
-    assert len(prior) <= LENGTHS
-    assert min(prior) == low
-    assert max(prior) == high
-    assert sum(prior.values()) == pytest.approx(high - low + 1)
-    assert min(prior.values()) > 0

@@ -203,15 +203,16 @@ def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: 
     from tracformer.generation.blanks import escaped, frame, parse, parse_lengths
 
     template = parse(text)
-    given = frame(template, lm.spelling, options["whole"]).texts  # as the model sees it: spaces may belong to blanks
+    of = frame(template, lm.spelling, options["whole"])
+    given = of.texts  # as the model sees it: spaces may belong to blanks
     colour = show.wants_colour(arguments)
     if options["order"] is None:
-        writer = Writer(escaped(given) if arguments.marks else given, lm.tokenizer.decode, colour, arguments.marks)
+        writer = Writer(escaped(given) if arguments.marks else given, of.reader(lm.spelling), colour, arguments.marks)
         [result] = lm.infill(text, **options, watch=writer)
         writer.finish(_plain(result, arguments.marks))
     elif show.is_terminal(sys.stdout):
         wanted = [parse_lengths(content) for content in template.contents]
-        canvas = Canvas(given, [low if low == high else None for low, high in wanted], lm.tokenizer.decode, colour)
+        canvas = Canvas(given, [low if low == high else None for low, high in wanted], colour)
         [result] = lm.infill(text, **options, watch=canvas)
         canvas.finish(_shown(result, arguments.marks, colour))
     else:

@@ -8,29 +8,28 @@ from collections.abc import Callable, Sequence
 from tracformer.cli.show import for_stdout, shade, visible
 from tracformer.generation.results import Arrival
 
-Decode = Callable[[Sequence[int]], str]
+Read = Callable[[Sequence[Sequence[int]]], str]  # the tokens of each blank so far: the text of the last one
 HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes are still to come
 
 
 class Writer:
     """Left to right: what is printed stays. Given text is printed as soon as all blanks before it are filled."""
 
-    def __init__(self, given: Sequence[str], decode: Decode, colour: bool = False, marks: bool = False) -> None:
+    def __init__(self, given: Sequence[str], read: Read, colour: bool = False, marks: bool = False) -> None:
         """`given` stands around the blanks: one text more than there are blanks."""
-        self.given, self.decode, self.colour = given, decode, colour
+        self.given, self.read, self.colour = given, read, colour
         self.edges = ("[[", "]]") if marks else ("", "")
-        self.blank = -1  # the one being written
-        self.ids: list[int] = []  # of this blank
+        self.fills: list[list[int]] = []  # tokens of each blank; the last is being written
         self.shown = ""  # text of this blank that is printed
         self.printed = ""  # all of it, without colours
         self._next_blank()
 
     def __call__(self, arrivals: list[Arrival]) -> None:
         for arrival in arrivals:
-            while self.blank < arrival.blank:
+            while len(self.fills) <= arrival.blank:
                 self._next_blank()
-            self.ids.append(arrival.token_id)
-            text = self.decode(self.ids)
+            self.fills[-1].append(arrival.token_id)
+            text = self.read(self.fills)
             if not text.endswith(HALF) and text.startswith(self.shown):
                 self._put(text[len(self.shown) :], arrival.log_prob)
                 self.shown = text
@@ -43,11 +42,11 @@ class Writer:
             self._put("\n" + text + "\n")
 
     def _next_blank(self) -> None:
-        if self.blank >= 0:
+        if self.fills:
             self._put(self.edges[1])
-        self.blank += 1
-        self._put(self.given[self.blank] + self.edges[0])
-        self.ids, self.shown = [], ""
+        self._put(self.given[len(self.fills)] + self.edges[0])
+        self.fills.append([])
+        self.shown = ""
 
     def _put(self, text: str, log_prob: float | None = None) -> None:
         self.printed += text
@@ -61,9 +60,9 @@ class Writer:
 class Canvas:
     """Any order, on a terminal: the whole text is drawn again with every step, open places as underscores."""
 
-    def __init__(self, given: Sequence[str], counts: Sequence[int | None], decode: Decode, colour: bool = False) -> None:
+    def __init__(self, given: Sequence[str], counts: Sequence[int | None], colour: bool = False) -> None:
         """`counts`: tokens of each blank, None where that is not known yet."""
-        self.given, self.decode, self.colour = given, decode, colour
+        self.given, self.colour = given, colour
         self.fills: list[dict[int, Arrival]] = [{} for _ in counts]
         self.counts = [count or 0 for count in counts]
         self.rows = 0  # of the terminal that the last drawing took
@@ -89,7 +88,7 @@ class Canvas:
         sys.stdout.flush()
 
     def _token(self, arrival: Arrival | None) -> str | tuple[str, float]:
-        return "_" if arrival is None else (visible(self.decode([arrival.token_id])), arrival.log_prob)
+        return "_" if arrival is None else (visible(arrival.token), arrival.log_prob)
 
     def _draw(self, plain: str, drawn: str) -> None:
         up = f"\033[{self.rows - 1}A" if self.rows > 1 else ""

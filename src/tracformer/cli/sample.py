@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tracformer.cli import sampling, show, texts
 
 if TYPE_CHECKING:
-    from tracformer.data import Tokenizer
     from tracformer.generation.language import LanguageModel
     from tracformer.generation.results import Sampled, Span
+    from tracformer.generation.spelling import Spelling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             show.put_json(result.to_dict())
         else:
-            span = written(result, lm.tokenizer)
+            span = written(result, lm.spelling, options["prompt"])
             show.put(show.shaded(result.text, [span]) if colour else show.for_stdout(result.text))
             _put_numbers(result, colour)
     return 0
@@ -69,8 +69,8 @@ def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
 
     of = prompted(options["prompt"], lm.spelling)  # a space may belong to what comes
 
-    def read(ids: Sequence[int]) -> str:
-        return lm.spelling.behind(of.texts[0], of.ids[0], [i for i in ids if i not in lm.spelling.special])[1]
+    def read(fills: Sequence[Sequence[int]]) -> str:
+        return of.reader(lm.spelling)([[i for i in fills[0] if i not in lm.spelling.special]])
 
     writer = Writer(of.texts, read, colour)
     [result] = lm.sample(1, **options, watch=writer)
@@ -78,15 +78,16 @@ def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
     _put_numbers(result, colour)
 
 
-def written(result: "Sampled", tokenizer: "Tokenizer") -> "Span":
+def written(result: "Sampled", spelling: "Spelling", prompt: str) -> "Span":
     """What came after the prompt, without the end of text."""
     from tracformer.generation.results import Span
+    from tracformer.generation.writing import prompted
 
     count = len(result.token_ids) - result.ended
     ids = result.token_ids[:count]
-    text = tokenizer.decode(ids)
+    text = prompted(prompt, spelling).reader(spelling)([ids])
     start = len(result.text) - len(text) if result.text.endswith(text) else 0
-    tokens = tuple(tokenizer.decode([i]) for i in ids)
+    tokens = tuple(map(spelling.token, ids))
     return Span(start, len(result.text), result.text[start:], ids, tokens, result.log_probs[:count])
 
 

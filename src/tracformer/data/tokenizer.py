@@ -88,8 +88,9 @@ class Tokenizer:
         """SHA-256 of the canonical JSON: equal if and only if two tokenisers' files say the same."""
         return hashlib.sha256(_canonical(json.loads(self.document)).encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.encode_batch([text])[0].tolist()
+    def encode(self, text: str, inside: bool = False) -> list[int]:
+        """`inside`: the text stands behind other text, so that a tokeniser which puts a space before every text puts none before this."""
+        ids: list[int] = (self._inside if inside else self).encode_batch([text])[0].tolist()
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -126,7 +127,7 @@ class Tokenizer:
             "mask_token": MASK,
             "clean_up_tokenization_spaces": False,
         }
-        if self.kind != "byte" and is_byte_level(json.loads(self.document).get("decoder")):
+        if self.kind != "byte" and spells_spaces(json.loads(self.document).get("decoder")):
             # Words are spelt with the space before them, so that space belongs to the mask: "once upon a <|mask|>" asks for " time".
             config["added_tokens_decoder"] = {str(self.mask_id): {**SPECIAL, "content": MASK, "lstrip": True}}
         write_atomically(path / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
@@ -145,6 +146,15 @@ class Tokenizer:
             return cls(path.read_text(encoding="utf-8"), config[KIND_KEY], config["eos_token"])
         except (ValueError, KeyError) as error:
             raise ValueError(f"{path} cannot be used: {error}") from error
+
+    @cached_property
+    def _inside(self) -> "Tokenizer":
+        """Of text that does not begin a document."""
+        document = json.loads(self.document)
+        unspaced = {part: without_prefix_space(document.get(part)) for part in ("normalizer", "pre_tokenizer")}
+        if all(unspaced[part] == document.get(part) for part in unspaced):
+            return self
+        return Tokenizer(json.dumps({**document, **unspaced}), self.kind, self.eot)
 
     def _char_lookup(self) -> NDArray[np.int64]:
         """Code point to id, -1 outside the alphabet."""
@@ -194,6 +204,28 @@ def is_byte_level(decoder: Any) -> bool:
     if not isinstance(decoder, dict):
         return False
     return decoder.get("type") == "ByteLevel" or any(map(is_byte_level, decoder.get("decoders") or []))
+
+
+def spells_spaces(decoder: Any) -> bool:
+    """Does this decoder of a `tokenizer.json` find spaces in the tokens themselves, as of byte-level BPE or SentencePiece?"""
+    return is_byte_level(decoder) or "▁" in json.dumps(decoder, ensure_ascii=False)
+
+
+def without_prefix_space(part: Any) -> Any:
+    """A normaliser or pre-tokeniser of a `tokenizer.json` that puts no space before a text; None where nothing else is left of it."""
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "Sequence":
+        key = "normalizers" if "normalizers" in part else "pretokenizers"
+        if any(each.get("type") in ("WhitespaceSplit", "Whitespace") for each in part[key]):
+            return part  # words have lost their spaces before they are given one each
+        return {**part, key: [kept for each in part[key] if (kept := without_prefix_space(each)) is not None]}
+    if kind == "Prepend":
+        return None
+    if kind == "Metaspace":
+        return {**part, "prepend_scheme": "never"}
+    return {**part, "add_prefix_space": False} if kind == "ByteLevel" else part
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -11,8 +11,9 @@ a row the last two open a blank; of more than two `]` the first two close it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -166,6 +167,16 @@ class Frame:
         """The sequence with blanks of these lengths; what stands in them does not matter."""
         return self.lay([[0] * length for length in lengths])
 
+    def reader(self, spelling: Spelling) -> Callable[[Sequence[Sequence[int]]], str]:
+        """From the tokens of the first blanks to the text of the last of these."""
+
+        def read(fills: Sequence[Sequence[int]]) -> str:
+            *before, last = fills
+            given = chain(self.ids[0], *(chain(fill, ids) for fill, ids in zip(before, self.ids[1:], strict=False)))
+            return spelling.behind(self.texts[len(before)], list(given), last)[1]
+
+        return read
+
     def fitting(self, wanted: Sequence[Lengths], max_length: int, max_blank: int) -> tuple[list[tuple[int, int]], int]:
         """The range of each blank, cut to what can fit, and the room that all blanks share."""
         room = max_length - self.given
@@ -190,7 +201,7 @@ def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
     spaced = tuple(spelling.moves_spaces and piece.endswith(" ") and not (fixed and i == 0) for i, piece in enumerate(before))
     texts = (*(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)), last)
     encode = spelling.tokenizer.encode
-    ids = tuple(template.first or () if fixed and i == 0 else tuple(encode(text)) if text else () for i, text in enumerate(texts))
+    ids = tuple(template.first or () if fixed and i == 0 else tuple(encode(text, i > 0)) if text else () for i, text in enumerate(texts))
     return Frame(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
 
 
@@ -207,7 +218,7 @@ def spans_of(
     text, spans = of.texts[0], []
     for number, (first, length, after) in enumerate(zip(laid.starts, laid.lengths, of.texts[1:], strict=True)):
         ids = tuple(tokens[first : first + length])
-        filling = spelling.tokenizer.decode(ids) if texts is None else texts[number]
+        text, filling = spelling.behind(text, tokens[:first], ids) if texts is None else (text, texts[number])
         shares, likely = tuple(log_probs[first : first + length]), candidates[first : first + length]
         spans.append(Span(len(text), len(text) + len(filling), filling, ids, tuple(map(spelling.token, ids)), shares, first, likely))
         text += filling + after
@@ -217,11 +228,11 @@ def spans_of(
 def literal_fills(template: Template, of: Frame, spelling: Spelling) -> list[tuple[str, list[int]]]:
     """For a text to score: each blank's own text, with the space that moved into it, and its tokens."""
     fills = []
-    for content, moved in zip(template.contents, of.spaced, strict=True):
+    for number, (content, moved) in enumerate(zip(template.contents, of.spaced, strict=True)):
         if not content:
             raise ValueError("a pair of brackets to score is empty; write the text to score between [[ and ]]")
         text = " " + content if moved else content
-        ids = spelling.tokenizer.encode(text)
+        ids = spelling.tokenizer.encode(text, inside=number > 0 or bool(of.ids[0]))
         if not ids:
             raise ValueError(f"{_shown(content)} is nothing to the model's tokeniser, so there is nothing to score; mark more of the text")
         fills.append((text, ids))

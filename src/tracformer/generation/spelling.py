@@ -1,21 +1,24 @@
 """What a tokeniser's tokens look like: which begin with a space, which are not text at all.
 
-Byte-level BPE (ours, GPT-2's) spells a word together with the space before it. So the space in front of a blank belongs to the blank, else
-the model would be asked for a word without its space right behind a space without its word, which it never saw.
+Byte-level BPE (ours, GPT-2's) and SentencePiece spell a word together with the space before it; WordPiece puts spaces between words, whose
+tokens have none. So the space in front of a blank belongs to the blank, else the model would be asked for a word without its space right
+behind a space without its word, which it never saw.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
-from tracformer.data.tokenizer import Tokenizer, is_byte_level
+from tracformer.data.tokenizer import FOREIGN, Tokenizer, is_byte_level
 from tracformer.data.tokenizer_kinds import byte_symbols
 from tracformer.generation.job import Revealed
 from tracformer.generation.results import Arrival, Candidate, Candidates
 
 HALF = "\ufffd"  # what stands for bytes that are no character, or not yet
+NEAR = 16  # tokens before others that may change how these are spelt; a character has four bytes at most
 
 
 class Spelling:
@@ -29,10 +32,15 @@ class Spelling:
             sorted({tokenizer.eot_id, *(i for i, special in added.items() if special)} - {tokenizer.mask_id})
         )
         self._texts: dict[int, str] = {}
-        self.word_starts: tuple[int, ...] = ()  # tokens of one space and then something that is not white space
         byte_level = is_byte_level(document.get("decoder"))
         self.apart = byte_level or tokenizer.kind == "char"  # is the text of tokens that of each, one after the other?
-        if tokenizer.kind != "byte" and byte_level:
+        self._word: tuple[int, ...] = ()  # where tokens are spelt by what is before them: one to stand before each
+        self.word_starts: tuple[int, ...] = ()  # tokens of one space and then something that is not white space
+        if tokenizer.kind == FOREIGN and not self.apart:
+            self._word = tuple(i for i in range(tokenizer.vocab_size) if i not in added and tokenizer.decode([i]).isalpha())[:1]
+            starts = (i for i in range(tokenizer.vocab_size) if re.match(r" \S", self.token(i)))
+            self.word_starts = tuple(i for i in starts if i not in added)
+        elif tokenizer.kind != "byte" and byte_level:
             spelled = bytes_of(tokenizer.tokens())
             starts = (i for i, token in enumerate(spelled) if token[:1] == b" " and len(token) > 1 and not token[1:2].isspace())
             self.word_starts = tuple(i for i in starts if i not in added)
@@ -43,9 +51,9 @@ class Spelling:
         return bool(self.word_starts)
 
     def token(self, token_id: int) -> str:
-        """One token's own text; half a UTF-8 character is U+FFFD."""
+        """One token's own text, with its space where it begins a word; half a UTF-8 character is U+FFFD."""
         if token_id not in self._texts:
-            self._texts[token_id] = self.tokenizer.decode([token_id])
+            self._texts[token_id] = self.behind("", self._word, [token_id])[1]
         return self._texts[token_id]
 
     def behind(self, text: str, given: Sequence[int], ids: Sequence[int]) -> tuple[str, str]:
@@ -56,12 +64,17 @@ class Spelling:
         decode = self.tokenizer.decode
         if self.apart and not text.endswith(HALF):
             return text, decode(ids)
-        before, whole = decode(given), decode([*given, *ids])
+        near = given[-NEAR:]
+        before, whole = decode(near), decode([*near, *ids])
         kept = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), min(len(before), len(whole)))
-        if kept < len(before) and text != before:  # the tokeniser spells this text otherwise, so it is not known where to cut it
+        if kept < len(before) and not text.endswith(before):  # the tokeniser spells this text otherwise, so it is not known where to cut it
             return text, decode(ids)
         added = whole[kept:] if self.apart or not text.endswith(" ") else whole[kept:].removeprefix(" ")
         return text[: len(text) - (len(before) - kept)], added
+
+    def reader(self, text: str, given: Sequence[int]) -> Callable[[Sequence[int]], str]:
+        """What tokens right behind a text add to it."""
+        return lambda ids: self.behind(text, given, ids)[1]
 
     def candidates(self, token_ids: Tensor, log_probs: Tensor) -> list[Candidates]:
         """What models give as (B, T, top), in words; where there is no token (-1) there is no candidate."""

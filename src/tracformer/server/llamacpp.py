@@ -97,7 +97,7 @@ class Infill:
     def run(self, lm: LanguageModel, tell: Tell) -> Written:
         """In the worker's thread."""
         self.prompt = self._with_extra(lm)
-        self.evaluated = len(read_prompt(lm, self.prompt).ids) + len(lm.tokenizer.encode(self.asked.input_suffix))
+        self.evaluated = len(read_prompt(lm, self.prompt).ids) + len(lm.tokenizer.encode(self.asked.input_suffix, inside=True))
         if self.most == 0:
             return Written("", (), len(self.prompt), 0, "length")
         wish = Wish(

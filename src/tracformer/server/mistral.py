@@ -71,7 +71,7 @@ class Fim:
 
     def run(self, lm: LanguageModel, tell: Tell) -> Written:
         """In the worker's thread."""
-        self.given = len(read_prompt(lm, self.asked.prompt).ids) + len(lm.tokenizer.encode(self.suffix))
+        self.given = len(read_prompt(lm, self.asked.prompt).ids) + len(lm.tokenizer.encode(self.suffix, inside=True))
         if self.most == 0:
             return Written("", (), len(self.asked.prompt), 0, "length")
         wish = Wish(

@@ -126,7 +126,7 @@ class Completion:
     def run(self, lm: LanguageModel, tell: Tell) -> list[Answer]:
         """In the worker's thread."""
         answers: list[Answer] = []
-        self.behind = len(lm.tokenizer.encode(self.suffix))
+        self.behind = len(lm.tokenizer.encode(self.suffix, inside=True))
         for number, given in enumerate(self.prompts):
             prompt = read_prompt(lm, given)
             scored = self._score(lm, prompt)
