@@ -50,3 +50,8 @@ def test_names() -> None:
     assert named_sets(["wikitext2", "my.txt"]) == ()
     assert named_sets(Path("wikitext2")) == ()
     assert named_sets("wikitext2") == ("wikitext2",)
+
+
+def test_what_is_read_in_one_way_alone_takes_no_options() -> None:
+    with pytest.raises(ValueError, match="field is given for wikipedia-2006, which is one text of known hash"):
+        open_sources("wikipedia-2006", field="body")

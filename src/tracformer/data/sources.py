@@ -162,6 +162,8 @@ def open_sources(
     """
     sources: dict[str, Source]
     if names := named_sets(where):
+        if names == (WIKIPEDIA,) and options and validation is None:  # else they are for the validation file
+            raise ValueError(f"{', '.join(options)} is given for {WIKIPEDIA}, which is one text of known hash and is read in one way alone")
         sources = _joined([_named(name, folder, options) for name in names])
     elif folder is not None:
         raise ValueError(

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from torch import Tensor
 
@@ -37,7 +38,8 @@ class Spelling:
         self._word: tuple[int, ...] = ()  # where tokens are spelt by what is before them: one to stand before each
         self.word_starts: tuple[int, ...] = ()  # tokens of one space and then something that is not white space
         if tokenizer.kind == FOREIGN and not self.apart:
-            self._word = tuple(i for i in range(tokenizer.vocab_size) if i not in added and tokenizer.decode([i]).isalpha())[:1]
+            words = (i for i in range(tokenizer.vocab_size) if i not in added and tokenizer.decode([i]).isalpha())
+            self._word = tuple(islice(words, 1))
             starts = (i for i in range(tokenizer.vocab_size) if re.match(r" \S", self.token(i)))
             self.word_starts = tuple(i for i in starts if i not in added)
         elif tokenizer.kind != "byte" and byte_level:
