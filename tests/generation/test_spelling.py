@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.generation.texts import llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
-from tracformer.data import Tokenizer
+from tracformer.data import Tokenizer, byte_tokenizer
 from tracformer.generation.blanks import frame, literal_fills, parse
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.spelling import Spelling
@@ -75,3 +75,17 @@ def test_a_capital_that_the_tokeniser_does_not_know_stays() -> None:
     lm = make(wordpiece_tokenizer())
     cat = fixed(lm.tokenizer, "cat")[0]
     assert lm.infill("The [[1]] The", sampler=Sampler(allowed=(cat,)))[0].text == "The cat The"
+
+
+def test_a_character_in_two_blanks_is_two_halves() -> None:
+    lm = make(byte_tokenizer())
+    first, last = "é".encode()
+    halves = {"[[1]][[1]]": [first, last], "a[[2]]": [first, last]}
+    for text, wanted in halves.items():
+        [result] = lm.infill(text, sampler=Sampler(allowed=(first, last), required=(first, last)), n=1)
+        spelt = [span.text for span in result.spans]
+        assert result.text == text[: text.index("[")] + "".join(spelt)
+        assert [result.text[span.start : span.stop] for span in result.spans] == spelt
+        assert sorted(i for span in result.spans for i in span.token_ids) == sorted(wanted)
+        if len(spelt) == 2:
+            assert spelt == ["\ufffd", "\ufffd"]

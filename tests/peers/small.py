@@ -13,6 +13,7 @@ MODES = [
     ("bart", "car"),
     ("bart norm=pre", "car"),
     ("bert", "ac"),
+    ("bert norm=pre", "ac"),
     ("bert-bidir", "ac"),
     ("gpt2", "ar"),
     ("gpt2-fim", "car"),

@@ -47,17 +47,26 @@ def test_bart(tied: bool, norm: str) -> None:
     torch.testing.assert_close(ours(tokens, context, "car")[~context], expected[~context], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_bert(tied: bool) -> None:
-    ours = small_peer("bert", tied=tied)
+def test_bert(tied: bool, norm: str) -> None:
+    ours = small_peer("bert", tied=tied, norm=norm)
     assert isinstance(ours, Bert)
-    config = transformers.BertConfig(
-        vocab_size=8, intermediate_size=32, type_vocab_size=1, tie_word_embeddings=tied, attn_implementation="eager", **SHAPE
+    kind = "RobertaPreLayerNorm" if norm == "pre" else "Bert"
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=8,
+        intermediate_size=32,
+        type_vocab_size=1,
+        tie_word_embeddings=tied,
+        pad_token_id=None,
+        attn_implementation="eager",
+        **SHAPE,
     )
-    theirs = transformers.BertForMaskedLM(config).double().eval()
+    theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).double().eval()
     theirs.load_state_dict(ours.network.state_dict())
     tokens, context, masked = ask()
-    expected = theirs(input_ids=masked, attention_mask=torch.ones_like(masked)).logits[..., :7]
+    places = torch.arange(masked.shape[1])[None]
+    expected = theirs(input_ids=masked, attention_mask=torch.ones_like(masked), position_ids=places).logits[..., :7]
     torch.testing.assert_close(ours(tokens, context, "ac")[~context], expected[~context], rtol=0, atol=1e-6)
 
 

@@ -173,3 +173,5 @@ def test_unknown_settings_are_told() -> None:
         small_peer("bart", positions_from="sines")
     with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
         small_peer("bart", norm="none")
+    with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
+        small_peer("bert", norm="none")

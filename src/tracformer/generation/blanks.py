@@ -218,7 +218,7 @@ def spans_of(
     text, spans = of.texts[0], []
     for number, (first, length, after) in enumerate(zip(laid.starts, laid.lengths, of.texts[1:], strict=True)):
         ids = tuple(tokens[first : first + length])
-        text, filling = spelling.behind(text, tokens[:first], ids) if texts is None else (text, texts[number])
+        filling = spelling.filling(text, tokens[:first], ids) if texts is None else texts[number]
         shares, likely = tuple(log_probs[first : first + length]), candidates[first : first + length]
         spans.append(Span(len(text), len(text) + len(filling), filling, ids, tuple(map(spelling.token, ids)), shares, first, likely))
         text += filling + after

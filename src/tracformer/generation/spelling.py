@@ -74,6 +74,11 @@ class Spelling:
         added = whole[kept:] if self.apart or not text.endswith(" ") else whole[kept:].removeprefix(" ")
         return text[: len(text) - (len(before) - kept)], added
 
+    def filling(self, text: str, given: Sequence[int], ids: Sequence[int]) -> str:
+        """What the tokens `ids` add to a text that stays as it is: what they have of a character that began in it is half a character."""
+        kept, added = self.behind(text, given, ids)
+        return added if kept == text else self.tokenizer.decode(ids)
+
     def reader(self, text: str, given: Sequence[int]) -> Callable[[Sequence[int]], str]:
         """What tokens right behind a text add to it."""
         return lambda ids: self.behind(text, given, ids)[1]

@@ -14,6 +14,7 @@ from tracformer.model.base import EXACT
 from tracformer.peers.transformer import (
     TransformerConfig,
     TransformerPeer,
+    check_norm,
     inside_of,
     pick,
     shifted_right,
@@ -28,8 +29,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 7, "n_head": 3, "d_model": 192, "init_std": 0.04},  # 8.1M
 }
 
-NORMS = ("post", "pre")
-
 
 @dataclass(frozen=True)
 class BartConfig(TransformerConfig):
@@ -41,12 +40,11 @@ class BartConfig(TransformerConfig):
     n_head: int = 9
     d_model: int = 576
     tied: bool = True  # is the head the embedding? The paper's count of parameters says no (docs/peers.md)
-    norm: str = "post"  # after each branch is added, as in BART; "pre": before it, as in mBART
+    norm: str = "post"  # "pre": as in mBART
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.norm not in NORMS:
-            raise ValueError(f"norm is {self.norm!r}; allowed: {', '.join(NORMS)}")
+        check_norm(self.norm)
 
 
 class Bart(TransformerPeer):

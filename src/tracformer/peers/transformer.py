@@ -14,6 +14,7 @@ from tracformer.model.config import ModelConfig
 from tracformer.peers.dense import trains_faster_plain
 
 POSITIONS = ("normal", "sinusoids")
+NORMS = ("post", "pre")  # after each branch is added, as in BART and BERT; or before it
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class TransformerPeer(ConditionalModel):
             self.network.gradient_checkpointing_enable({"use_reentrant": False})
         elif not wished and self.network.is_gradient_checkpointing:
             self.network.gradient_checkpointing_disable()
+
+
+def check_norm(norm: str) -> None:
+    if norm not in NORMS:
+        raise ValueError(f"norm is {norm!r}; allowed: {', '.join(NORMS)}")
 
 
 def start_positions(config: TransformerConfig, *tables: Tensor) -> None:
