@@ -38,10 +38,11 @@ DOCUMENT = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "results" / "mini"
 PICTURES = ROOT / "docs" / "pictures"
 BLOCK = re.compile(r"(?P<head><!-- table (?P<file>[^:\s]+)(?:: (?P<models>[^>]+?))? -->\n).*?(?P<tail><!-- end -->)", re.S)
-SAID = re.compile(
-    r"(?P<head><!-- (?P<what>share|range) (?P<files>[^:>]+): (?P<one>[\w-]+)(?: (?P<way>below|above) (?P<other>[\w-]+))?"
-    r"(?: at (?P<columns>[^>]+?))? -->)[^<]*(?P<tail><!-- end -->)"
-)
+MARK = re.compile(r"(?P<head><!-- (?P<what>share|range) (?P<claim>[^>]*) -->).*?(?P<tail><!-- end -->)")
+CLAIMS = {
+    "share": re.compile(r"(?P<files>[^:]+): (?P<one>\S+) (?P<way>below|above) (?P<other>\S+)(?: at (?P<columns>\S+))?"),
+    "range": re.compile(r"(?P<files>[^:]+): (?P<one>\S+)(?: at (?P<columns>\S+))?"),
+}
 ABOUT = (
     "Made by `tracformer reproduce ... scale=mini`; docs/results.md says what these figures show, what not, and how to make them again.",
 )
@@ -115,36 +116,41 @@ def render(document: str, made: dict[str, Table]) -> str:
         wanted = [name.strip() for name in found["models"].split(",")] if found["models"] else None
         return found["head"] + only(made[found["file"]], wanted).to_markdown() + found["tail"]
 
-    return SAID.sub(lambda found: said(found, made), BLOCK.sub(block, document))
+    return MARK.sub(lambda found: found["head"] + figure(found["what"], found["claim"], made) + found["tail"], BLOCK.sub(block, document))
 
 
-def said(found: re.Match[str], made: dict[str, Table]) -> str:
-    """A sentence's figure, of all tables and columns that it names; or a ValueError, where they do not say so."""
-    values: list[tuple[float, float]] = []
+def figure(what: str, claim: str, made: dict[str, Table]) -> str:
+    """Of all tables and columns that a claim names; or a ValueError, where they do not say so."""
+    found = CLAIMS[what].fullmatch(claim)
+    if found is None:
+        raise ValueError(f"{what} {claim!r} cannot be read; write it as the top of this file does")
+    names = [found["one"], found["other"]] if what == "share" else [found["one"]]
+    rows: list[list[float]] = []
     for file in found["files"].split(", "):
-        table = made[f"{file}-perplexity.csv"]
-        lines = only(table, [found["one"], found["other"] or found["one"]]).lines
+        if f"{file}-perplexity.csv" not in made:
+            raise ValueError(f"there is no table {file!r}; there are {', '.join(made)}")
+        table = only(made[f"{file}-perplexity.csv"], names)
         for i in columns_of(table, found["columns"]):
-            one, other = lines[0].cells[i], lines[-1].cells[i]
-            if one is None or other is None:
-                raise ValueError(f"{file} has no {found['one']} or no {found['other']} at {table.columns[i]}")
-            if (one.value > other.value) if found["way"] == "below" else (one.value < other.value):
+            cells = [line.cells[i] for line in table.lines]
+            rows.append([cell.value for cell in cells if cell is not None])
+            if len(rows[-1]) < len(names):
+                raise ValueError(f"{file} has not both of {' and '.join(names)} at {table.columns[i]}")
+            if what == "share" and (rows[-1][0] >= rows[-1][1] if found["way"] == "below" else rows[-1][0] <= rows[-1][1]):
                 raise ValueError(f"{file}: {found['one']} is not {found['way']} {found['other']} at {table.columns[i]}")
-            values.append((one.value, other.value))
-    if found["what"] == "range":
-        shown = [f"{value:.0f}" for value in (min(values)[0], max(values)[0])]
-        return found["head"] + " and ".join(dict.fromkeys(shown)) + found["tail"]
-    shares = [100 * abs(one / other - 1) for one, other in values]
+    if what == "range":
+        return " and ".join(dict.fromkeys(f"{value:.0f}" for (value,) in (min(rows), max(rows))))
+    shares = [100 * abs(one / other - 1) for one, other in rows]
     digits = 1 if max(shares) < 3 else 0
-    return found["head"] + " to ".join(dict.fromkeys(f"{share:.{digits}f}" for share in (min(shares), max(shares)))) + "%" + found["tail"]
+    return " to ".join(dict.fromkeys(f"{share:.{digits}f}" for share in (min(shares), max(shares)))) + "%"
 
 
 def columns_of(table: Table, wanted: str | None) -> list[int]:
     """`0.1`, or from one to another as in `0.1..0.5`; None: all."""
-    if wanted is None:
-        return list(range(len(table.columns)))
-    first, _, last = wanted.partition("..")
-    return list(range(table.columns.index(first), table.columns.index(last or first) + 1))
+    ends = (table.columns[0], table.columns[-1]) if wanted is None else (wanted.split("..")[0], wanted.split("..")[-1])
+    if unknown := [end for end in ends if end not in table.columns]:
+        raise ValueError(f"{table.name} has no column {unknown[0]!r}; it has {', '.join(table.columns)}")
+    first, last = map(table.columns.index, ends)
+    return list(range(first, last + 1))
 
 
 def only(table: Table, wanted: list[str] | None) -> Table:

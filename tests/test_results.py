@@ -125,7 +125,15 @@ def test_a_sentence_s_figure_comes_from_its_tables_and_its_claim_is_checked() ->
     assert figure("share x: a below b at 0.9") == "1.5%"
     assert figure("range x: a at 0.1..0.5") == "50 and 60"
     assert figure("range x: b at 0.9") == "100"
-    with pytest.raises(ValueError, match=r"x: a is not above b at 0\.1"):
-        figure("share x: a above b")
-    with pytest.raises(ValueError, match="x has no 'c'"):
-        figure("share x: a above c")
+    wrong = {
+        "share x: a above b": r"x: a is not above b at 0\.1",
+        "share x: a below a": r"x has not both of a and a|x: a is not below a",
+        "share x: a above c": "x has no 'c'",
+        "share z: a below b": "no table 'z'",
+        "share x: a below b at 0.2": r"x has no column '0\.2'; it has 0\.1",
+        "share x: a under b": "cannot be read",
+        "range x: a, b": "cannot be read",
+    }
+    for claim, told in wrong.items():
+        with pytest.raises(ValueError, match=told):
+            figure(claim)

@@ -1,14 +1,20 @@
 """Blanks in the words of tokenisers that are not byte-level: a filling is spelt as the whole text would be."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from tests.generation.texts import llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
+from tests.generation.texts import fallback_tokenizer, llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
 from tracformer.data import Tokenizer, byte_tokenizer
+from tracformer.data.tokenizer import reserve
 from tracformer.generation.blanks import frame, literal_fills, parse
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.spelling import Spelling
+from tracformer.server.growing import Growing
+from tracformer.server.spelt import Names
 
 Maker = Callable[[], Tokenizer]
 PIECES = [metaspace_tokenizer, llama_tokenizer, t5_tokenizer]  # a word has its space in its first token
@@ -75,6 +81,89 @@ def test_a_capital_that_the_tokeniser_does_not_know_stays() -> None:
     lm = make(wordpiece_tokenizer())
     cat = fixed(lm.tokenizer, "cat")[0]
     assert lm.infill("The [[1]] The", sampler=Sampler(allowed=(cat,)))[0].text == "The cat The"
+
+
+@pytest.mark.parametrize("maker", ALL)
+@pytest.mark.parametrize("text", ["the  [[1]] the", " [[1]] the", "the:\n    [[1]]", "the\n[[1]]", "[[1]] [[1]] the", "the cat [[1]][[1]]"])
+def test_given_white_space_stays(maker: Maker, text: str) -> None:
+    lm = make(maker())
+    only = Sampler(allowed=(fixed(lm.tokenizer, "cat")[0],))
+    [result] = lm.infill(text, sampler=only)
+    expected = text.replace("]][[", "]] [[")  # two words
+    expected = expected.replace("[[1]]", "cat")
+    if text == "the\n[[1]]" and not lm.spelling.dropped:
+        expected = "the\n cat"  # the word has its space, and the line's end is a token too
+    if text == " [[1]] the" and not lm.spelling.dropped:
+        expected = "  cat the"  # a space is a token too
+    assert result.text == expected
+    assert [result.text[span.start : span.stop] for span in result.spans] == [span.text for span in result.spans]
+    words = ["".join(span.tokens) for span in result.spans]
+    assert [word.strip() for word in words] == ["cat"] * len(words)
+    marked = text.replace("[[1]]", "[[cat]]")
+    if maker is not t5_tokenizer and text in ("the  [[1]] the", "the:\n    [[1]]"):
+        assert lm.score(marked).text == result.text
+
+
+def test_words_of_dropped_white_space_stand_apart_where_words_do() -> None:
+    vocabulary = {"[UNK]": 0, "the": 1, "cat": 2, "##s": 3, "(": 4, ")": 5, "-": 6, '"': 7, "天": 8, "好": 9}
+    backend = Backend(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    lm = make(reserve(backend, "hf"))
+    for text, token, filled in (
+        ("the ([[1]])", "cat", "the (cat)"),
+        ("the-[[1]]", "cat", "the-cat"),
+        ('"[[1]]"', "cat", '"cat"'),
+        ("天[[1]]", "好", "天好"),
+        ("the[[1]]", "cat", "the cat"),
+        ("the\t[[1]]", "cat", "the\tcat"),
+    ):
+        assert lm.infill(text, sampler=Sampler(allowed=(vocabulary[token],)))[0].text == filled
+
+
+def test_letters_that_a_decoder_sets_apart_are_not() -> None:
+    """As of protein models: no decoder, so that spaces come between the letters of what is decoded, and none before the first."""
+    backend = Backend(models.WordLevel({letter: i for i, letter in enumerate("ACGT?")}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    lm = make(reserve(backend, "hf"))
+    assert lm.infill("ACG[[1]]AC", sampler=Sampler(allowed=(3,)))[0].text == "ACGTAC"
+
+
+@pytest.mark.parametrize("strip", [normalizers.Strip(), normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])])
+def test_a_normaliser_that_strips_takes_no_word_s_space(strip: Any) -> None:
+    backend = Backend.from_str(metaspace_tokenizer().document)
+    backend.normalizer = strip
+    lm = make(Tokenizer(backend.to_str(), "hf"))
+    the, cat = fixed(lm.tokenizer, "the", "cat")
+    of = frame(parse("the[[1]] the cat"), lm.spelling, whole=False)
+    assert of.ids == ((the,), (the, cat))
+    assert lm.score("the [[cat]] the").spans[0].token_ids == (cat,)
+
+
+def test_bytes_of_a_character_make_it_wherever_they_stand() -> None:
+    lm = make(fallback_tokenizer())
+    raw = {byte: i for i, byte in lm.tokenizer.bytes_of_ids.items()}
+    word = "日本語日本語"
+    ids = tuple(raw[byte] for byte in "本".encode())
+    assert lm.tokenizer.decode(lm.tokenizer.encode(f"the {word}")) == f"the {word}"
+    assert lm.spelling.filling(f"the {word}", lm.tokenizer.encode(f"the {word}"), ids) == "本"
+    given = lm.tokenizer.encode("the 日本")
+    assert lm.spelling.behind("the 日本", given, ids[:1]) == ("the 日本", "\ufffd")
+    text = lm.tokenizer.decode([*given, *ids[:2]])
+    assert lm.spelling.behind(text, [*given, *ids[:2]], ids[2:]) == ("the 日本", "本")
+    assert Names(lm).raw(ids[0]) == "本".encode()[:1]
+    growing = Growing(lambda tokens: lm.spelling.filling("", [], tokens), eot=-1)
+    for token in lm.tokenizer.encode("日本"):
+        growing.add(token, -1.0)
+    assert [piece.start for piece in growing.pieces] == [0, 0, 0, 0, 1, 1, 1]  # the first is the space, which is hidden
+
+
+@pytest.mark.parametrize("count", [5, 17, 40])
+def test_a_prompt_s_last_character_may_be_finished(count: int) -> None:
+    lm = make(byte_tokenizer())
+    *ids, last = ("é" * count).encode()
+    [sample] = lm.sample(prompt=ids[-25:], max_tokens=1, sampler=Sampler(allowed=(last,)))
+    assert sample.text == lm.tokenizer.decode([*ids[-25:], last])
 
 
 def test_a_character_in_two_blanks_is_two_halves() -> None:

@@ -36,6 +36,16 @@ def llama_tokenizer() -> Tokenizer:
     return Tokenizer(backend.to_str(), "hf")
 
 
+def fallback_tokenizer() -> Tokenizer:
+    """Llama's, with a token for every byte, for characters that have none."""
+    letters = [*"▁acehst", "▁t", "▁th", "▁the", *(f"<0x{byte:02X}>" for byte in range(256))]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e")]
+    backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(letters)}, merges=merges, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return reserve(backend, "hf")
+
+
 def t5_tokenizer() -> Tokenizer:
     """The same with words that are cut at spaces and get one each, as T5 has it."""
     backend = Backend.from_str(metaspace_tokenizer().document)

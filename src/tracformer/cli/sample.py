@@ -85,9 +85,10 @@ def written(result: "Sampled", spelling: "Spelling", prompt: str) -> "Span":
 
     count = len(result.token_ids) - result.ended
     ids = result.token_ids[:count]
-    text = prompted(prompt, spelling).reader(spelling)([ids])
+    of = prompted(prompt, spelling)
+    text = of.reader(spelling)([ids])
     start = len(result.text) - len(text) if result.text.endswith(text) else 0
-    tokens = tuple(map(spelling.token, ids))
+    tokens = tuple(spelling.token(token, first=i == 0 and not of.ids[0]) for i, token in enumerate(ids))
     return Span(start, len(result.text), result.text[start:], ids, tokens, result.log_probs[:count])
 
 

@@ -52,18 +52,19 @@ def banned_tokens(text: str, tokenizer: "Tokenizer") -> list[int]:
     """The tokens that spell `text`, bare or with the space that most tokenisers put before a word."""
     if not text:
         raise ValueError("--ban is empty; write the token that shall not come")
-    spelt = [ids[0] for ids in (_ids(text, tokenizer), _ids(f" {text}", tokenizer)) if len(ids) == 1]
+    spelt = [token for token in (single_token(text, tokenizer), single_token(f" {text}", tokenizer)) if token is not None]
     if not spelt:
         raise ValueError(f"--ban {text!r}: this model has no single token for it; only whole tokens can be banned")
     return spelt
 
 
 def required_token(text: str, tokenizer: "Tokenizer") -> int:
-    ids = _ids(text, tokenizer)
-    if len(ids) != 1:
-        hint = f"; --require ' {text}', with the space before it, is one" if len(_ids(f" {text}", tokenizer)) == 1 and text else ""
+    token = single_token(text, tokenizer)
+    if token is None:
+        spaced = text and single_token(f" {text}", tokenizer) is not None
+        hint = f"; --require ' {text}', with the space before it, is one" if spaced else ""
         raise ValueError(f"--require {text!r}: this model has no single token for it; only whole tokens can be required{hint}")
-    return ids[0]
+    return token
 
 
 def option(name: str) -> str:
@@ -81,10 +82,15 @@ def require_positive(arguments: argparse.Namespace, name: str) -> None:
         raise ValueError(f"{'-n' if name == 'n' else option(name)} is {value}; it must be at least 1")
 
 
-def _ids(text: str, tokenizer: "Tokenizer") -> list[int]:
+def single_token(text: str, tokenizer: "Tokenizer") -> int | None:
+    """The token that is this text inside a text, or at its beginning; None where there is none."""
     from tracformer.data import AlphabetError
 
-    try:
-        return tokenizer.encode(text)
-    except AlphabetError:
-        return []  # of no token at all
+    for inside in (True, False):
+        try:
+            ids = tokenizer.encode(text, inside)
+        except AlphabetError:
+            return None  # of no token at all
+        if len(ids) == 1 and ids[0] != tokenizer.unknown_id:
+            return ids[0]
+    return None

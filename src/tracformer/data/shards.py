@@ -221,6 +221,8 @@ def _encode_batch(tokenizer: Tokenizer, batch: list[tuple[str, Piece]]) -> Itera
         excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
         raise ValueError(f"{piece.origin}: {error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}") from error
     for (split, piece), ids in zip(batch, encoded, strict=True):
+        if piece.offset and tokenizer.puts_spaces:  # of a document that came in several pieces
+            ids = np.array(tokenizer.encode(piece.text, inside=True), np.uint32)
         yield split, piece, ids
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken
 
+from tracformer.data.tokenizer_inside import Inside, has_part, inside_of
 from tracformer.files import write_atomically
 
 EOT = "<|endoftext|>"
@@ -83,6 +85,11 @@ class Tokenizer:
         """An alphabet of aligned sequences."""
         return self.kind == "char" and self._tokenizer.token_to_id("-") is not None
 
+    @property
+    def puts_spaces(self) -> bool:
+        """Does it put a space before every text, or hide one?"""
+        return self._inside is not None
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the canonical JSON: equal if and only if two tokenisers' files say the same."""
@@ -90,7 +97,9 @@ class Tokenizer:
 
     def encode(self, text: str, inside: bool = False) -> list[int]:
         """`inside`: the text stands behind other text, so that a tokeniser which puts a space before every text puts none before this."""
-        ids: list[int] = (self._inside if inside else self).encode_batch([text])[0].tolist()
+        if inside and self._inside is not None:
+            return self._inside.encode(text)
+        ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
@@ -105,12 +114,36 @@ class Tokenizer:
             raise ValueError(f"the tokeniser cannot encode this text: {error}") from error
         return [np.array(encoding.ids, np.uint32) for encoding in encodings]
 
-    def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text of ids; bytes that are not UTF-8 (half a character at an edge) become U+FFFD."""
+    def decode(self, ids: Iterable[int], skip_special: bool = False, inside: bool = False) -> str:
+        """The text of ids; bytes that are not UTF-8 (half a character at an edge) become U+FFFD.
+
+        inside: they stand behind others, so that a tokeniser which hides the space before a text shows that of the first.
+        """
         values = [int(i) for i in ids]
         if wrong := [i for i in values if not 0 <= i <= self.mask_id]:
             raise ValueError(f"token id {wrong[0]} is out of range; this tokeniser's ids are 0..{self.mask_id} (the last one is the mask)")
-        return self._tokenizer.decode(values, skip_special_tokens=skip_special)
+        within = self._tokenizer if self._inside is None else self._inside.backend
+        parts = []
+        for spelt, run in groupby(values, self.bytes_of_ids.__contains__) if self.bytes_of_ids else [(False, values)]:
+            if spelt:
+                parts.append(bytes(self.bytes_of_ids[i] for i in run).decode(errors="replace"))
+            else:
+                parts.append((within if inside or parts else self._tokenizer).decode(list(run), skip_special_tokens=skip_special))
+        return "".join(parts)
+
+    @cached_property
+    def bytes_of_ids(self) -> dict[int, int]:
+        """Of a tokeniser that falls back to bytes: which ids are bytes. Its own decoder spoils a row of them for one that is wrong."""
+        if self.kind != FOREIGN or not has_part(json.loads(self.document).get("decoder"), "ByteFallback"):
+            return {}
+        names = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        return {i: names[token] for i, token in enumerate(self.tokens()) if token in names}
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """What stands for text that has no tokens, if anything does."""
+        model = json.loads(self.document)["model"]
+        return model["unk_id"] if model.get("unk_id") is not None else self._tokenizer.token_to_id(model.get("unk_token") or "")
 
     def tokens(self) -> list[str]:
         """The real tokens by id, as the tokeniser spells them."""
@@ -148,13 +181,8 @@ class Tokenizer:
             raise ValueError(f"{path} cannot be used: {error}") from error
 
     @cached_property
-    def _inside(self) -> "Tokenizer":
-        """Of text that does not begin a document."""
-        document = json.loads(self.document)
-        unspaced = {part: without_prefix_space(document.get(part)) for part in ("normalizer", "pre_tokenizer")}
-        if all(unspaced[part] == document.get(part) for part in unspaced):
-            return self
-        return Tokenizer(json.dumps({**document, **unspaced}), self.kind, self.eot)
+    def _inside(self) -> "Inside | None":
+        return inside_of(self.document) if self.kind == FOREIGN else None
 
     def _char_lookup(self) -> NDArray[np.int64]:
         """Code point to id, -1 outside the alphabet."""
@@ -201,31 +229,12 @@ def require_same_tokenizer(data: Tokenizer, model: Tokenizer) -> None:
 
 def is_byte_level(decoder: Any) -> bool:
     """Does this decoder of a `tokenizer.json` turn tokens into bytes?"""
-    if not isinstance(decoder, dict):
-        return False
-    return decoder.get("type") == "ByteLevel" or any(map(is_byte_level, decoder.get("decoders") or []))
+    return has_part(decoder, "ByteLevel")
 
 
 def spells_spaces(decoder: Any) -> bool:
     """Does this decoder of a `tokenizer.json` find spaces in the tokens themselves, as of byte-level BPE or SentencePiece?"""
     return is_byte_level(decoder) or "▁" in json.dumps(decoder, ensure_ascii=False)
-
-
-def without_prefix_space(part: Any) -> Any:
-    """A normaliser or pre-tokeniser of a `tokenizer.json` that puts no space before a text; None where nothing else is left of it."""
-    if not isinstance(part, dict):
-        return part
-    kind = part.get("type")
-    if kind == "Sequence":
-        key = "normalizers" if "normalizers" in part else "pretokenizers"
-        if any(each.get("type") in ("WhitespaceSplit", "Whitespace") for each in part[key]):
-            return part  # words have lost their spaces before they are given one each
-        return {**part, key: [kept for each in part[key] if (kept := without_prefix_space(each)) is not None]}
-    if kind == "Prepend":
-        return None
-    if kind == "Metaspace":
-        return {**part, "prepend_scheme": "never"}
-    return {**part, "add_prefix_space": False} if kind == "ByteLevel" else part
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Orders(TextTask):
             Row("log_prob", {"text": self.text, "order": name}, sum(each), kind="marginal", sequences=1, targets=len(ids))
             for name, each in steps.items()
         ]
-        return {"text": self.text, "tokens": [tokenizer.decode([i]) for i in ids], **steps}, rows
+        return {"text": self.text, "tokens": [tokenizer.decode([token], inside=i > 0) for i, token in enumerate(ids)], **steps}, rows
 
 
 @torch.no_grad()

@@ -270,7 +270,7 @@ def _respelled(window: bytes, own: Tokenizer, lengths: Integers) -> tuple[list[i
         at = before + 1
         while at < after and window[at] & 0xC0 == 0x80:  # the rest of a character that began before the window
             at += 1
-        for i in own.encode(window[at:after].decode(errors="ignore")):
+        for i in own.encode(window[at:after].decode(errors="ignore"), inside=True):
             ids.append(i)
             edges.append((at, at + int(lengths[i])))
             at += int(lengths[i])

@@ -13,7 +13,6 @@ a row the last two open a blank; of more than two `]` the first two close it.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -171,9 +170,11 @@ class Frame:
         """From the tokens of the first blanks to the text of the last of these."""
 
         def read(fills: Sequence[Sequence[int]]) -> str:
-            *before, last = fills
-            given = chain(self.ids[0], *(chain(fill, ids) for fill, ids in zip(before, self.ids[1:], strict=False)))
-            return spelling.behind(self.texts[len(before)], list(given), last)[1]
+            text, given = self.texts[0], list(self.ids[0])
+            for number, fill in enumerate(fills[:-1]):
+                text += spelling.filling(text, given, fill, self.spaced[number]) + self.texts[number + 1]
+                given += [*fill, *self.ids[number + 1]]
+            return spelling.filling(text, given, fills[-1], self.spaced[len(fills) - 1])
 
         return read
 
@@ -198,7 +199,10 @@ def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
     """Tokenise the pieces. Where tokens begin with spaces, one space right before a blank moves into the blank."""
     *before, last = template.pieces
     fixed = template.first is not None  # tokens that are given stay as they are, with their last space
-    spaced = tuple(spelling.moves_spaces and piece.endswith(" ") and not (fixed and i == 0) for i, piece in enumerate(before))
+    spaced = tuple(
+        piece.endswith(" ") and spelling.moves_spaces and (i > 0 or (not fixed and spelling.may_move_from(piece[:-1])))
+        for i, piece in enumerate(before)
+    )
     texts = (*(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)), last)
     encode = spelling.tokenizer.encode
     ids = tuple(template.first or () if fixed and i == 0 else tuple(encode(text, i > 0)) if text else () for i, text in enumerate(texts))
@@ -218,9 +222,10 @@ def spans_of(
     text, spans = of.texts[0], []
     for number, (first, length, after) in enumerate(zip(laid.starts, laid.lengths, of.texts[1:], strict=True)):
         ids = tuple(tokens[first : first + length])
-        filling = spelling.filling(text, tokens[:first], ids) if texts is None else texts[number]
+        filling = spelling.filling(text, tokens[:first], ids, of.spaced[number]) if texts is None else texts[number]
         shares, likely = tuple(log_probs[first : first + length]), candidates[first : first + length]
-        spans.append(Span(len(text), len(text) + len(filling), filling, ids, tuple(map(spelling.token, ids)), shares, first, likely))
+        names = tuple(spelling.token(each, first=first + i == 0) for i, each in enumerate(ids))
+        spans.append(Span(len(text), len(text) + len(filling), filling, ids, names, shares, first, likely))
         text += filling + after
     return text, tuple(spans)
 

@@ -93,4 +93,4 @@ class Writer:
 
     def _read(self, ids: Sequence[int]) -> tuple[str, str]:
         """The prompt, and what these tokens add to it."""
-        return self.spelling.behind(self.of.texts[0], self.of.ids[0], ids)
+        return self.spelling.behind(self.of.texts[0], self.of.ids[0], ids, self.of.spaced[0])

@@ -230,6 +230,7 @@ async def score(http: Request, asked: ScoreRequest) -> Response:
 
 class TokenizeRequest(Strict):
     text: Text
+    inside: bool = False  # does it stand behind other text?
 
 
 @router.post("/v1/tokenize", summary="The tokens of a text")
@@ -238,7 +239,10 @@ async def tokenize(http: Request, asked: TokenizeRequest) -> Response:
     desk = service.desk
     job = desk.start(
         http,
-        lambda lm, _: [{"id": i, "text": lm.spelling.token(i)} for i in lm.tokenizer.encode(asked.text)],
+        lambda lm, _: [
+            {"id": token, "text": lm.spelling.token(token, first=i == 0 and not asked.inside)}
+            for i, token in enumerate(lm.tokenizer.encode(asked.text, asked.inside))
+        ],
         service.seconds(None),
     )
     return JSONResponse({"tokens": await job.done()})

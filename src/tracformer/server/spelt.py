@@ -22,7 +22,10 @@ class Names:
         text = self.lm.spelling.token(token_id)
         if "\ufffd" not in text:
             return text.encode()
-        return bytes([token_id]) if self.lm.tokenizer.kind == "byte" else self._spelt[token_id]
+        if self.lm.tokenizer.kind == "byte":
+            return bytes([token_id])
+        byte = self.lm.tokenizer.bytes_of_ids.get(token_id)
+        return self._spelt[token_id] if byte is None else bytes([byte])
 
     @cached_property
     def _spelt(self) -> list[bytes]:

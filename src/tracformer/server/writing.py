@@ -82,7 +82,10 @@ def write_on(lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece
         raise ValueError(
             f"the prompt has {len(prompt.ids)} tokens; this model takes {lm.model.config.max_length}, with what is to be written"
         )
-    read = lm.spelling.reader(prompt.text[: prompt.base], prompt.ids)
+
+    def read(ids: Sequence[int]) -> str:
+        return lm.spelling.behind(prompt.text[: prompt.base], prompt.ids, ids, moved=prompt.skip > 0)[1]
+
     lines = [Growing(read, lm.tokenizer.eot_id, wish.stop, prompt.skip) for _ in range(wish.n)]
     watch = _Listener(lines, tell)
     drawn = _between(lm, wish, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)

@@ -284,7 +284,7 @@ class Trainer:
         tokens, start, stop, fill = sample_hole(self.model, self.valid, mode, self.config.seed, self.ranks.device)
         around = 24
         pieces = (tokens[max(0, start - around) : start], fill, tokens[stop : stop + around])
-        before, filled, after = (self.tokenizer.decode(piece).replace("\n", " ") for piece in pieces)
+        before, filled, after = (self.tokenizer.decode(piece, inside=i > 0).replace("\n", " ") for i, piece in enumerate(pieces))
         return f"...{before}[[{filled}]]{after}..."
 
     def _export(self, name: str, averaged: bool = True) -> None:

@@ -45,7 +45,7 @@ async function refusal(response) {
 
 export const models = async () => (await (await request("v1/models")).json()).data;
 export const score = async (body) => (await request("v1/score", body)).json();
-export const tokenize = async (text) => (await (await request("v1/tokenize", { text })).json()).tokens;
+export const tokenize = async (text, inside) => (await (await request("v1/tokenize", { text, inside })).json()).tokens;
 
 // Fill blanks: `hear(name, data)` is called with every event; returns when the stream ended with its result.
 export async function infill(body, hear, signal) {

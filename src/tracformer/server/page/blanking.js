@@ -2,7 +2,7 @@
 
 import { contentOf, parse } from "./marks.js";
 
-// {start, stop, content}: of the raw text. `count(text)`: the server's tokens of a text.
+// {start, stop, content}: of the raw text. `count(text, inside)`: the server's tokens of a text, behind another or not.
 export async function tokensToBlank(text, [from, to], kind, count) {
   const { marks } = parse(text);
   let [start, stop] = from < to ? trimmed(text, from, to) : wordAt(text, from, kind);
@@ -14,7 +14,7 @@ export async function tokensToBlank(text, [from, to], kind, count) {
   const spaced = kind === "text" && text[start - 1] === " ";
   let low = 0, high = 0;
   for (const [k, piece] of inside.pieces.entries()) {
-    const tokens = piece ? await counted((k === 0 && spaced ? " " : "") + piece, kind, count) : 0;
+    const tokens = piece ? await counted((k === 0 && spaced ? " " : "") + piece, kind, count, start > 0 || k > 0) : 0;
     low += tokens + (inside.marks[k]?.low ?? 0);
     high += tokens + (inside.marks[k] ? inside.marks[k].high ?? Infinity : 0);
   }
@@ -22,10 +22,10 @@ export async function tokensToBlank(text, [from, to], kind, count) {
 }
 
 // Where the server does not answer, a guess that can be dragged right.
-async function counted(text, kind, count) {
+async function counted(text, kind, count, inside) {
   if (kind !== "text") return text.length;
   try {
-    return Math.max(1, (await count(text)).length);
+    return Math.max(1, (await count(text, inside)).length);
   } catch {
     return Math.max(1, Math.ceil(text.trim().length / 4));
   }
