@@ -30,7 +30,7 @@ from tracformer.generation.language import LanguageModel
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.search import search
-from tracformer.model.base import EXACT
+from tracformer.model.base import BOUND, EXACT
 from tracformer.runtime import keep_freed_memory
 
 SHORTEST, LONGEST = 8, 16
@@ -134,7 +134,7 @@ def main() -> None:
         return show_fills(first, holes, filled)
     rows = []
     for name, lm in models.items():
-        for mode in lm.model.config.modes:
+        for mode in (mode for mode in lm.model.config.modes if lm.model.answers[mode] != BOUND):  # a bound has no guess for a token
             rows.append(row := measure(lm, mode, holes, name))
             kind = "" if row["answer"] == EXACT else f" ({row['answer']})"
             shown = [f"{value:.2f}" for value in (row["perplexity"], *row["perplexity_interval"])]  # type: ignore[misc,str-format]

@@ -19,14 +19,21 @@ def test_a_resample_is_a_draw_of_sequences(monkeypatch: pytest.MonkeyPatch) -> N
     bootstrap._counts.cache_clear()
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+@pytest.mark.parametrize("count", [3, 8, 80])
+def test_intervals_cover_the_truth_as_often_as_they_say(count: int) -> None:
     rng = np.random.default_rng(0)
     hits = 0
     for seed in range(200):
-        targets = rng.integers(5, 15, size=80)
-        low, high = bootstrap.ratio_interval(targets * 2.0 + rng.normal(size=80) * 5, targets, seed=seed) or (0.0, 0.0)
+        targets = rng.integers(5, 15, size=count)
+        low, high = bootstrap.ratio_interval(targets * 2.0 + rng.normal(size=count) * 5, targets, seed=seed) or (0.0, 0.0)
         hits += low < 2.0 < high
     assert 0.88 < hits / 200 < 0.99
+
+
+def test_intervals_of_few_sequences_are_stretched_away_from_the_figure() -> None:
+    assert bootstrap.stretched((1.0, 4.0), 2.0, 10**6) == pytest.approx((1.0, 4.0), abs=1e-4)
+    low, high = bootstrap.stretched((1.0, 4.0), 2.0, 2)
+    assert (2.0 - low, high - 2.0) == pytest.approx((9.168, 2 * 9.168), rel=1e-3)
 
 
 def test_what_sequences_have_in_common_cancels_in_a_difference() -> None:

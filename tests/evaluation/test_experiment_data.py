@@ -1,5 +1,6 @@
 """The texts of an experiment: found, read as the data set of that name is, or asked for."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,12 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_how_to_get_it(
     with pytest.raises(ValueError, match=r"no network\. Data set 'wikitext2' was looked for.*data\.wikitext2=FILE"):
         work(tmp_path, text, wikitext2="wikitext2").run()
     assert not data_folder(tmp_path / "tiny", "wikitext2", trained=True).exists()
+
+
+def test_another_tokeniser_than_the_folder_s_is_refused(tmp_path: Path, text: Path) -> None:
+    wish = DataSet("my", str(text), tokenizer="bpe:300")
+    made = prepare_data(wish, tmp_path, trained=True)
+    assert prepare_data(wish, tmp_path, trained=True).tokenizer.fingerprint == made.tokenizer.fingerprint
+    for other in ("bpe:400", "byte"):
+        with pytest.raises(ValueError, match=f"the tokeniser of my is '{other}', but .* was prepared with another .bpe:300"):
+            prepare_data(dataclasses.replace(wish, tokenizer=other), tmp_path, trained=True)

@@ -21,6 +21,7 @@ def test_the_papers_figure_stands_beside_the_same_question_alone(tmp_path: Path)
         "data": ranges("ours", 30.0, **same, options={"data": "wikitext2"}),
         "end of text": ranges("ours", 30.0, **same, options={"count_eos": True}),
         "mode": ranges("ours", 30.0, **same, mode="ac"),
+        "rows": ranges("ours", 30.0, **same, options={"rows": "documents"}),
         "model": ranges("ours", 30.0, **same, family="bart"),
         "decoder": ranges("ours", 30.0, **same, config={"decoder": "dense"}),
     }

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,11 +92,13 @@ def test_pilots_of_another_schedule_are_others() -> None:
     recipe = {"seed": 0, "steps": 1000, "optimizer": {"lr": 1.0, "final_lr": 0.1, "warmup": 5}}
     config = TrainConfig()
 
-    def file(change: dict[str, int], config: TrainConfig = config) -> str:
+    def file(change: dict[str, Any], config: TrainConfig = config) -> str:
         return outcome_file("m", "car", config, {**recipe, **change}, Pilots((1.0,), 3))
 
     assert file({}) == file({"seed": 1}) != file({"steps": 5000})
     assert file({}) != file({}, replace(config, eval_contexts=("empty",)))
+    twice, lower = ({"lr": lr, "final_lr": final, "warmup": 5} for lr, final in ((2.0, 0.2), (1.0, 0.01)))
+    assert file({}) == file({"optimizer": twice}) != file({"optimizer": lower})
 
 
 def test_a_pilot_of_another_seed_does_not_become_the_run(tmp_path: Path, text: Path) -> None:

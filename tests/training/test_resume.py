@@ -114,3 +114,25 @@ def test_the_best_is_remembered_and_validated_once(tmp_path: Path, monkeypatch: 
     start(config(data, run, *words))
     assert evaluations(run) == [(2, 5.0), (3, 3.0), (4, 4.0), (6, 2.0)]
     assert (run / "best" / "model.safetensors").read_bytes() == weights_of(run)
+
+
+@pytest.mark.parametrize("word", ["seed=7", "batch=2", "contexts=empty", "optimizer.lr=0.02", "ema=0.9", "data.rows=records"])
+def test_another_recipe_is_refused_unless_asked_for(tmp_path: Path, word: str) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    start(config(data, run, "steps=4", "until=2"))
+    told = (run / "train.json").read_text()
+    key, value = word.split("=")
+    with pytest.raises(ValueError, match=rf"is at step 2 with another recipe: {key} was .* and is now .*{value[:3]}.*changes=take"):
+        start(config(data, run, "steps=4", word))
+    assert (run / "train.json").read_text() == told
+    assert start(config(data, run, "steps=4", word, "changes=take")).finished
+    earlier = newest_state(run)["earlier"]
+    assert [(each["until"], set(each)) for each in earlier] == [(2, {"until", key})]
+
+
+def test_a_finished_run_is_not_that_of_another_seed(tmp_path: Path) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    start(config(data, run, "steps=2"))
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        start(config(data, run, "steps=2", "seed=1"))
+    assert start(config(data, run, "steps=3", "precision=float32", "micro_batch=1", "keep=3")).finished

@@ -45,7 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     if len(names) != 1:
         told = f"{', '.join(names)} are named; one at a time" if names else "no experiment named"
         raise ValueError(f"{told}: write tracformer reproduce NAME scale=mini, NAME being one of {', '.join(experiment_names())}")
-    words = dict(word.split("=", 1) for word in arguments.words if "=" in word)
+    words: dict[str, str] = {}
+    for key, _, value in (word.partition("=") for word in arguments.words if "=" in word):
+        if key in words:
+            raise ValueError(f"{key} is given twice, as {words[key]!r} and {value!r}; give it once")
+        words[key] = value
     own = {key: words.pop(key) for key in OWN_KEYS if key in words}
     experiment = read_experiment(names[0], own.get("scale", "mini"), words)
 

@@ -6,7 +6,7 @@ from tracformer.data.formats import FORMATS, Reading
 from tracformer.data.hub import NAMED, HubSource, named_source
 from tracformer.data.loader import PreparedData, Split
 from tracformer.data.order import ExampleOrder
-from tracformer.data.shards import is_made_from, prepare
+from tracformer.data.shards import is_made_from, prepare, require_tokenizer
 from tracformer.data.sources import SETS, FileSource, Source, TextSource, documents, named_sets, open_source, open_sources, parse_validation
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
 from tracformer.data.tokenizer_kinds import ALPHABETS, byte_tokenizer, char_tokenizer, name_of, read_alphabet, train_bpe
@@ -52,5 +52,6 @@ __all__ = [
     "prepare",
     "read_alphabet",
     "require_same_tokenizer",
+    "require_tokenizer",
     "train_bpe",
 ]

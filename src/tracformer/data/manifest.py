@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from tracformer.data.tokenizer import CONFIG_FILE
 from tracformer.files import sha256_of
 
 MANIFEST_FILE = "manifest.json"
@@ -82,8 +83,8 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Of tokens, documents and tokeniser: the hashes of all files."""
-        hashes = {name: facts["sha256"] for name, facts in self.files.items()}
+        """Of tokens, documents and tokeniser: the hashes of all files but the one that is there for other tools."""
+        hashes = {name: facts["sha256"] for name, facts in self.files.items() if name != CONFIG_FILE}
         return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     def shards(self, split: str) -> list[tuple[str, int]]:

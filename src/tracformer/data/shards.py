@@ -22,7 +22,8 @@ from tracformer.data.loader import PreparedData
 from tracformer.data.manifest import DTYPES, INDEX_DTYPE, MANIFEST_FILE, Manifest, SplitCounts, dtype_name, index_file, shard_file
 from tracformer.data.sources import Source, Where, contents, open_sources, with_gaps_of
 from tracformer.data.text import Piece
-from tracformer.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, AlphabetError, Ids, Tokenizer
+from tracformer.data.tokenizer import CONFIG_FILE, FOREIGN, TOKENIZER_FILE, AlphabetError, Ids, Tokenizer
+from tracformer.data.tokenizer_kinds import ALPHABETS
 from tracformer.data.tokenizer_load import build_tokenizer
 from tracformer.files import flush, sha256_of, write_atomically
 
@@ -51,6 +52,7 @@ def prepare(
     target = Path(folder)
     _check_arguments(target, validation, shard_tokens, overwrite)
     by_split = _by_split(sources)
+    asked = "" if isinstance(tokenizer, Tokenizer) else str(tokenizer)
     if not isinstance(tokenizer, Tokenizer):
         spec = choose_tokenizer(by_split) if str(tokenizer) == "auto" else tokenizer
         # An alphabet must cover every split; merges are learnt from what the model may learn from.
@@ -68,7 +70,7 @@ def prepare(
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         part.mkdir(parents=True)
-        _write(part, by_split, rules, tokenizer, shard_tokens, quiet)
+        _write(part, by_split, rules, tokenizer, asked, shard_tokens, quiet)
         _put_in_place(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -83,6 +85,26 @@ def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool
         return False
     known = data.manifest.contents if hashes else {}
     return all(contents(sources[name]) == digests for name, digests in known.items())
+
+
+def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
+    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be told without the data or the hub."""
+    kind, _, argument = wanted.partition(":")
+    found, asked = data.tokenizer, data.manifest.tokenizer.get("asked", "")
+    if wanted == "auto":
+        same = True
+    elif wanted == "char" or kind == "bpe":  # learnt from the data, which may have too few words for so many tokens
+        learnt = found.kind == kind and not (argument.isdecimal() and found.vocab_size > int(argument))
+        same = asked == wanted if asked.startswith("bpe:") else learnt
+    elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
+        same = build_tokenizer(wanted).fingerprint == found.fingerprint
+    else:
+        same = found.kind == FOREIGN
+    if not same:
+        raise ValueError(
+            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({asked or found.kind}, {found.vocab_size} tokens); "
+            f"prepare the data anew, in another folder, or write auto to use it as it is"
+        )
 
 
 class SplitWriter:
@@ -147,7 +169,13 @@ class _HashedFile:
 
 
 def _write(
-    folder: Path, sources: Mapping[str, Source], rules: Mapping[str, Rule], tokenizer: Tokenizer, shard_tokens: int, quiet: bool
+    folder: Path,
+    sources: Mapping[str, Source],
+    rules: Mapping[str, Rule],
+    tokenizer: Tokenizer,
+    asked: str,
+    shard_tokens: int,
+    quiet: bool,
 ) -> None:
     tokenizer.save(folder)
     name = dtype_name(tokenizer.vocab_size)
@@ -189,6 +217,7 @@ def _write(
             "vocab_size": tokenizer.vocab_size,
             "eot_id": tokenizer.eot_id,
             "mask_id": tokenizer.mask_id,
+            **({"asked": asked} if asked else {}),  # bpe:4096 may have learnt less
         },
         splits=counts,
         sources={given: source.describe() for given, source in sources.items()},

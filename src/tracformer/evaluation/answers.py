@@ -98,7 +98,7 @@ def _block(subject: Subject, read: Sequences, targets: Flags, block: range, draw
             subject.mode,
             torch.from_numpy(read.lengths[numbers]).to(subject.device),
             draws=draws,
-            seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE),
+            seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE + 1),  # draws are numbered from 0, under this seed
         )
         values = -estimate.values.double().cpu().numpy()  # (B, width)
         rows = numbers - block.start

@@ -32,6 +32,8 @@ def differences(first: Result, other: Result, per_byte: bool = False) -> list[Ro
         raise ValueError(f"{first.model} and {other.model} were not asked the same by task {first.task!r}; evaluate them in one command")
     per_byte |= not same_tokens(first, other)
     metric = "bits_per_byte" if per_byte else "perplexity"
+    if any("contexts" not in row.setting for row in first.rows if row.metric == metric):
+        raise ValueError(f"results of task {first.task!r} keep no sums of sequences under contexts, from which differences are taken")
     kinds = {row.setting["contexts"]: (row.kind, row.setting) for row in first.rows if row.metric == metric}
     answered = {row.setting["contexts"]: row.kind for row in other.rows if row.metric == metric}
     rows = []

@@ -8,17 +8,12 @@ from typing import Any
 import torch
 
 import tracformer
-from tracformer.evaluation.results import Result, Row, digest, file_name
+from tracformer.evaluation.results import Result, Row, digest
 from tracformer.families import find_family
 from tracformer.training.config import TrainConfig
 from tracformer.training.log import read_log
 
 TASK = "training"
-
-
-def curve_file(name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]) -> str:
-    """What the file of a run's curve is called: another recipe, another file."""
-    return file_name(name, mode, TASK, _options(config, data), training_manifest(recipe))
 
 
 def learning_curve(name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]) -> Result:

@@ -126,7 +126,10 @@ def _families(task: Domains) -> tuple[Holes, ...]:
         for split in (data.split("train"), data.split(task.split))
     )
     files = open_source(task.alignments, format="fasta").files
-    found = [_holes(task, read_alignment(path), path.name.partition(".")[0], training, held) for path in files]
+    names = [path.name.partition(".")[0] for path in files]
+    if again := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two alignments are called {again!r} up to the first dot, which is what their figures go by; rename one")
+    found = [_holes(task, read_alignment(path), name, training, held) for path, name in zip(files, names, strict=True)]
     families = tuple(each for each in found if each.held.records)
     if not families:
         raise ValueError(

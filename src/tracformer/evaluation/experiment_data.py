@@ -6,7 +6,7 @@ not matter then, for every model reads the text in its own tokens.
 
 from pathlib import Path
 
-from tracformer.data import PreparedData, Source, is_made_from, named_sets, open_source, open_sources, prepare
+from tracformer.data import PreparedData, Source, is_made_from, named_sets, open_source, open_sources, prepare, require_tokenizer
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.data.shelf import reading_of, split_files
@@ -22,6 +22,7 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
     """The prepared folder, made if it is not there; one made from something else is refused."""
     folder = data_folder(root, data.name, trained)
     place = Path(data.source)
+    tokenizer = "byte" if data.tokenizer.startswith("bpe:") and not trained else data.tokenizer
     if (place / MANIFEST_FILE).is_file():
         return _link(folder, place.resolve(), data.name)
     try:
@@ -29,9 +30,8 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}. {_how_to_get(data, folder)}") from error
     if not (folder / MANIFEST_FILE).is_file():
-        learnt = data.tokenizer.startswith("bpe:")
         try:
-            return prepare(folder, sources, "byte" if learnt and not trained else data.tokenizer)
+            return prepare(folder, sources, tokenizer)
         except (ValueError, ImportError) as error:
             if _is_named(data):
                 raise type(error)(f"{error}. {_how_to_get(data, folder)}") from error
@@ -39,6 +39,7 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
     prepared = PreparedData.open(folder)
     if not is_made_from(prepared, sources):
         raise ValueError(f"{folder} was prepared from other data than {data.source}; use another out=FOLDER, or remove {folder}")
+    require_tokenizer(tokenizer, prepared, f"the tokeniser of {data.name}")
     return prepared
 
 

@@ -18,6 +18,9 @@ FULL_ENCODER = "tracformer-full"  # Table 11's second model
 # How Tables 2 and 4 ask each model: CAR for Tracformer (with an empty context in Table 4), a bound of the diffusion models.
 PAPER_MODES = {"tracformer": "car", "gpt2": "ar", "sedd": "diffusion", "mdlm": "diffusion", "d3pm": "diffusion", "plaid": "diffusion"}
 
+# What the paper's questions have in common: text that runs on, and samples of the model itself.
+ALWAYS = {"rows": "packed", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+
 
 @dataclass(frozen=True)
 class PaperFigure:
@@ -70,6 +73,8 @@ def find_paper_figure(model: str, metric: str, asked: Mapping[str, Any]) -> Pape
     >>> find_paper_figure("mdlm", "perplexity", {**asked, "length": 256})
     """
     canonical = _canonical(asked)
+    if any(canonical.get(key, value) != value for key, value in ALWAYS.items()):
+        return None
     for table in paper_tables().values():
         for figure in table.figures:
             same = figure.model == model and figure.metric == metric

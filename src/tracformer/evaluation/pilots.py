@@ -127,4 +127,5 @@ def _judged(config: TrainConfig, recipe: Mapping[str, Any]) -> dict[str, Any]:
 def _rateless(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """What all rates and seeds have in common. Another number of steps is another schedule, from the first step on."""
     optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in ("lr", "final_lr")}
+    optimizer["falls_to"] = recipe["optimizer"]["final_lr"] / recipe["optimizer"]["lr"]
     return {**{key: value for key, value in recipe.items() if key != "seed"}, "optimizer": optimizer}

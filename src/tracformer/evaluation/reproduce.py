@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from tracformer.data import PreparedData, Tokenizer, load_tokenizer
-from tracformer.evaluation.curves import curve_file, learning_curve
+from tracformer.evaluation.curves import learning_curve
 from tracformer.evaluation.experiment import READING, SIZES, Experiment, ModelPlan, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, prepare_data
 from tracformer.evaluation.manifest import weights_hash
 from tracformer.evaluation.pace import Pace, tokens
 from tracformer.evaluation.pilots import adopt, chosen_rate, fly, outcome_file, with_rate
 from tracformer.evaluation.report import write_report
-from tracformer.evaluation.results import Result, digest
+from tracformer.evaluation.results import Result
 from tracformer.evaluation.runner import evaluate
 from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Progress, Subject
@@ -204,9 +204,10 @@ class Reproduction:
         for run in self.runs():
             if run.seed is not None:
                 told = (run.name, run.plan.mode, self.config(run), run.plan.data, self._recipe(run))
-                path = self.root / "results" / curve_file(*told)
-                if not path.is_file():
-                    learning_curve(*told).save(path.parent)
+                made = learning_curve(*told)
+                path = self.root / "results" / made.file_name
+                if not path.is_file() or Result.load(path).rows != made.rows:  # the run may have been trained again
+                    made.save(path.parent)
                 files.append(path)
         return files
 
@@ -302,7 +303,7 @@ class Reproduction:
         values = config.to_dict()
         folder = data_folder(self.root, run.plan.data, trained=True)
         told = ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema", "precision")
-        recipe = {**{key: values[key] for key in told}, "data": digest(PreparedData.open(folder).manifest.files)}
+        recipe = {**{key: values[key] for key in told}, "data": PreparedData.open(folder).manifest.fingerprint}
         if config.init:
             recipe["init"] = _weights_of(config.init)
         reading = {key: values["data"][key] for key in READING}

@@ -270,7 +270,14 @@ def _respelled(window: bytes, own: Tokenizer, lengths: Integers) -> tuple[list[i
         at = before + 1
         while at < after and window[at] & 0xC0 == 0x80:  # the rest of a character that began before the window
             at += 1
-        for i in own.encode(window[at:after].decode(errors="ignore"), inside=True):
+        segment = window[at:after].decode(errors="ignore")
+        spelt = own.encode(segment, inside=True)
+        if sum(int(lengths[i]) for i in spelt) != len(segment.encode()):
+            raise ValueError(
+                f"the tokeniser {own!r} changes text before it spells it, so that it cannot be asked for another tokeniser's stretches of "
+                "text; compare models of one tokeniser"
+            )
+        for i in spelt:
             ids.append(i)
             edges.append((at, at + int(lengths[i])))
             at += int(lengths[i])

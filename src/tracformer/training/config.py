@@ -21,6 +21,7 @@ from tracformer.model.config import ModelConfig
 from tracformer.objectives import parse_objective
 
 PRECISIONS = ("auto", "float32", "bfloat16")
+CHANGES = ("refuse", "take")
 PARALLEL = ("ddp", "fsdp")
 DEFAULT_PRESET = "laptop"  # of a model, where none is named
 OPTIMIZERS = ("adamw", "muon")
@@ -114,6 +115,7 @@ class TrainConfig:
     eval_contexts: tuple[str, ...] = ("span:p=0.5,mean=50", "span:p=0.2,mean=10", "span:p=0.8,mean=10")
     save_every: int = 500
     keep: int = 2  # checkpoints, at least two
+    changes: str = "refuse"  # of the recipe, in a run that has begun; "take": the run goes on with them
 
     def __post_init__(self) -> None:
         _require(self.steps >= 0, "steps", self.steps, "zero or more")
@@ -125,6 +127,7 @@ class TrainConfig:
         _require(self.parallel in PARALLEL, "parallel", self.parallel, f"one of {', '.join(PARALLEL)}")
         _require(self.attention in implementations(), "attention", self.attention, f"one of {', '.join(implementations())}")
         _require(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
+        _require(self.changes in CHANGES, "changes", self.changes, f"one of {', '.join(CHANGES)}")
         _require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be the one a crash cut short")
         for name in ("log_every", "eval_every", "eval_sequences", "save_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
@@ -161,6 +164,13 @@ class TrainConfig:
             can = ", ".join(kind.possible_modes)
             raise ValueError(f"objective {self.objective!r} asks for {', '.join(sorted(asked))}; {kind.model_type} answers {can}")
         return modes
+
+    def recipe(self) -> dict[str, Any]:
+        """What decides the weights, save model, data and code. Not how many steps there are: a run may be asked for more."""
+        told = ("objective", "contexts", "batch", "length", "seed", "ema")
+        optimizer = {f"optimizer.{key}": value for key, value in dataclasses.asdict(self.optimizer).items() if key != "warmup"}
+        rows = {f"data.{key}": getattr(self.data, key) for key in ("rows", "cross_documents")}
+        return {**{key: getattr(self, key) for key in told}, **optimizer, **rows}
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -85,7 +85,8 @@ class Trainer:
         self.loss_of = self._parallel(LossOf(self.model))
         fused = ranks.device.type in ("cpu", "cuda") and not self._sharded
         self.optimizer = build_optimizer(self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model))
-        self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema, data)
+        told = (config.recipe(), config.changes == "take")
+        self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema, data, *told)
         questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
         self.stream = Stream(train, questioner, config.batch, config.micro_batch, config.seed, ranks, lockstep=self._sharded)
         self.bfloat16 = config.precision == "bfloat16" or (

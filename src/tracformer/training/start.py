@@ -10,10 +10,8 @@ from typing import NamedTuple
 import torch
 
 from tracformer.data import (
-    ALPHABETS,
     PreparedData,
     Tokenizer,
-    build_tokenizer,
     examples,
     is_made_from,
     load_tokenizer,
@@ -22,10 +20,10 @@ from tracformer.data import (
     parse_validation,
     prepare,
     require_same_tokenizer,
+    require_tokenizer,
 )
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
-from tracformer.data.tokenizer import FOREIGN
 from tracformer.families import find_family, load_model
 from tracformer.files import held, write_atomically
 from tracformer.generation.loading import find_folder, tokenizer_of
@@ -169,29 +167,10 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
                 f"{folder} holds back {carved:g} of the data, and data.validation is now {fraction:g}; "
                 f"use another run=FOLDER, or remove {folder}"
             )
-    _require_tokenizer(config.data.tokenizer, data)
+    require_tokenizer(config.data.tokenizer, data, "data.tokenizer")
     counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
     say(f"data: {data.folder}: {counts}; tokeniser: {name_of(data.tokenizer)}, {data.tokenizer.vocab_size} tokens")
     return data
-
-
-def _require_tokenizer(wanted: str, data: PreparedData) -> None:
-    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be told without the data or the hub."""
-    kind, _, argument = wanted.partition(":")
-    found = data.tokenizer
-    if wanted == "auto":
-        same = True
-    elif wanted == "char" or kind == "bpe":  # learnt from the data
-        same = found.kind == kind and not (argument.isdecimal() and found.vocab_size > int(argument))
-    elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
-        same = build_tokenizer(wanted).fingerprint == found.fingerprint
-    else:
-        same = found.kind == FOREIGN
-    if not same:
-        raise ValueError(
-            f"data.tokenizer is {wanted!r}, but {data.folder} was prepared with another (kind {found.kind}, {found.vocab_size} tokens); "
-            "prepare the data anew, in another folder, or write data.tokenizer=auto to use it as it is"
-        )
 
 
 def _build_model(config: TrainConfig, origin: Origin | None, tokenizer: Tokenizer, say: Say) -> ConditionalModel:

@@ -1,6 +1,6 @@
 """All that a run must remember: weights, optimiser, averaged weights, step, place in the data. As tensors by name and one small dict."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,20 @@ from tracformer.training.optimizer import Optimizer
 
 
 class State:
-    def __init__(self, model: ConditionalModel, optimizer: Optimizer, ranks: Ranks, sharded: bool, ema: float, data: str) -> None:
+    def __init__(
+        self,
+        model: ConditionalModel,
+        optimizer: Optimizer,
+        ranks: Ranks,
+        sharded: bool,
+        ema: float,
+        data: str,
+        recipe: Mapping[str, Any] | None = None,
+        take_changes: bool = False,
+    ) -> None:
+        """`recipe`: what a run goes on with unchanged, unless `take_changes`."""
+        self.recipe, self.take_changes = dict(recipe or {}), take_changes
+        self.earlier: list[dict[str, Any]] = []  # recipes that the run had before, each with the step up to which
         self.model, self.optimizer, self.ranks, self.sharded, self.decay, self.data = model, optimizer, ranks, sharded, ema, data
         self.parameters = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
@@ -44,6 +57,8 @@ class State:
             "optimizer": self.optimizer.name,
             "data": self.data,
             "model": self.model.config.to_dict(),
+            "recipe": self.recipe,
+            "earlier": self.earlier,
         }
 
     def shards(self) -> dict[str, Shard]:
@@ -85,6 +100,7 @@ class State:
                 f"the run in {reader.path.parent.parent} was trained on other data, or on the same tokenised otherwise; use another run "
                 f"folder, with init={reader.path.parent.parent / 'model'} to go on from its weights, or the old data"
             )
+        self._compare_recipes(reader)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 local(parameter).copy_(self._rows(reader, WEIGHTS, name))
@@ -97,6 +113,19 @@ class State:
             source = "ema" if reader.has("ema") else WEIGHTS
             for name, mean in self.average.items():
                 mean.copy_(self._rows(reader, source, name))
+
+    def _compare_recipes(self, reader: Reader) -> None:
+        before, self.earlier = reader.state.get("recipe", {}), list(reader.state.get("earlier", []))
+        different = [key for key in before if key in self.recipe and _plain(self.recipe[key]) != _plain(before[key])]
+        if not different:
+            return
+        if not self.take_changes:
+            told = ", ".join(f"{key} was {before[key]!r} and is now {self.recipe[key]!r}" for key in different)
+            raise ValueError(
+                f"the run in {reader.path.parent.parent} is at step {reader.state['step']} with another recipe: {told}; use another "
+                "run=FOLDER, the old settings, or changes=take to go on with the new ones from here"
+            )
+        self.earlier.append({"until": reader.state["step"], **{key: before[key] for key in different}})
 
     def _rows(self, reader: Reader, kind: str, name: str) -> Tensor:
         parameter = self.parameters[_parameter_name(name, self.parameters)]

@@ -93,7 +93,7 @@ def bound(subject: Subject, source: Source, tokens: Tokens, context: Known, numb
     parts, errors = [], []
     for group in np.unique(groups).tolist():
         asked = _batch(subject, source, tokens[groups == group], context[groups == group])
-        found = subject.model.estimate(*asked, subject.mode, draws=draws, seed=derived_seed(seed, group))
+        found = subject.model.estimate(*asked, subject.mode, draws=draws, seed=derived_seed(seed, group + 1))
         parts.append(-found.values.double().sum(1).cpu().numpy())
         errors.append(np.zeros(len(parts[-1])) if found.standard_error is None else found.standard_error.double().cpu().numpy())
     return np.concatenate(parts), np.concatenate(errors)

@@ -3,13 +3,10 @@
 import math
 import statistics
 from collections.abc import Sequence
-from statistics import NormalDist
 
+from tracformer.evaluation.bootstrap import t_quantile
 from tracformer.evaluation.report.tables import Cell
 from tracformer.evaluation.results import Row
-
-# Student's t at 0.975, for 1, 2, ... degrees of freedom.
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 def over_seeds(rows: Sequence[Row]) -> Cell:
@@ -34,14 +31,3 @@ def over_seeds(rows: Sequence[Row]) -> Cell:
     high = mean + math.hypot(statistics.fmean(above), between) if above else mean + between
     never_negative = all(min(row.value, row.value if row.low is None else row.low) >= 0 for row in rows)
     return Cell(mean, max(low, 0.0) if never_negative else low, high, spread, len(rows))
-
-
-def t_quantile(freedom: int) -> float:
-    """
-    >>> [round(t_quantile(n), 3) for n in (1, 2, 20, 30)]
-    [12.706, 4.303, 2.086, 2.042]
-    """
-    if freedom <= len(T_QUANTILES):
-        return T_QUANTILES[freedom - 1]
-    z = NormalDist().inv_cdf(0.975)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
