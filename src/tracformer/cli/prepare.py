@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="+", help="files, folders or globs; or names of data sets; or hf:OWNER/NAME; or exact:SOURCE")
     parser.add_argument("--out", required=True, help="the folder to write; it must not exist")
     parser.add_argument(
-        "--tokenizer", default="auto", help="auto, byte, char, dna, protein, bpe:SIZE, a folder or a hub id (default: auto)"
+        "--tokenizer",
+        default="auto",
+        help="auto, byte, char, char:LETTERS, dna, rna, nucleotide or protein (or these with -aligned), bpe:SIZE, a folder or a hub id",
     )
     parser.add_argument(
         "--validation",

@@ -77,6 +77,7 @@ class TaskPlan:
     models: tuple[str, ...]
     options: Mapping[str, Any]  # `data` is a data set's name
     mode: str = ""  # empty: each model's own
+    left_out: tuple[str, ...] = ()  # models that the scale does not have
 
     def make(self, options: Mapping[str, Any]) -> Task:
         return make_task(self.task, {**self.options, **options})
@@ -239,7 +240,8 @@ def _task(values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[s
     unknown = [name for name in values["models"] if name not in models and name not in OPTIONAL]
     if unknown or not names:
         raise ValueError(f"{where}: models are {values['models']}; the scale has: {', '.join(models)}")
-    return TaskPlan(values["task"], names, options, values.get("mode", ""))
+    left_out = tuple(name for name in values["models"] if name not in models)
+    return TaskPlan(values["task"], names, options, values.get("mode", ""), left_out)
 
 
 def _values(known: Mapping[str, Any], changes: dict[str, str]) -> dict[str, Any]:

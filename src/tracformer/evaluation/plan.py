@@ -14,6 +14,8 @@ def plan(work: Reproduction) -> Iterator[str]:
     experiment = work.experiment
     work.check(network=False)
     yield f"{experiment.name} at scale {experiment.scale}, in {work.root}: {experiment.title}"
+    for name in dict.fromkeys(name for task in experiment.tasks for name in task.left_out):
+        yield f"  left out  {name}: scale {experiment.scale} has none"
     for trained, sets in ((True, experiment.learnt_from()), (False, experiment.only_read())):
         for data in sets:
             ready = data_folder(work.root, data.name, trained).exists()
