@@ -101,9 +101,10 @@ def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
     else:
         same = found.kind == FOREIGN
     if not same:
+        told = asked if asked.startswith("bpe:") else f"kind {found.kind}"
         raise ValueError(
-            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({asked or found.kind}, {found.vocab_size} tokens); "
-            f"prepare the data anew, in another folder, or write auto to use it as it is"
+            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({told}, {found.vocab_size} tokens); "
+            "prepare the data anew, in another folder, or write auto to use it as it is"
         )
 
 
