@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 import tracformer
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.evaluation.bootstrap import ratio, ratio_interval
+from tracformer.evaluation.bootstrap import ratio, ratio_interval, share_interval
 from tracformer.files import write_atomically
 from tracformer.generation.fill import fill
 from tracformer.generation.language import LanguageModel
@@ -82,7 +82,7 @@ def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, 
         "perplexity": math.exp(ratio(nats, count)),
         "perplexity_interval": [math.exp(low), math.exp(high)],
         "accuracy": ratio(right, count),
-        "accuracy_interval": ratio_interval(right, count),
+        "accuracy_interval": share_interval(right, count),
         "windows": len(count),
         "tokens": int(count.sum()),
     }

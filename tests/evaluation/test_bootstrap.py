@@ -36,6 +36,15 @@ def test_intervals_of_few_sequences_are_stretched_away_from_the_figure() -> None
     assert (2.0 - low, high - 2.0) == pytest.approx((9.168, 2 * 9.168), rel=1e-3)
 
 
+def test_stretched_intervals_of_shares_stay_shares() -> None:
+    part, whole = np.array([10, 9, 10]), np.full(3, 10)
+    low, high = bootstrap.ratio_interval(part, whole) or (0.0, 0.0)
+    assert high > 1.0
+    assert bootstrap.share_interval(part, whole) == (low, 1.0)
+    assert (bootstrap.share_interval(whole - part, whole) or (1.0, 1.0))[0] == 0.0
+    assert (bootstrap.ratio_interval(np.array([-1, 0, 1]), whole) or (0.0, 0.0))[0] < 0.0
+
+
 def test_what_sequences_have_in_common_cancels_in_a_difference() -> None:
     rng = np.random.default_rng(1)
     targets = np.full(100, 10)

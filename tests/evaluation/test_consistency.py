@@ -85,3 +85,8 @@ def test_mistakes_are_told(data: Path) -> None:
         parse_task("orders:length=9")
     with pytest.raises(ValueError, match="asks in mode ac"):
         Orders(data=str(data)).check(Subject(small_model(), tokenizer(), "model", "car"))
+
+
+def test_one_answer_whatever_the_seed(data: Path) -> None:
+    subject = Subject(small_model(vocab_size=6), tokenizer(), "model", "ac")
+    assert Orders(data=str(data), seed=3, count_eos=True).asked_of(subject) == Orders(data=str(data))

@@ -30,9 +30,18 @@ def ratio(above: ArrayLike, below: ArrayLike) -> float:
 
 
 def ratio_interval(above: ArrayLike, below: ArrayLike, seed: int = SEED) -> Interval | None:
-    """95% interval of sum(above) / sum(below) over sequences; None for fewer than two."""
+    """95% interval of sum(above) / sum(below) over sequences; None for fewer than two. Of what is never below zero no end is."""
     ratios = resampled(above, below, seed)
-    return None if ratios is None else stretched(quantiles(ratios), ratio(above, below), len(np.asarray(above)))
+    if ratios is None:
+        return None
+    low, high = stretched(quantiles(ratios), ratio(above, below), len(np.asarray(above)))
+    return (low if np.asarray(above).min() < 0 else max(low, 0.0)), high
+
+
+def share_interval(part: ArrayLike, whole: ArrayLike) -> Interval | None:
+    """`ratio_interval` of a part that is at most the whole, as right guesses among targets: within [0, 1]."""
+    interval = ratio_interval(part, whole)
+    return None if interval is None else (interval[0], min(interval[1], 1.0))
 
 
 def difference_interval(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tracformer.contexts import Geometric, Spans
-from tracformer.evaluation.bootstrap import LEVEL, ratio, ratio_interval, resampled
+from tracformer.evaluation.bootstrap import LEVEL, ratio, resampled, share_interval
 from tracformer.evaluation.gathering import Floats, by_sequence
 from tracformer.evaluation.manifest import array_hash
 from tracformer.evaluation.results import Result, Row
@@ -137,5 +137,5 @@ def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[
     noisy = f"about {chance:.2g} of it is chance: with so few targets even a calibrated model shows that" if chance > value / 2 else ""
     return [
         Row("ece", setting, value, low, high, **{**counts, "note": "; ".join(filter(None, (noisy, subject.note)))}),
-        *(Row(name, setting, ratio(x, targets), *(ratio_interval(x, targets) or (None, None)), **counts) for name, x in shares),
+        *(Row(name, setting, ratio(x, targets), *(share_interval(x, targets) or (None, None)), **counts) for name, x in shares),
     ]

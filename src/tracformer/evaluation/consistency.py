@@ -53,6 +53,10 @@ class Orders(TextTask):
         """Each model reads windows of so many tokens of its own."""
         return super().read(replace(subject, reference=None))
 
+    def asked_of(self, subject: Subject) -> "Orders":
+        """Nothing is drawn, and every token is asked."""
+        return replace(self, seed=0, count_eos=False)
+
     def inputs(self, subject: Subject) -> Mapping[str, str]:
         return {"data": self.read(subject).hash}
 

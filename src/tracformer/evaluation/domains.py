@@ -254,7 +254,7 @@ def _rows(subject: Subject, family: Holes, system: str, answers: Answers) -> lis
     about: dict[str, Any] = {"kind": subject.kind, "sequences": len(targets), "targets": int(targets.sum())}
     interval = bootstrap.ratio_interval(answers.nll, targets)
     low, high = (None, None) if interval is None else map(bootstrap.perplexity_of, interval)
-    least, most = bootstrap.ratio_interval(answers.right, targets) or (None, None)
+    least, most = bootstrap.share_interval(answers.right, targets) or (None, None)
     return [
         Row("perplexity", setting, bootstrap.perplexity_of(bootstrap.ratio(answers.nll, targets)), low, high, **about),
         Row("accuracy", setting, bootstrap.ratio(answers.right, targets), least, most, **about),
