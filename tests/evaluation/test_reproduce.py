@@ -171,6 +171,16 @@ def test_sizes_at_the_paper_scale_need_no_weights(tmp_path: Path) -> None:
     assert "<td class='paper'>138,000,000<small>Table 7</small></td>" in page
 
 
+def test_sizes_count_the_vocabulary_that_is_asked_for(tmp_path: Path) -> None:
+    for vocabulary in (4096, 8192):
+        experiment = read_experiment("table7", "mini", {"tokenizer": f"bpe:{vocabulary}", "only": "tracformer-car"})
+        out = tmp_path / str(vocabulary)
+        assert Reproduction(experiment, out, Silent(), say=lambda text: None).run() == 0
+        (result,) = read_results(out / "mini" / "results")
+        width = result.manifest["model"]["config"]["d_model"]
+        assert result.find("parameters").value - result.find("parameters_without_embeddings").value == (vocabulary + 1) * width
+
+
 def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> None:
     folder = save_model(tmp_path / "mine", byte_tokenizer(), max_length=32, n_layer=5)
     changes = {"models.tracformer-web": str(folder), "data.wikitext2": str(text)}

@@ -106,6 +106,11 @@ class Experiment:
         """Data sets that some model is to be trained on."""
         return [self.data[name] for name in dict.fromkeys(model.data for model in self.trained() if model.train)]
 
+    def vocabulary_of(self, model: ModelPlan) -> int:
+        """Tokens of a model that is trained here: as many as `bpe:N` makes of its data, or the scale's number."""
+        kind, _, size = self.data[model.data].tokenizer.partition(":")
+        return int(size) if kind == "bpe" else self.vocab_size
+
     def only_read(self) -> list[DataSet]:
         """Data sets on which models are evaluated and none is trained."""
         asked = dict.fromkeys(str(task.options["data"]) for task in self.tasks if task.options.get("data"))

@@ -313,13 +313,12 @@ class Reproduction:
         return recipe
 
     def shape(self, run: Run) -> ModelConfig:
-        vocabulary = self.experiment.vocab_size
         if run.seed is not None:
-            return self._planned(run).model_config(vocabulary)
+            return self._planned(run).model_config(self.experiment.vocabulary_of(run.plan))
         if not run.plan.family:  # a folder that the user named
             return load_model(loading.find_folder(run.plan.published)).config
         kind = find_family(run.plan.family).config_class
-        return kind.preset(next(name for name in PAPER_PRESETS if name in kind.presets), vocab_size=vocabulary)
+        return kind.preset(next(name for name in PAPER_PRESETS if name in kind.presets), vocab_size=self.experiment.vocab_size)
 
     def _model_folder(self, run: Run) -> Path:
         return loading.find_folder(run.plan.published) if run.seed is None else self.run_folder(run) / "model"
