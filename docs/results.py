@@ -13,6 +13,8 @@ and which figures of its sentences come from such tables, the direction of a com
 
     by <!-- share ratios-wikitext-256-Geometric_12: tracformer-car below bart at 0.1..0.5 -->36 to 39%<!-- end -->
     between <!-- range ratios-wikitext-256-Geometric_12, ratios-wikitext-256-Geometric_3: bart -->95 and 98<!-- end -->
+    at <!-- times prefixes-wikitext-128: sedd, mdlm over tracformer-web -->2.1 to 2.8<!-- end --> times
+    within <!-- within prefixes-wikitext-128: sedd of mdlm -->7%<!-- end -->
 
 Files are those of results/mini/report; without a colon all models stand in the table; without `at` all columns count. What is taken over
 has no per-sequence figures and no texts: the rows, and where each of them came from. Of the report's files those are kept that
@@ -21,6 +23,7 @@ docs/results.md names, and the page.
 
 import argparse
 import dataclasses
+import math
 import re
 import tempfile
 from dataclasses import dataclass
@@ -38,10 +41,15 @@ DOCUMENT = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "results" / "mini"
 PICTURES = ROOT / "docs" / "pictures"
 BLOCK = re.compile(r"(?P<head><!-- table (?P<file>[^:\s]+)(?:: (?P<models>[^>]+?))? -->\n).*?(?P<tail><!-- end -->)", re.S)
-MARK = re.compile(r"(?P<head><!-- (?P<what>share|range) (?P<claim>[^>]*) -->).*?(?P<tail><!-- end -->)")
+MARK = re.compile(r"(?P<head><!-- (?P<what>share|range|times|within) (?P<claim>[^>]*) -->).*?(?P<tail><!-- end -->)")
 CLAIMS = {
-    "share": re.compile(r"(?P<files>[^:]+): (?P<one>\S+) (?P<way>below|above) (?P<other>\S+)(?: at (?P<columns>\S+))?"),
-    "range": re.compile(r"(?P<files>[^:]+): (?P<one>\S+)(?: at (?P<columns>\S+))?"),
+    what: re.compile(rf"(?P<files>[^:]+): {models}(?: at (?P<columns>\S+))?")
+    for what, models in {
+        "share": r"(?P<one>\S+) (?P<way>below|above) (?P<other>\S+)",
+        "range": r"(?P<one>\S+)",
+        "times": r"(?P<one>\S+(?:, \S+)*) over (?P<other>\S+)",
+        "within": r"(?P<one>\S+) of (?P<other>\S+)",
+    }.items()
 }
 ABOUT = (
     "Made by `tracformer reproduce ... scale=mini`; docs/results.md says what these figures show, what not, and how to make them again.",
@@ -124,24 +132,38 @@ def figure(what: str, claim: str, made: dict[str, Table]) -> str:
     found = CLAIMS[what].fullmatch(claim)
     if found is None:
         raise ValueError(f"{what} {claim!r} cannot be read; write it as the top of this file does")
-    names = [found["one"], found["other"]] if what == "share" else [found["one"]]
-    rows: list[list[float]] = []
-    for file in found["files"].split(", "):
+    said = found.groupdict()
+    rows: dict[str, list[float]] = {}  # by where they stand
+    for one in said["one"].split(", "):
+        rows |= values_of([one, *([said["other"]] if "other" in said else [])], said["files"].split(", "), said["columns"], made)
+    if what == "range":
+        return " and ".join(dict.fromkeys(f"{value:.0f}" for (value,) in (min(rows.values()), max(rows.values()))))
+    ratios = {where: one / other for where, (one, other) in rows.items()}
+    if what == "times":
+        return " to ".join(dict.fromkeys(f"{ratio:.1f}" for ratio in (min(ratios.values()), max(ratios.values()))))
+    for where, ratio in ratios.items():
+        if what == "share" and (ratio >= 1 if said["way"] == "below" else ratio <= 1):
+            raise ValueError(f"{where} is not {said['way']} {said['other']}")
+    shares = [100 * abs(ratio - 1) for ratio in ratios.values()]
+    if what == "within":
+        return f"{math.ceil(max(shares))}%"
+    digits = 1 if max(shares) < 3 else 0
+    return " to ".join(dict.fromkeys(f"{share:.{digits}f}" for share in (min(shares), max(shares)))) + "%"
+
+
+def values_of(names: list[str], files: list[str], columns: str | None, made: dict[str, Table]) -> dict[str, list[float]]:
+    """Of these models, wherever these columns of these tables have them."""
+    rows: dict[str, list[float]] = {}
+    for file in files:
         if f"{file}-perplexity.csv" not in made:
             raise ValueError(f"there is no table {file!r}; there are {', '.join(made)}")
         table = only(made[f"{file}-perplexity.csv"], names)
-        for i in columns_of(table, found["columns"]):
-            cells = [line.cells[i] for line in table.lines]
-            rows.append([cell.value for cell in cells if cell is not None])
-            if len(rows[-1]) < len(names):
+        for i in columns_of(table, columns):
+            values = [cell.value for line in table.lines if (cell := line.cells[i]) is not None]
+            if len(values) < len(names):
                 raise ValueError(f"{file} has not both of {' and '.join(names)} at {table.columns[i]}")
-            if what == "share" and (rows[-1][0] >= rows[-1][1] if found["way"] == "below" else rows[-1][0] <= rows[-1][1]):
-                raise ValueError(f"{file}: {found['one']} is not {found['way']} {found['other']} at {table.columns[i]}")
-    if what == "range":
-        return " and ".join(dict.fromkeys(f"{value:.0f}" for (value,) in (min(rows), max(rows))))
-    shares = [100 * abs(one / other - 1) for one, other in rows]
-    digits = 1 if max(shares) < 3 else 0
-    return " to ".join(dict.fromkeys(f"{share:.{digits}f}" for share in (min(shares), max(shares)))) + "%"
+            rows[f"{names[0]} in {file} at {table.columns[i]}"] = values
+    return rows
 
 
 def columns_of(table: Table, wanted: str | None) -> list[int]:

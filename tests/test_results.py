@@ -112,7 +112,7 @@ def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
 
 
 def test_a_sentence_s_figure_comes_from_its_tables_and_its_claim_is_checked() -> None:
-    cells = {"a": (50.0, 60.0, 98.5), "b": (100.0, 80.0, 100.0)}
+    cells = {"a": (50.0, 60.0, 98.5), "b": (100.0, 80.0, 100.0), "c": (150.0, 120.0, 100.0)}
     lines = tuple(Line(name, "exact", tuple(Cell(value) for value in values)) for name, values in cells.items())
     made = {f"{name}-perplexity.csv": Table(name, "t", ("0.1", "0.5", "0.9"), lines) for name in ("x", "y")}
 
@@ -125,10 +125,12 @@ def test_a_sentence_s_figure_comes_from_its_tables_and_its_claim_is_checked() ->
     assert figure("share x: a below b at 0.9") == "1.5%"
     assert figure("range x: a at 0.1..0.5") == "50 and 60"
     assert figure("range x: b at 0.9") == "100"
+    assert figure("times x, y: a, c over b") == "0.5 to 1.5"
+    assert figure("within x: a of b at 0.5..0.9") == "25%"
     wrong = {
-        "share x: a above b": r"x: a is not above b at 0\.1",
-        "share x: a below a": r"x has not both of a and a|x: a is not below a",
-        "share x: a above c": "x has no 'c'",
+        "share x: a above b": r"a in x at 0\.1 is not above b",
+        "share x: a below a": "x has not both of a and a",
+        "share x: a above d": "x has no 'd'",
         "share z: a below b": "no table 'z'",
         "share x: a below b at 0.2": r"x has no column '0\.2'; it has 0\.1",
         "share x: a under b": "cannot be read",
