@@ -1,7 +1,7 @@
 """How much the text behind a hole helps: perplexity and accuracy in holes of 8 to 16 tokens, and fills to read.
 
     python benchmarks/holes.py stories ar=runs/gpt2 --data held-out.txt
-    python benchmarks/holes.py stories --data held-out.txt --fills 50 --beam 16 > fills.md
+    python benchmarks/holes.py stories --data held-out.txt --fills 50 --beam 16 --reread > fills.md
 
 Windows of held-out text, each with one hole in its middle. Every model is asked in every mode it has, on the same windows; models must
 share a tokeniser. Accuracy: how often the likeliest token is the true one, under `car` and `ar` after the true tokens before it. Intervals
@@ -28,6 +28,7 @@ from tracformer.files import write_atomically
 from tracformer.generation.fill import fill
 from tracformer.generation.language import LanguageModel
 from tracformer.generation.randomness import derived_seed
+from tracformer.generation.rereading import left_to_right
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.search import search
 from tracformer.model.base import BOUND, EXACT
@@ -94,11 +95,15 @@ def sampled(lm: LanguageModel, holes: Holes, seed: int) -> Tensor:
     return fill(lm.model, holes.tokens, holes.context, "car", seed=seeds, sampler=Sampler(banned=tuple(lm.spelling.special))).tokens
 
 
-def searched(lm: LanguageModel, holes: Holes, width: int) -> Tensor:
-    """(N, T): each with the most probable filling that a beam of this width finds."""
+def searched(lm: LanguageModel, holes: Holes, width: int, reread: bool) -> Tensor:
+    """(N, T): each with the most probable filling that a beam of this width finds, or the best of them as the whole text reads too."""
     rows = tqdm(list(zip(holes.tokens[:, None], holes.context[:, None], strict=True)), desc=f"beam:{width}", leave=False)
-    banned = tuple(lm.spelling.special)
-    return torch.stack([search(lm.model, *row, method="beam", width=width, banned=banned)[0].tokens for row in rows])
+    chosen = []
+    for row in rows:
+        found = search(lm.model, *row, method="beam", width=width, n=width if reread else 1, banned=tuple(lm.spelling.special))
+        again = left_to_right(lm.runner, [each.tokens.tolist() for each in found], BATCH) if reread else [0.0]
+        chosen.append(max(zip(found, again, strict=True), key=lambda each: each[0].log_prob + each[1])[0].tokens)
+    return torch.stack(chosen)
 
 
 def show_fills(lm: LanguageModel, holes: Holes, filled: Tensor) -> None:
@@ -119,6 +124,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
     parser.add_argument("--fills", type=int, default=0, help="print so many fills of the first model, as markdown, and measure nothing")
     parser.add_argument("--beam", type=int, default=0, metavar="WIDTH", help="fills by search instead of samples")
+    parser.add_argument("--reread", action="store_true", help="of the beam's fills that which `tracformer infill --reread` would give")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -130,7 +136,7 @@ def main() -> None:
         raise SystemExit(f"{different[0]} has another tokeniser than {next(iter(models))}: their tokens do not compare")
     holes = cut(arguments.data.read_text(), first.tokenizer, arguments.fills or arguments.windows, arguments.length)
     if arguments.fills:
-        filled = searched(first, holes, arguments.beam) if arguments.beam else sampled(first, holes, arguments.seed)
+        filled = searched(first, holes, arguments.beam, arguments.reread) if arguments.beam else sampled(first, holes, arguments.seed)
         return show_fills(first, holes, filled)
     rows = []
     for name, lm in models.items():

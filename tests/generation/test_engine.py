@@ -28,6 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"n": 2, "order": ByConfidence("entropy"), "length_draws": 2},
     {"n": 2, "mode": "ac", "order": RandomOrder(2), "length_draws": 2},
     {"n": 2, "best_of": 6, "length_draws": 2},
+    {"n": 2, "best_of": 6, "length_draws": 2, "reread": True},
     {"n": 2, "search": "beam:4", "length_draws": 2, "top": 2},
     {"search": "best-first:60", "length_draws": 2},
 ]

@@ -12,7 +12,7 @@ from tests.generation.texts import TEXT, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.blanks import write
-from tracformer.generation.infilling import _best
+from tracformer.generation.infilling import Options, _best
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.results import Arrival, Infilled
@@ -131,13 +131,14 @@ def test_the_best_of_many_are_the_most_probable_and_differ(lm: LanguageModel) ->
     assert len({result.text for result in best}) == 3
 
 
-def test_the_best_stay_in_order_when_a_text_comes_again() -> None:
+def test_the_best_stay_in_order_when_a_text_comes_again(lm: LanguageModel) -> None:
     def found(text: str, log_prob: float) -> Infilled:
         return Infilled(text, (), log_prob, 0, "ac", (), None, "")
 
     results = [found("a", -3.0), found("b", -2.0), found("c", -2.5), found("a", -1.0), found("b", -9.0)]
-    assert [(each.text, each.log_prob) for each in _best(results, 3)] == [("a", -1.0), ("b", -2.0), ("c", -2.5)]
-    assert [each.text for each in _best(results, 1)] == ["a"]
+    best = _best(lm.runner, results, Options(n=3, best_of=5))
+    assert [(each.text, each.log_prob) for each in best] == [("a", -1.0), ("b", -2.0), ("c", -2.5)]
+    assert [each.text for each in _best(lm.runner, results, Options(n=1, best_of=5))] == ["a"]
 
 
 def test_the_best_of_different_lengths_weigh_the_length_too() -> None:

@@ -34,6 +34,7 @@ def equal(answer: Any, expected: Any) -> bool:
         {"mode": "ac", "order": ByConfidence("margin", k=2), "whole": False},
         {"n": 2, "best_of": 4, "length_draws": 3, "lengths": "rank", "max_blank": 4},
         {"search": "beam:4"},
+        {"search": "beam:4", "reread": True},
     ],
 )
 def test_fillings_are_the_local_ones(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:

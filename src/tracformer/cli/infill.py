@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     best.add_argument(
         "--search", metavar="beam:K | best-first:N", help="search for the most probable: K at a time, or at most N opened nodes"
     )
+    best.add_argument("--reread", action="store_true", help="of what --best-of or a beam found, the best by how the whole text reads too")
     lengths = parser.add_argument_group("blanks of unknown length")
     lengths.add_argument("--lengths", choices=("sample", "rank"), help="draw the length, or take the most probable (default: sample)")
     lengths.add_argument("--max-blank", type=int, metavar="N", help="most tokens of a blank [[]], which names none (default: 32)")
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         "order": order,
         "best_of": arguments.best_of or 0,
         "search": arguments.search,
+        "reread": arguments.reread,
         "whole": not arguments.fragment,
         "batch": arguments.batch,
     }

@@ -17,6 +17,7 @@ from tracformer.generation.lengths import Prior
 from tracformer.generation.orders import Order, orders_in
 from tracformer.generation.randomness import derived_seed
 from tracformer.generation.required import fit
+from tracformer.generation.rereading import ranked, require_left_to_right
 from tracformer.generation.results import Arrival, Candidates, Infilled, LengthChoice, Watch, Watcher, heeded
 from tracformer.generation.rules import as_revealed, joined, not_utf8, text_rules, word_start
 from tracformer.generation.runner import Runner
@@ -37,6 +38,7 @@ class Options:
     order: Order | None = None
     best_of: int = 0
     search: str | None = None
+    reread: bool = False
     whole: bool = True
     max_blank: int = 32
     prior: Prior | None = None
@@ -59,6 +61,8 @@ class Options:
             raise ValueError(f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain samples")
         if self.lengths not in unknown.HOW:
             raise ValueError(f"lengths is {self.lengths!r}; allowed: {', '.join(unknown.HOW)}")
+        if self.reread and not self.best_of and (self.search is None or parse_search(self.search)[0] != "beam"):
+            raise ValueError("reread ranks candidates: ask for several with best_of, or with search beam:WIDTH")
         if self.search is None:
             return
         parse_search(self.search)
@@ -124,11 +128,13 @@ def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str | Templ
         for job, result in zip(some, _filled(runner, spelling, some, tasks, options, rules, watch), strict=True):
             filled[job.text, job.sample] = result
     results = [[filled[number, sample] for sample in range(len(seeds))] for number in range(len(tasks))]
-    return [_best(each, options.n) for each in results] if options.best_of else results
+    return [_best(runner, each, options) for each in results] if options.best_of else results
 
 
 def check_options(model: ConditionalModel, options: Options) -> None:
     """What this model cannot be asked, whatever the text."""
+    if options.reread:
+        require_left_to_right(model)
     if options.search is not None:
         require_exact(model, options.mode)
     elif options.mode == "diffusion":
@@ -268,7 +274,7 @@ def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, 
         method=method,
         width=number if method == "beam" else options.batch,
         budget=number,
-        n=options.n,
+        n=number if options.reread else options.n,
         banned=rules.banned,
         only=only,
         open_session=runner.session,
@@ -285,7 +291,8 @@ def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, 
         candidates = _searched_candidates(runner, spelling, each.tokens, asked, options)
         job = Job(0, 0, laid, options.seed)
         results.append(_infilled(spelling, noted, job, each.tokens.tolist(), each.log_probs.tolist(), candidates, options.mode))
-    return _distinct(results)
+    results = _distinct(results)
+    return ranked(runner, results, [each.log_prob for each in results], options.batch)[: options.n] if options.reread else results
 
 
 def _searched_candidates(runner: Runner, spelling: Spelling, tokens: Tensor, asked: Stacked, options: Options) -> Candidates:
@@ -306,14 +313,15 @@ def _infilled(
     return Infilled(text, spans, log_prob, job.seed, mode, tuple(tokens[:length]), task.choices[job.sample], note)
 
 
-def _best(results: list[Infilled], n: int) -> list[Infilled]:
+def _best(runner: Runner, results: list[Infilled], options: Options) -> list[Infilled]:
     """The most probable; where lengths differ, by the posterior of the length times the filling's probability given it."""
 
-    def rank(result: Infilled) -> float:
+    def own(result: Infilled) -> float:
         choice = result.length_choice
-        return -result.log_prob - (choice.log_probabilities[choice.lengths.index(choice.chosen)] if choice is not None else 0.0)
+        return result.log_prob + (choice.log_probabilities[choice.lengths.index(choice.chosen)] if choice is not None else 0.0)
 
-    return _distinct(sorted(results, key=rank))[:n]
+    best = _distinct(sorted(results, key=own, reverse=True))
+    return (ranked(runner, best, [own(each) for each in best], options.batch) if options.reread else best)[: options.n]
 
 
 def _distinct(results: list[Infilled]) -> list[Infilled]:

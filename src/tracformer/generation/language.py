@@ -73,6 +73,7 @@ class LanguageModel:
         order: Order | None = None,
         best_of: int = 0,
         search: str | None = None,
+        reread: bool = False,
         whole: bool = True,
         max_blank: int = 32,
         prior: Prior | None = None,
@@ -88,6 +89,7 @@ class LanguageModel:
         whole: the text is a whole document, so an end of text is given behind it; False: a fragment.
         best_of: draw so many, return the `n` most probable that differ, the best first.
         search: "best-first:BUDGET" finds the most probable fillings, or says in `note` that it gave up; "beam:WIDTH" approximates them.
+        reread: of what `best_of` or a beam found, the best by this and by how the whole text reads from left to right (see `rereading`).
         max_blank, prior, length_draws, lengths: for blanks of unknown length, see `lengths`; `prior` maps a blank's number of tokens to a
         weight (None: all alike), `lengths` is "sample" or "rank" (sample i has the i-th likeliest length).
         batch: sequences at once. top: so many candidates of each token. watch: is told of each token as it comes; a `Watcher` of more.
@@ -101,6 +103,7 @@ class LanguageModel:
             order=order,
             best_of=best_of,
             search=search,
+            reread=reread,
             whole=whole,
             max_blank=max_blank,
             prior=prior,

@@ -57,6 +57,7 @@ class InfillRequest(Strict):
     seed: Seed | None = Field(None, description="null: drawn, and told in the answer")
     best_of: int = Field(0, ge=0, le=2**31 - 1)
     search: Annotated[str, Field(max_length=40)] | None = Field(None, description="beam:WIDTH or best-first:BUDGET")
+    reread: bool = Field(False, description="rank what best_of or a beam found also by how the whole text reads from left to right")
     whole: bool = Field(True, description="the text is a whole document, not a fragment")
     max_blank: Count = Field(32, description="most tokens of a blank that names none")
     lengths: Literal["sample", "rank"] = "sample"
@@ -143,6 +144,7 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
             order=order,
             best_of=asked.best_of,
             search=asked.search,
+            reread=asked.reread,
             whole=asked.whole,
             max_blank=asked.max_blank,
             lengths=asked.lengths,
