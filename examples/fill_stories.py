@@ -6,6 +6,7 @@ python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import tracformer
 from tracformer.generation.results import Infilled
@@ -17,7 +18,7 @@ TEXTS = (
     "The dog was hungry. It looked for [[1-4]] and then it fell asleep.",
 )
 ENDINGS = ("They [[played]] together and became good friends.", "They [[slept]] together and became good friends.")
-DRAWN = 16  # samples of each text, of which the most probable are shown
+DRAWN = 32  # samples of each text, of which the best are shown: probable in their places, and in texts that read well
 BEHIND = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
 
 
@@ -40,18 +41,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     lm = tracformer.load(arguments.model)
-    sampler = Sampler(top_p=0.9)
+    options: dict[str, Any] = {
+        "best_of": DRAWN,
+        "reread": "ar" in lm.model.config.modes,
+        "sampler": Sampler(top_p=0.9),
+        "seed": arguments.seed,
+    }
 
     for text in arguments.texts or TEXTS:
         print(f"\n{text}")
-        for result in lm.infill(text, n=3, best_of=DRAWN, sampler=sampler, seed=arguments.seed):
+        for result in lm.infill(text, n=3, **options):
             print(f"  {brackets(result)}    log p = {result.log_prob:.1f}")
     if arguments.texts:
         return
 
     print("\nThe text behind a hole matters: the same beginning, three endings.")
     for behind in BEHIND:
-        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", best_of=DRAWN, sampler=sampler, seed=arguments.seed)
+        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", **options)
         print(f"  {brackets(result)}")
 
     print("\nHow probable is a word, given both sides?")
