@@ -68,7 +68,7 @@ class Panel:
     axis_name: str = "share of tokens to fill (trained at 0.5)"
 
 
-CAR, AC = ("tracformer-car", "bart"), ("tracformer-ac", "mdlm", "bert", "bert-bidir", "frequencies")
+CAR, AC = ("tracformer-car", "bart"), ("tracformer-ac", "dit-ac", "mdlm", "bert", "bert-bidir", "frequencies")
 WEB = ("tracformer-web", "gpt2", "sedd", "mdlm")
 LONG, SHORT = {"data": "wikitext", "length": 256}, {"length": 128}
 GIVEN = {"task": "prefixes", "axis": "prefix", "axis_name": "share given, as a prefix"}
