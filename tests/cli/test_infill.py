@@ -98,6 +98,14 @@ def test_several_fillings(tracformer: Caller) -> None:
     assert "proven" in found["note"]
 
 
+def test_candidates_are_read_again(tracformer: Caller) -> None:
+    for words in (["--search", "beam:6"], ["--best-of", "6"]):
+        found = tracformer.json("infill", "ab[[4]]cd", "-n", "6", *words)
+        [best] = tracformer.json("infill", "ab[[4]]cd", "--reread", *words)
+        assert best["text"] in [each["text"] for each in found]
+        assert f"of {len(found)} candidates" in best["note"]
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["--order", "random"], ["--order", "entropy", "--per-step", "2"], ["--order", "margin", "--threshold", "0.4"], ["--steps", "3"]],
@@ -182,6 +190,8 @@ CONTRADICTIONS = [
     (["--search", "beam:4", "--top-k", "3"], "--top-k has no effect"),
     (["--search", "beam:4", "--greedy"], "--greedy has no effect"),
     (["--search", "widest"], "search is 'widest'"),
+    (["--reread"], "--reread ranks candidates: ask for several with --best-of N"),
+    (["--reread", "--search", "best-first:9"], "or with --search beam:K"),
     (["--stream", "--json"], "--json"),
     (["--stream", "-n", "2"], "-n 2"),
     (["--stream", "--best-of", "2"], "--best-of"),

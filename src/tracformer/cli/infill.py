@@ -105,6 +105,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError("--search and --best-of are two ways to the most probable filling; leave one of them out")
         if unused := "greedy" if arguments.greedy else sampling.first_given(arguments, sampling.CHANGES):
             raise ValueError(f"--search draws nothing, so {sampling.option(unused)} has no effect; leave one of them out")
+    if arguments.reread and arguments.best_of is None and not (arguments.search or "").startswith("beam:"):
+        raise ValueError("--reread ranks candidates: ask for several with --best-of N, or with --search beam:K")
     if arguments.marks and arguments.json:
         raise ValueError("--marks is for plain text; --json names every fill's place in `spans`")
     if arguments.stream:
