@@ -3,7 +3,7 @@
     python docs/results.py runs/reproduce/mini/results     take results over into results/mini, one of each question; then as below
     python docs/results.py                                 write the tables and pictures anew from results/mini
 
-docs/results.md says which table goes where:
+docs/results.md and the README say which table goes where:
 
     <!-- table ratios-wikitext-256-Geometric_12-perplexity.csv: tracformer-car, bart -->
     ...
@@ -34,10 +34,12 @@ from tracformer.evaluation.report.collect import Section, by_file_stem, in_order
 from tracformer.evaluation.report.tables import Table
 from tracformer.evaluation.report.views import curves_of
 from tracformer.evaluation.results import Result, read_results
+from tracformer.files import write_atomically
 from tracformer.model.base import BOUND
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results.md"
+DOCUMENTS = (DOCUMENT, ROOT / "README.md")
 RESULTS = ROOT / "results" / "mini"
 PICTURES = ROOT / "docs" / "pictures"
 BLOCK = re.compile(r"(?P<head><!-- table (?P<file>[^:\s]+)(?:: (?P<models>[^>]+?))? -->\n).*?(?P<tail><!-- end -->)", re.S)
@@ -216,7 +218,9 @@ def main() -> None:
     if arguments.results is not None:
         take_over(arguments.results)
     results = read_results(RESULTS)
-    DOCUMENT.write_text(render(DOCUMENT.read_text(), tables_of(results)))
+    made = tables_of(results)
+    for document in DOCUMENTS:
+        write_atomically(document, render(document.read_text(), made))
     for name in PANELS:
         draw(name, sections(results))
 

@@ -13,10 +13,13 @@ from tracformer.evaluation.results import Result, Row, read_results
 results = script("docs/results.py")
 
 
-def test_the_tables_of_the_document_are_those_of_the_report() -> None:
-    document = results.DOCUMENT.read_text()
-    assert results.BLOCK.findall(document)
-    assert results.render(document, results.tables_of(read_results(results.RESULTS))) == document
+def test_tables_and_figures_of_the_documents_are_those_of_the_report() -> None:
+    made = results.tables_of(read_results(results.RESULTS))
+    assert results.BLOCK.findall(results.DOCUMENT.read_text())
+    for path in results.DOCUMENTS:
+        document = path.read_text()
+        assert results.MARK.findall(document)
+        assert results.render(document, made) == document
 
 
 def test_the_report_s_figures_are_those_of_the_results() -> None:
