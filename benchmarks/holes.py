@@ -128,6 +128,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.reread and not (arguments.fills and arguments.beam):
+        parser.error("--reread ranks what a beam found: give --fills and --beam too")
     keep_freed_memory()
     named = [pair if "=" in pair else f"{Path(pair).name}={pair}" for pair in arguments.models]
     models = {name: tracformer.load(folder) for name, folder in (pair.split("=", 1) for pair in named)}

@@ -239,6 +239,9 @@ def test_candidates_of_filled_written_and_scored_tokens(lm: LanguageModel) -> No
     assert lm.infill(TEXT)[0].spans[0].candidates == ()
     [found] = lm.infill("the [[1]] sat", search="beam:4", top=2)
     assert found.spans[0].candidates[0][0].log_prob >= found.log_prob
+    for result in lm.infill("the [[2]] sat", 5, search="beam:5", top=2, batch=2):
+        top = [each for each in lm.top_tokens(result.token_ids, context_of(result), 2, "car") if each]
+        assert [each.token_id for pair in result.spans[0].candidates for each in pair] == [each.token_id for pair in top for each in pair]
     for ask in (lambda: lm.infill(TEXT, top=-1), lambda: lm.top_tokens([1], [False], 0)):
         with pytest.raises(ValueError, match="top is"):
             ask()

@@ -6,6 +6,7 @@ from torch.nn.functional import log_softmax
 
 from tests.attention.test_exactness import Largest
 from tests.helpers import random_batch, small_model
+from tests.marks import needs_compiler
 from tracformer.model import MODES, likelihood
 
 
@@ -25,6 +26,16 @@ def test_completions_sum_to_one(mode: str, given: tuple[int, ...]) -> None:
     context[:, list(given)] = True
     total = model.log_prob(tokens, context, mode).sum(1).exp().sum()
     assert abs(total.item() - 1.0) < 1e-9
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode", MODES)
+def test_a_view_of_lengths_is_as_good_as_a_copy(mode: str) -> None:
+    model = small_model("native")
+    tokens, context, _ = random_batch(model, 3, 11)
+    length = torch.tensor([9])
+    actual = model.log_prob(tokens, context, mode, length.expand(3))
+    torch.testing.assert_close(actual, model.log_prob(tokens, context, mode, length.repeat(3)), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,9 +5,10 @@ Every sample of every text is one sequence with its own seed; sequences of like 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from torch import Tensor
+import torch
 
 from tracformer.generation import lengths as unknown
 from tracformer.generation.blanks import Frame, Laid, Stacked, Template, frame, parse, parse_lengths, spans_of, stack
@@ -22,7 +23,7 @@ from tracformer.generation.results import Arrival, Candidates, Infilled, LengthC
 from tracformer.generation.rules import as_revealed, joined, not_utf8, text_rules, word_start
 from tracformer.generation.runner import Runner
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.generation.search import require_exact, search
+from tracformer.generation.search import Found, require_exact, search
 from tracformer.generation.spelling import Spelling
 from tracformer.model.base import ConditionalModel
 
@@ -61,11 +62,11 @@ class Options:
             raise ValueError(f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain samples")
         if self.lengths not in unknown.HOW:
             raise ValueError(f"lengths is {self.lengths!r}; allowed: {', '.join(unknown.HOW)}")
-        if self.reread and not self.best_of and (self.search is None or parse_search(self.search)[0] != "beam"):
+        method = None if self.search is None else parse_search(self.search)[0]
+        if self.reread and not self.best_of and method != "beam":
             raise ValueError("reread ranks candidates: ask for several with best_of, or with search beam:WIDTH")
-        if self.search is None:
+        if method is None:
             return
-        parse_search(self.search)
         if self.best_of:
             raise ValueError(f"best_of is {self.best_of} and search is {self.search!r}; only one of them can pick the results")
         if self.order is not None:
@@ -280,7 +281,7 @@ def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, 
         open_session=runner.session,
     )
     results = []
-    for each in found:
+    for each, candidates in zip(found, _searched_candidates(runner, spelling, found, asked, options), strict=True):
         if each.proven:
             said = f"{method} search: proven; no filling of these lengths but those before it is more probable"
         elif method == "beam":
@@ -288,19 +289,22 @@ def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, 
         else:
             said = f"best-first search gave up after {each.expanded} nodes: not proven the most probable"
         noted = task._replace(note=joined(task.note, said))
-        candidates = _searched_candidates(runner, spelling, each.tokens, asked, options)
         job = Job(0, 0, laid, options.seed)
         results.append(_infilled(spelling, noted, job, each.tokens.tolist(), each.log_probs.tolist(), candidates, options.mode))
     results = _distinct(results)
     return ranked(runner, results, [each.log_prob for each in results], options.batch)[: options.n] if options.reread else results
 
 
-def _searched_candidates(runner: Runner, spelling: Spelling, tokens: Tensor, asked: Stacked, options: Options) -> Candidates:
-    """Search keeps no candidates of what it passes by: one whole pass over what it found gives them."""
+def _searched_candidates(runner: Runner, spelling: Spelling, found: Sequence[Found], asked: Stacked, options: Options) -> list[Candidates]:
+    """Search keeps no candidates of what it passes by: whole passes over what it found give them."""
     if not options.top:
-        return ()
-    found = runner.call(lambda: runner.model.candidates(tokens[None], asked.context, options.mode, asked.lengths, options.top))
-    return spelling.candidates(*found)[0]
+        return [()] * len(found)
+    candidates: list[Candidates] = []
+    for start in range(0, len(found), options.batch):
+        tokens = torch.stack([each.tokens for each in found[start : start + options.batch]])
+        question = (tokens, asked.context.expand_as(tokens), options.mode, asked.lengths.expand(len(tokens)), options.top)
+        candidates += spelling.candidates(*runner.call(partial(runner.model.candidates, *question)))
+    return candidates
 
 
 def _infilled(

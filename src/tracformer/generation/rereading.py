@@ -3,8 +3,8 @@
     log p(filling | before, after) = log p(filling | before) + log p(after | before, filling) - log p(after | before)
 
 Mode `car` answers the left side at once, knowing what follows from the start; mode `ar` answers the right side, and notices where what
-follows no longer fits. The last term is the same for all fillings of a text. Two estimates of one number err in different places, so the
-sum of both ranks better than either.
+follows no longer fits. The last term is the same for all fillings of a text. Two estimates of one number err in different places: the
+sum of both makes up for some of it.
 """
 
 from collections.abc import Sequence

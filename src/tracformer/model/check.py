@@ -30,7 +30,7 @@ def check_batch(config: ModelConfig, tokens: Tensor, context: Tensor, mode: str,
     else:
         if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
             raise ValueError(f"lengths is {_describe(lengths)}; it must be a ({B},) tensor of integers")
-        lengths = lengths.to(tokens.device, torch.int64)
+        lengths = lengths.to(tokens.device, torch.int64).contiguous()  # compiled code walks over them
         low, high = (int(x) for x in lengths.aminmax())
         if low < 1 or high > T:
             raise ValueError(f"lengths range from {low} to {high}; each must lie in 1..{T}, the padded length")
