@@ -60,6 +60,8 @@ def test_words_change_a_preset() -> None:
         ("steps=many", "steps is 'many'; it must be of type int"),
         ("steps=-1", "steps is -1"),
         ("compile=7", "compile is 7; it must be of type bool"),
+        ("optimizer.schedule=linear", "optimizer.schedule is 'linear'; it must be one of cosine, wsd"),
+        ("optimizer.decay=0.2", "optimizer.decay is 0.2; it must be left out unless optimizer.schedule is wsd"),
         ("optimizer.lr=inf", "optimizer.lr is inf; it must be a positive number"),
         ("model.vocab_size=3", "model.vocab_size is 3; the tokeniser decides it"),
         ("optimizer.lr=fast", "optimizer.lr is 'fast'; it must be of type float"),

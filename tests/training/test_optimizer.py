@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +19,27 @@ def test_schedule() -> None:
     assert learning_rate(10, 101, config) == 1.0
     assert math.isclose(learning_rate(55, 101, config), 0.55)
     assert math.isclose(learning_rate(100, 101, config), 0.1)
+
+
+def test_constant_then_linear_decay() -> None:
+    config = OptimizerConfig(lr=1.0, warmup=10, schedule="wsd", decay=0.5)
+    rates = [learning_rate(step, 100, config) for step in range(100)]
+    assert rates[:10] == [(step + 1) / 10 for step in range(10)]
+    assert set(rates[10:51]) == {1.0}
+    falls = [before - after for before, after in pairwise(rates[50:])]
+    assert falls == pytest.approx([1 / 50] * 49)
+    assert rates[-1] == pytest.approx(1 / 50)  # the step after it would be at final_lr, which is 0
+    assert learning_rate(99, 100, OptimizerConfig(lr=1.0, final_lr=0.5, warmup=0, schedule="wsd")) > 0.5
+
+
+def test_every_group_follows_the_schedule() -> None:
+    model = small_model()
+    told = {"name": "muon", "lr": 3e-3, "matrix_lr": 1e-2, "warmup": 100, "schedule": "wsd"}
+    config = OptimizerConfig(**told)
+    optimizer = build_optimizer(model.parameters(), config, True, hidden_matrices(model))
+    optimizer.set_rate(learning_rate(750, 1000, config))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([1.5e-3, 1.5e-3, 5e-3])
 
 
 def test_decay_on_matrices_only() -> None:

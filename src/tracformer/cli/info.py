@@ -66,7 +66,7 @@ def training_summary(folder: Path) -> dict[str, Any] | None:
     run = next((place for place in (folder, folder.parent) if (place / "train.json").is_file()), None)
     if run is None:
         return None
-    from tracformer.training.log import read_log
+    from tracformer.training.log import perplexities, read_log
 
     try:
         settings = json.loads((run / "train.json").read_text())
@@ -81,7 +81,7 @@ def training_summary(folder: Path) -> dict[str, Any] | None:
         **{key: settings[key] for key in kept if key in settings},
         "last_step": last["train"]["step"] if "train" in last else None,
         "last_loss": last["train"].get("loss") if "train" in last else None,
-        "held_out": {key: value for key, value in last.get("eval", {}).items() if key not in ("kind", "time")} or None,
+        "held_out": {"step": last["eval"]["step"], **perplexities(last["eval"])} if "eval" in last else None,
     }
 
 

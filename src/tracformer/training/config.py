@@ -25,6 +25,10 @@ CHANGES = ("refuse", "take")
 PARALLEL = ("ddp", "fsdp")
 DEFAULT_PRESET = "laptop"  # of a model, where none is named
 OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("cosine", "wsd")
+OLD_KEYS: Mapping[str, str] = {}  # names of keys in older files; see `tracformer.renames`
+# Keys that recipes of older versions lack, by their first names, with the value that they had there.
+LATER_KEYS: Mapping[str, Any] = {"optimizer.schedule": "cosine", "optimizer.decay": 0.5}
 AS_WRITTEN = ("data.source", "data.validation", "run", "init")  # names of files are not read as YAML
 
 
@@ -34,8 +38,10 @@ class OptimizerConfig:
 
     name: str = "adamw"
     lr: float = 6e-4
-    final_lr: float = -1.0  # at the last step, by a cosine; -1: a tenth of lr, the paper's 6e-5
+    schedule: str = "cosine"  # after the warm-up: a cosine; or wsd, constant and then a linear decay
+    final_lr: float = -1.0  # at the end; -1: a tenth of lr for cosine (the paper's 6e-5), 0 for wsd
     warmup: int = 1000  # steps
+    decay: float = 0.5  # wsd: the share of all steps over which the rate falls
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1  # on matrices only
@@ -47,10 +53,23 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _require(self.name in OPTIMIZERS, "optimizer.name", self.name, f"one of {', '.join(OPTIMIZERS)}")
         _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
+        _require(
+            self.schedule in SCHEDULES,
+            "optimizer.schedule",
+            self.schedule,
+            f"one of {', '.join(SCHEDULES)}",
+        )
         if self.final_lr == -1.0:
-            object.__setattr__(self, "final_lr", self.lr / 10)
+            object.__setattr__(self, "final_lr", self.lr / 10 if self.schedule == "cosine" else 0.0)
         _require(0 <= self.final_lr <= self.lr, "optimizer.final_lr", self.final_lr, f"between 0 and optimizer.lr ({self.lr})")
         _require(self.warmup >= 0, "optimizer.warmup", self.warmup, "zero or more steps")
+        _require(0 < self.decay <= 1, "optimizer.decay", self.decay, "in (0, 1]")
+        _require(
+            self.schedule == "wsd" or self.decay == OptimizerConfig.decay,
+            "optimizer.decay",
+            self.decay,
+            "left out unless optimizer.schedule is wsd",
+        )
         _require(0 <= self.beta1 < 1, "optimizer.beta1", self.beta1, "in [0, 1)")
         _require(0 <= self.beta2 < 1, "optimizer.beta2", self.beta2, "in [0, 1)")
         _require(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "zero or more")
@@ -195,7 +214,28 @@ def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
 
 
 def from_dict(values: Mapping[str, Any]) -> TrainConfig:
-    return _build(TrainConfig, values, "")
+    return _build(TrainConfig, present_names(values, OLD_KEYS), "")
+
+
+def canonical_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe in the form in which recipes of all versions compare, and hash, alike.
+
+    Keys have their first names, so that a rename changes nothing; `LATER_KEYS` at the value that older
+    recipes imply are left out, so that a new key changes nothing either.
+
+    Args:
+        recipe: Groups of training keys, such as `recipe.json` of `tracformer reproduce` holds.
+    """
+    found = first_names(recipe, OLD_KEYS)
+    if isinstance(model := found.get("model"), dict):
+        kind = find_family(model.get("family", "tracformer")).config_class
+        found["model"] = first_names(model, kind.old_config_keys)
+    for path, value in LATER_KEYS.items():
+        group, _, key = path.rpartition(".")
+        keys = found.get(group, {}) if group else found
+        if key in keys and keys[key] == value:
+            del keys[key]
+    return found
 
 
 def read_preset(name: str) -> dict[str, Any]:

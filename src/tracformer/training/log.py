@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from tracformer.files import write_atomically
 
 OF_VALIDATION = ("eval", "sample")  # kinds of records
+NOT_PERPLEXITIES = ("kind", "step", "time", "cpu_seconds")  # the other entries of an `eval` record
 
 
 class RunLog:
@@ -53,6 +54,11 @@ def keep_until(path: Path, step: int, validates_again: bool = False) -> None:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     return [record for line in path.read_text().splitlines() if (record := _record(line)) is not None]
+
+
+def perplexities(record: dict[str, Any]) -> dict[str, float]:
+    """Return the held-out perplexities of an `eval` record by "MODE CONTEXTS"."""
+    return {key: value for key, value in record.items() if key not in NOT_PERPLEXITIES}
 
 
 def _record(line: str) -> dict[str, Any] | None:

@@ -111,8 +111,10 @@ class Trainer:
                 self._validate(log, line)
                 marked = time.monotonic()
             while state.step < end:
+                began = time.process_time()
                 batch = self.stream.at(state.position)
                 loss, norm, seen, stop = self._step(batch)
+                state.cpu_seconds += time.process_time() - began
                 tokens, loss_sum, since = tokens + seen, loss_sum + loss, since + 1
                 speed = tokens / (time.monotonic() - marked)
                 if line is not None:
@@ -271,7 +273,8 @@ class Trainer:
                 self.state.best = first
                 self._export("best", averaged=False)
         if log is not None and line is not None:
-            log.write("eval", self.state.step, **{name: round(value, 4) for name, value in results.items()})
+            spent = {"cpu_seconds": round(self.state.cpu_seconds, 2)}
+            log.write("eval", self.state.step, **spent, **{name: round(value, 4) for name, value in results.items()})
             line.say(f"step {self.state.step}: perplexity " + ", ".join(f"{name}: {value:.2f}" for name, value in results.items()))
             if sample is not None:
                 log.write("sample", self.state.step, text=sample)

@@ -114,8 +114,16 @@ def hidden_matrices(model: ConditionalModel) -> list[nn.Parameter]:
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Linear warm-up, then a cosine from lr to final_lr at the last step."""
+    """Return the learning rate of a step, counted from 0: linear warm-up, then the schedule.
+
+    `cosine` falls from lr to final_lr at the last step. `wsd` stays at lr and falls linearly over the
+    last `decay` of all steps; it would reach final_lr one step after the last.
+    """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
+    if config.schedule == "wsd":
+        left = min(1.0, (steps - step) / max(1.0, config.decay * steps))
+        return config.final_lr + (config.lr - config.final_lr) * max(0.0, left)
     progress = (step - config.warmup) / max(1, steps - 1 - config.warmup)
-    return config.final_lr + 0.5 * (config.lr - config.final_lr) * (1.0 + math.cos(math.pi * min(1.0, progress)))
+    cosine = math.cos(math.pi * min(1.0, progress))
+    return config.final_lr + 0.5 * (config.lr - config.final_lr) * (1.0 + cosine)

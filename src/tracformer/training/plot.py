@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tracformer.files import optional_package
-from tracformer.training.log import read_log
+from tracformer.training.log import perplexities, read_log
 
 
 def plot_runs(runs: list[Path], out: Path) -> None:
@@ -21,7 +21,7 @@ def plot_runs(runs: list[Path], out: Path) -> None:
         train = [line for line in lines if line["kind"] == "train"]
         left.plot([line["step"] for line in train], [line["loss"] for line in train], label=name, linewidth=1)
         held_out = [line for line in lines if line["kind"] == "eval"]
-        for key in dict.fromkeys(key for line in held_out for key in line if key not in ("kind", "step", "time")):
+        for key in dict.fromkeys(key for line in held_out for key in perplexities(line)):
             label = f"{name}: {key}" if len(records) > 1 else key
             asked = [line for line in held_out if key in line]  # what is validated may change on the way
             right.plot([line["step"] for line in asked], [line[key] for line in asked], label=label, marker=".")

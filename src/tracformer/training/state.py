@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracformer.model import ConditionalModel
+from tracformer.model import ConditionalModel, ModelConfig
+from tracformer.renames import present_names, present_tensor_name
 from tracformer.training.checkpoint import WEIGHTS, DamagedCheckpointError, Reader, Rows, Shard
+from tracformer.training.config import OLD_KEYS
 from tracformer.training.distributed import Ranks, local
 from tracformer.training.optimizer import Optimizer
 
@@ -34,6 +36,7 @@ class State:
         self.step = 0
         self.position = 0  # sequences of the stream already used
         self.best = float("inf")  # lowest validation perplexity so far
+        self.cpu_seconds = 0.0  # processor time of the training steps, without validation and checkpoints
         self.average: dict[str, Tensor] = {}
         if ema:
             self.average = {name: local(p).detach().clone() for name, p in self.parameters.items()}
@@ -53,6 +56,7 @@ class State:
             "step": self.step,
             "position": self.position,
             "best": best,
+            "cpu_seconds": round(self.cpu_seconds, 3),
             "ema": self.decay,
             "optimizer": self.optimizer.name,
             "data": self.data,
@@ -84,7 +88,7 @@ class State:
     # ---- from a checkpoint
 
     def load(self, reader: Reader) -> None:
-        saved, mine = reader.state["model"], self.model.config.to_dict()
+        saved, mine = _saved_config(reader, self.model.config), self.model.config.to_dict()
         if different := [key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key != "dropout"]:
             told = ", ".join(f"{key} was {saved.get(key)!r} and is now {mine[key]!r}" for key in different)
             raise ValueError(
@@ -105,6 +109,7 @@ class State:
             for name, parameter in self.parameters.items():
                 local(parameter).copy_(self._rows(reader, WEIGHTS, name))
         self.step, self.position = reader.state["step"], reader.state["position"]
+        self.cpu_seconds = reader.state.get("cpu_seconds", 0.0)
         self.best = float("inf") if reader.state["best"] is None else reader.state["best"]
         if self.step:
             tensors = {name: self._rows(reader, "optimizer", name) for name in self.optimizer.tensor_names(self.names)}
@@ -115,7 +120,8 @@ class State:
                 mean.copy_(self._rows(reader, source, name))
 
     def _compare_recipes(self, reader: Reader) -> None:
-        before, self.earlier = reader.state.get("recipe", {}), list(reader.state.get("earlier", []))
+        before = present_names(reader.state.get("recipe", {}), OLD_KEYS)
+        self.earlier = list(reader.state.get("earlier", []))
         different = [key for key in before if key in self.recipe and _plain(self.recipe[key]) != _plain(before[key])]
         if not different:
             return
@@ -130,12 +136,23 @@ class State:
     def _rows(self, reader: Reader, kind: str, name: str) -> Tensor:
         parameter = self.parameters[_parameter_name(name, self.parameters)]
         start, stop = self.ranks.local_rows(parameter.shape[0]) if self.sharded else (0, parameter.shape[0])
-        rows = reader.rows(kind, name, start, stop)
+        rows = reader.rows(kind, self._saved_name(reader, kind, name), start, stop)
         if rows.shape != (stop - start, *parameter.shape[1:]):
             raise DamagedCheckpointError(
                 f"{reader.path.name}: {name} has shape {tuple(rows.shape)}, expected {(stop - start, *parameter.shape[1:])}"
             )
         return rows
+
+    def _saved_name(self, reader: Reader, kind: str, name: str) -> str:
+        """Return the name under which a tensor was saved, which may be one of an older version."""
+        renames = self.model.config.old_tensor_names
+        if not renames:
+            return name
+        for saved in reader.names(kind):
+            moment, dot, parameter = saved.partition(".") if kind == "optimizer" else ("", "", saved)
+            if f"{moment}{dot}{present_tensor_name(parameter, renames)}" == name:
+                return saved
+        return name
 
     # ---- whole weights
 
@@ -165,6 +182,15 @@ class State:
 def _parameter_name(name: str, parameters: dict[str, Any]) -> str:
     """`exp_avg.norm.weight` belongs to the parameter `norm.weight`."""
     return name if name in parameters else name.partition(".")[2]
+
+
+def _saved_config(reader: Reader, config: ModelConfig) -> dict[str, Any]:
+    """Return the model's configuration in a checkpoint under present names, with defaults of later fields."""
+    saved: dict[str, Any] = reader.state["model"]
+    try:
+        return config.from_dict(saved).to_dict()
+    except ValueError:  # of another family
+        return saved
 
 
 def _plain(value: Any) -> Any:
