@@ -6,6 +6,7 @@ from typing import Any
 from tracformer.files import optional_package
 from tracformer.model.config import TracformerConfig
 from tracformer.model.storage import FOREIGN_KEYS
+from tracformer.renames import present_names
 
 transformers = optional_package("transformers", "tracformer.hf", "hf")
 
@@ -28,6 +29,7 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
 
     def __init__(self, **values: Any) -> None:
         values = {self.attribute_map.get(key, key): value for key, value in values.items()}
+        values = present_names(values, TracformerConfig.old_config_keys)
         named = values.pop("model_type", self.model_type)
         if named != self.model_type:
             raise ValueError(f"model_type is {named!r}; expected {self.model_type!r}")

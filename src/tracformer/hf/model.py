@@ -16,7 +16,8 @@ from tracformer.hf.batch import IGNORED, read_batch
 from tracformer.hf.card import Evaluation, write_model_card
 from tracformer.hf.config import TracformerPretrainedConfig
 from tracformer.hf.hub import push_folder
-from tracformer.model import Tracformer, likelihood, storage
+from tracformer.model import Tracformer, TracformerConfig, likelihood, storage
+from tracformer.renames import tensor_patterns
 
 transformers = optional_package("transformers", "tracformer.hf", "hf")
 outputs = optional_package("transformers.modeling_outputs", "tracformer.hf", "hf")
@@ -61,6 +62,8 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
         """transformers' own, but strict: it would fill a missing tensor with random numbers and skip an unexpected one."""
         options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # so that all complaints come at once, from here
+        if TracformerConfig.old_tensor_names:
+            options["key_mapping"] = tensor_patterns(TracformerConfig.old_tensor_names)
         model, info = super().from_pretrained(*args, output_loading_info=True, **options)
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         found = {name: shape for name, shape in expected.items() if name not in info["missing_keys"]}

@@ -211,7 +211,7 @@ class ConditionalModel(nn.Module):
         with storage.on_meta() if cls.built_on_meta else torch.device("cpu"):
             model = cls(config, **options)
         expected = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
-        weights = storage.load_weights(folder, expected, dtype, device)
+        weights = storage.load_weights(folder, expected, dtype, device, config.old_tensor_names)
         if cls.built_on_meta:
             model.load_state_dict(weights, assign=True)
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from tracformer.geometry import KEY_SETS
+from tracformer.renames import present_names
 
 MODES = ("car", "ac", "ar")
 
@@ -17,6 +18,9 @@ class ModelConfig:
     model_type: ClassVar[str]
     possible_modes: ClassVar[tuple[str, ...]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    # Names of older files: old -> present; see `tracformer.renames`.
+    old_config_keys: ClassVar[Mapping[str, str]] = {}
+    old_tensor_names: ClassVar[Mapping[str, str]] = {}  # with * for any text: "blocks.*.fc.weight"
 
     vocab_size: int = 50257  # real tokens; the mask is one extra id, never predicted
     max_length: int = 1024  # longest sequence
@@ -54,7 +58,7 @@ class ModelConfig:
         """A named configuration, with any field changed: `preset("laptop", vocab_size=4096)`."""
         if name not in cls.presets:
             raise ValueError(f"preset is {name!r}; available: {', '.join(cls.presets)}")
-        return cls.from_dict({**cls.presets[name], **changes})
+        return cls.from_dict({**cls.presets[name], **present_names(changes, cls.old_config_keys)})
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -66,6 +70,8 @@ class ModelConfig:
             raise ValueError(f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
         return cls(**values)
 
+        """Return a checked configuration; keys may have names of older versions."""
+        values = present_names(values, cls.old_config_keys)
 
 ENCODERS = ("multiscope", "full")
 DECODERS = ("strided", "dense")

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
+from tracformer.renames import Renames, present_tensor_name
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -97,17 +98,30 @@ class _Unfilled(TorchFunctionMode):
 
 
 def load_weights(
-    folder: str | PathLike[str], expected: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: str | torch.device
+    folder: str | PathLike[str],
+    expected: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: str | torch.device,
+    old_names: Renames | None = None,
 ) -> dict[str, Tensor]:
-    """All tensors of the folder, checked against the names and shapes that the configuration calls for."""
+    """Return all tensors of a folder, checked against the names and shapes that the configuration calls for.
+
+    Args:
+        folder: A model's folder.
+        expected: Shape of each tensor by its present name.
+        dtype: Type of the returned tensors.
+        device: Where the returned tensors are put.
+        old_names: Names of tensors in older files, as in `ModelConfig.old_tensor_names`.
+    """
     path = Path(folder) / WEIGHTS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no weights: there is no {WEIGHTS_FILE} in it")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            saved = {present_tensor_name(name, old_names or {}): name for name in file.keys()}  # noqa: SIM118
+            found = {name: tuple(file.get_slice(saved[name]).get_shape()) for name in saved}
             compare(path, found, expected)
-            return {name: file.get_tensor(name).to(dtype) for name in expected}
+            return {name: file.get_tensor(saved[name]).to(dtype) for name in expected}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
 

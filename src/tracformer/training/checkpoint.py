@@ -168,6 +168,10 @@ class Reader:
     def has(self, kind: str) -> bool:
         return bool(self._indices(kind))
 
+    def names(self, kind: str) -> set[str]:
+        """Return the names under which tensors of a kind were saved."""
+        return {name for index in self._indices(kind).values() for name in index}
+
     def rows(self, kind: str, name: str, start: int, stop: int) -> Tensor:
         """Rows start..stop of a tensor, gathered from the files that hold them."""
         pieces: list[Tensor] = []

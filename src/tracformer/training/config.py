@@ -19,6 +19,7 @@ from tracformer.data import parse_validation
 from tracformer.families import find_family
 from tracformer.model.config import ModelConfig
 from tracformer.objectives import parse_objective
+from tracformer.renames import first_names, present_names
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 CHANGES = ("refuse", "take")
