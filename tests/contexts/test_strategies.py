@@ -18,6 +18,7 @@ from tracformer.contexts import (
     Mixture,
     Prefix,
     RandomRatio,
+    RandomTokens,
     Ranges,
     Spans,
     Strategy,
@@ -29,6 +30,7 @@ ALL: list[Strategy] = [
     Spans(0.5, Geometric(50)),
     Spans(1, DLogistic(15, 3)),
     RandomRatio(0.3),
+    RandomTokens(2),
     UniformRatio(),
     Middle(),
     Prefix(0.5),
@@ -69,6 +71,14 @@ def test_empty() -> None:
 def test_exact_count(length: int, p: float, seed: int) -> None:
     for strategy in (RandomRatio(p), Spans(p, Geometric(5))):
         assert len(targets(strategy, length, np.random.default_rng(seed))) == max(1, round(p * length))
+
+
+def test_a_number_of_tokens() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [targets(RandomTokens(2), 6, rng) for _ in range(200)]
+    assert {len(each) for each in drawn} == {2}
+    assert len({tuple(each) for each in drawn}) == 15  # every pair
+    assert list(targets(RandomTokens(9), 4, rng)) == [0, 1, 2, 3]
 
 
 def test_random_ratio_favours_no_set() -> None:

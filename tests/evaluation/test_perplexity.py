@@ -16,6 +16,7 @@ from tracformer.evaluation.answers import SHARED_NOISE, standard_error
 from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity, figures
 from tracformer.evaluation.results import Result
 from tracformer.evaluation.tasks import Silent
+from tracformer.generation.randomness import derived_seed
 from tracformer.model.base import ConditionalModel
 from tracformer.peers.mdlm import MDLM, MDLMConfig
 
@@ -64,6 +65,20 @@ def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -
         assert result.find("nll", contexts=strategy.name).value == pytest.approx(nll, rel=1e-10)
         # One letter is one byte.
         assert result.find("bits_per_byte", contexts=strategy.name).value == pytest.approx(nll / math.log(2), rel=1e-10)
+
+
+def test_repeated_contexts_count_together(tmp_path: Path) -> None:
+    tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
+    asked = task("contexts:contexts=tokens:1/prefix:0.5,repeats=3", str(tmp_path / "lines.txt"))
+    result = asked.run(known_subject(), Silent())
+    seeds = [derived_seed(0, number) for number in range(3)]
+    drawn = [draw_contexts(parse("tokens:1"), [LENGTH] * COUNT, seed, range(COUNT)) for seed in seeds]
+    nll = -sum(source().log_conditional(tokens, context).sum() for context in drawn) / (3 * COUNT)
+    row = result.find("nll", contexts="tokens:1")
+    assert (row.value, row.targets, row.sequences) == (pytest.approx(nll, rel=1e-10), 3 * COUNT, COUNT)
+    once = task("prefixes:fractions=0.5", asked.data).run(known_subject(), Silent()).find("nll")
+    assert result.find("nll", contexts="prefix:0.5").value == pytest.approx(once.value, rel=1e-10)
+    assert len(result.details["tokens:1"]["nll"]) == COUNT
 
 
 def test_marginals_are_marked_and_worse_than_the_joint(lines: str) -> None:

@@ -8,6 +8,7 @@ mixed                                        Algorithm 2
 prefix:0.5                                   the first half is given
 middle                                       the targets are one run between two uniform cuts
 random:0.3                                   30% of the tokens are targets, anywhere
+tokens:1                                     one target, anywhere; all other tokens are given
 uniform                                      any number of targets, anywhere
 0.7*span:p=0.5,mean=50+0.3*uniform           a mixture; the weights sum to 1
 """
@@ -17,7 +18,19 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from tracformer.contexts.lengths import DLogistic, Geometric, LengthLaw
-from tracformer.contexts.strategies import MIXED, Empty, Middle, Mixture, Prefix, RandomRatio, Ranges, Spans, Strategy, UniformRatio
+from tracformer.contexts.strategies import (
+    MIXED,
+    Empty,
+    Middle,
+    Mixture,
+    Prefix,
+    RandomRatio,
+    RandomTokens,
+    Ranges,
+    Spans,
+    Strategy,
+    UniformRatio,
+)
 
 LAWS = ("geometric", "dlogistic")
 SPAN_KEYS = ("p", "mean", "sd", "law")
@@ -122,6 +135,12 @@ def _one_number(name: str, build: Callable[[float], Strategy]) -> Callable[[str]
     return read
 
 
+def _parse_tokens(values: str) -> Strategy:
+    if not values.isdecimal():
+        raise ValueError(f"tokens is {values!r}; it must be a positive integer, as in tokens:1")
+    return RandomTokens(int(values))
+
+
 _PARSERS: dict[str, Callable[[str], Strategy]] = {
     "empty": _plain("empty", Empty()),
     "middle": _plain("middle", Middle()),
@@ -129,6 +148,7 @@ _PARSERS: dict[str, Callable[[str], Strategy]] = {
     "prefix": _one_number("prefix", Prefix),
     "random": _one_number("random", RandomRatio),
     "span": _parse_span,
+    "tokens": _parse_tokens,
     "uniform": _plain("uniform", UniformRatio()),
 }
 

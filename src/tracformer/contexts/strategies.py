@@ -93,6 +93,24 @@ class RandomRatio(Strategy):
 
 
 @dataclass(frozen=True)
+class RandomTokens(Strategy):
+    """Exactly `count` targets (all tokens of a shorter sequence), every such set equally probable."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or self.count < 1:
+            raise ValueError(f"tokens is {self.count!r}; it must be a positive integer")
+
+    @property
+    def name(self) -> str:
+        return f"tokens:{self.count}"
+
+    def _draw(self, length: int, rng: np.random.Generator) -> Context:
+        return _random_subset(length, min(self.count, length), rng)
+
+
+@dataclass(frozen=True)
 class UniformRatio(Strategy):
     """The masking of diffusion: k targets, k uniform on 1..T, every set of k being as probable as any other.
 

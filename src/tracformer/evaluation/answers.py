@@ -39,6 +39,16 @@ class Answers:
         }
         return sums if self.kind != BOUND else {**sums, "standard_error": self.errors[context].tolist()}
 
+    def summed(self, repeats: int) -> "Answers":
+        """Add up each `repeats` neighbouring contexts, which are draws of one strategy."""
+
+        def sums(values: Floats) -> Floats:
+            return values.reshape(-1, repeats, values.shape[1]).sum(1)
+
+        sizes = None if self.sizes is None else sums(self.sizes)
+        errors = sums(self.errors)  # draws share their noise: their errors add
+        return Answers(sums(self.nll), sums(self.targets), errors, sizes, self.kind)
+
     def standard_error(self, context: int) -> float:
         """Of nll per target."""
         return standard_error(self.nll[context], self.errors[context], self.targets[context])

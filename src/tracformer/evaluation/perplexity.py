@@ -10,7 +10,7 @@ block's answers depend on nothing but the block, so that neither the batch nor t
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from tracformer.evaluation.manifest import array_hash
 from tracformer.evaluation.results import Result, Row
 from tracformer.evaluation.sequences import Flags, Sequences, TextTask, Windows
 from tracformer.evaluation.tasks import Progress, Subject
+from tracformer.generation.randomness import derived_seed
 from tracformer.model.base import BOUND
 
 TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -53,6 +54,11 @@ class Perplexity(TextTask):
 
     draws: int | None = None  # of noise for each sequence, where the model answers with a bound; None: as many as the model thinks right
 
+    @property
+    def times(self) -> int:
+        """Return how often each context is drawn for each sequence."""
+        return 1
+
     @abstractmethod
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
         """Each context's law, and the setting that its rows are shown under."""
@@ -69,6 +75,7 @@ class Perplexity(TextTask):
         self.check(subject)
         read = self.read(subject)
         answers = ask(subject, read, _contexts(self, read), draws=self.draws, seed=self.seed, progress=progress, what=self.name)
+        answers = answers.summed(self.times)
         rows: list[Row] = []
         details: dict[str, Any] = {}
         for number, (strategy, setting) in enumerate(self.strategies()):
@@ -87,14 +94,19 @@ class Perplexity(TextTask):
 
 @lru_cache(maxsize=2)
 def _contexts(task: Perplexity, read: Sequences) -> list[Flags]:
-    """(N, T) for each strategy of a task."""
-    return [read.contexts(strategy, task.seed, task.count_eos) for strategy, _ in task.strategies()]
+    """(N, T) for each strategy of a task and each repeat of it, repeats of a strategy side by side."""
+    return list(_drawn(task, read))
 
 
 @lru_cache(maxsize=8)
 def _contexts_hash(task: Perplexity, windows: Windows) -> str:
-    drawn = (windows.contexts(strategy, task.seed, task.count_eos) for strategy, _ in task.strategies())
-    return array_hash(np.packbits(context) for context in drawn)
+    return array_hash(np.packbits(context) for context in _drawn(task, windows))
+
+
+def _drawn(task: Perplexity, read: Sequences | Windows) -> Iterator[Flags]:
+    seeds = [task.seed, *(derived_seed(task.seed, number) for number in range(1, task.times))]
+    for strategy, _ in task.strategies():
+        yield from (read.contexts(strategy, seed, task.count_eos) for seed in seeds)
 
 
 def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subject, note: str) -> list[Row]:
@@ -145,6 +157,29 @@ class Ratios(Perplexity):
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
         spans = f"Geometric({self.mean:g})" if self.sd is None else f"DLogistic({self.mean:g},{self.sd:g})"
         return [(Spans(p, self.law), {"ratio": p, "spans": spans}) for p in self.ratios]
+
+
+@dataclass(frozen=True)
+class NamedContexts(Perplexity):
+    """Under any contexts, each by its name: `tokens:1`, `span:p=0.3,mean=3`, `prefix:0.5`."""
+
+    name = "contexts"
+
+    contexts: tuple[str, ...] = ("span:p=0.5,mean=50",)
+    repeats: int = 1  # draws of each context for each sequence; their targets count together
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.strategies()
+        if self.repeats < 1:
+            raise ValueError(f"repeats is {self.repeats}; it must be at least 1")
+
+    @property
+    def times(self) -> int:
+        return self.repeats
+
+    def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
+        return [(parse(text), {}) for text in dict.fromkeys(self.contexts)]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ NAMES = {
 }
 TITLES = {
     "ratios": "Perplexity against the share of targets",
+    "contexts": "Perplexity under several contexts",
     "ranges": "Perplexity over fixed ranges",
     "prefixes": "Perplexity given a prefix",
     "unconditional": "Unconditional perplexity",
