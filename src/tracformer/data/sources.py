@@ -12,6 +12,8 @@ from tracformer.data.detokenize import detokenizer
 from tracformer.data.formats import FORMATS, READ_WITH, SUFFIXES, Reading, format_of, read_file
 from tracformer.data.hub import HUB_PREFIX, NAMED, HubSource, named_source
 from tracformer.data.shelf import find_set, reading_of
+from tracformer.data.stories import HALVES, HeldOutStories
+from tracformer.data.stories import NAME as STORIES
 from tracformer.data.text import Piece, as_pieces
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.wikipedia import NAME as WIKIPEDIA
@@ -19,7 +21,7 @@ from tracformer.data.wikipedia import Wikipedia2006
 from tracformer.files import sha256_of
 
 Where = str | PathLike[str]
-SETS = (*NAMED, WIKIPEDIA)
+SETS = (*NAMED, WIKIPEDIA, STORIES)
 AND = "+"  # wikitext2+wikipedia-2006: both
 OF_A_RUN = ("train.json", "log.jsonl")  # files that a run's folder holds
 
@@ -109,7 +111,8 @@ def contents(source: Source) -> list[str]:
     """The SHA-256 of each file that a source reads, in order; none of what is not in files."""
     if isinstance(source, JoinedSource):
         return [digest for part in source.parts for digest in contents(part)]
-    return [sha256_of(path) for path in source.files] if isinstance(source, FileSource) else []
+    files = source.files if isinstance(source, FileSource | HeldOutStories) else ()
+    return [sha256_of(path) for path in files]
 
 
 def with_gaps_of(tokenizer: Tokenizer, source: Source) -> Source:
@@ -198,10 +201,26 @@ def named_sets(where: Where | Sequence[Where]) -> tuple[str, ...]:
 def _named(name: str, folder: Where | None, options: Mapping[str, Any]) -> dict[str, Source]:
     if name == WIKIPEDIA:
         return {"train": Wikipedia2006(None if folder is None else Path(folder))}
+    if name == STORIES:
+        return _stories(folder)
     if folder is None:
         return dict(named_source(name, **options))
     how = {**reading_of(name), **options}
     return {split: open_source(files, **how) for split, files in find_set(name, folder).items()}
+
+
+def _stories(folder: Where | None) -> dict[str, Source]:
+    if folder is None:
+        raise FileNotFoundError(
+            f"{STORIES} is read from files, not fetched; name the folder that holds {STORIES}/ with files "
+            "called train and valid (`--from FOLDER`, or data=FOLDER of `tracformer reproduce`)"
+        )
+    files = find_set(STORIES, folder)
+    if missing := [split for split in ("train", "validation") if split not in files]:
+        raise FileNotFoundError(f"{Path(folder) / STORIES} has no file for {missing[0]}")
+    held_out, training = tuple(files["validation"]), tuple(files["train"])
+    halves = {split: HeldOutStories(held_out, training, split) for split in HALVES}
+    return {"train": open_source(list(training)), **halves}
 
 
 def _joined(sets: list[dict[str, Source]]) -> dict[str, Source]:
