@@ -21,6 +21,7 @@ class Family:
     model: str  # the class in that module
     objective: str  # what it is trained with unless the user says otherwise
     summary: str
+    schema: int = 1  # raised when its figures change for the same weights: cached results are made again
 
     @property
     def model_class(self) -> "type[ConditionalModel]":
@@ -49,6 +50,11 @@ def find_family(name: str) -> Family:
     return _families[name]
 
 
+def schema_of(name: str) -> int:
+    """Return the schema number of a family; 1 for a model that is not registered."""
+    return _families[name].schema if name in _families else 1
+
+
 def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel":
     """The model of a folder, of whichever system its `config.json` names, ours or published by others; see `from_pretrained`."""
     from tracformer.model import storage
@@ -67,6 +73,24 @@ register(Family("tracformer", "tracformer.model", "Tracformer", "all-modes", "mu
 register(Family("bart", "tracformer.peers.bart", "Bart", "car", "bidirectional encoder, left-to-right decoder"))
 register(Family("bert", "tracformer.peers.bert", "Bert", "ac", "bidirectional encoder"))
 register(Family("bert-bidir", "tracformer.peers.bert_bidir", "BertBidir", "ac", "causal and reverse-causal encoder, joined by an MLP"))
+register(Family("bart-modern", "tracformer.peers.modern", "BartModern", "car", "BART with norms before the branches and rotary positions"))
+register(Family("bert-modern", "tracformer.peers.modern", "BertModern", "ac", "BERT with norms before the branches and rotary positions"))
+register(
+    Family("bert-bidir-modern", "tracformer.peers.modern", "BertBidirModern", "ac", "BERT-bidir that reads its features at t-1 and t+1")
+)
+register(Family("ac-gpt", "tracformer.peers.given_first", "AcGpt", "car", "causal transformer, given tokens first, then the whole text"))
+register(Family("as-arm", "tracformer.peers.as_arm", "AsArm", "car", "two-stream attention, given tokens first, then targets in any order"))
+register(
+    Family("sigma-gpt", "tracformer.peers.sigma_gpt", "SigmaGpt", "car", "causal transformer over shuffled text with two positions a token")
+)
+register(
+    Family(
+        "compact", "tracformer.peers.given_first", "Compact", "all-modes", "given tokens first, then only the hidden ones; neighbours first"
+    )
+)
+register(
+    Family("aligned", "tracformer.peers.aligned", "Aligned", "all-modes", "two-sided encoder and causal decoder that meet at each position")
+)
 register(Family("gpt2", "tracformer.peers.gpt2", "GPT2", "ar", "left to right"))
 register(Family("gpt2-fim", "tracformer.peers.gpt2_fim", "GPT2Fim", "fim", "left to right over reordered text: fills in the middle"))
 register(Family("sedd", "tracformer.peers.sedd", "SEDD", "denoise", "masked diffusion by score entropy, on a DiT"))

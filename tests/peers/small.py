@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 from tracformer.families import find_family
@@ -15,11 +16,35 @@ MODES = [
     ("bert", "ac"),
     ("bert norm=pre", "ac"),
     ("bert-bidir", "ac"),
+    ("bert-bidir separate=True", "ac"),
     ("gpt2", "ar"),
     ("gpt2-fim", "car"),
     ("gpt2-fim", "ar"),
+    ("bart-modern", "car"),
+    ("bart-modern neighbours=1", "car"),
+    ("bert-modern", "ac"),
+    ("bert-modern neighbours=1", "ac"),
+    ("bert-bidir-modern", "ac"),
+    ("ac-gpt", "car"),
+    ("ac-gpt neighbours=1", "car"),
+    ("ac-gpt", "ar"),
+    ("as-arm", "car"),
+    ("as-arm neighbours=1", "car"),
+    ("as-arm", "ac"),
+    ("as-arm neighbours=1", "ac"),
+    ("sigma-gpt", "car"),
+    ("sigma-gpt", "ac"),
+    ("compact", "car"),
+    ("compact", "ac"),
+    ("compact", "ar"),
+    ("compact neighbours=0", "car"),
+    ("compact n_layer=3 neighbours=2 window=3", "car"),
+    ("compact n_layer=3 neighbours=2 window=3", "ac"),
+    ("aligned n_encoder=2", "car"),
+    ("aligned n_encoder=2", "ac"),
+    ("aligned n_encoder=2", "ar"),
 ]
-FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]
+FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]  # built on `transformers`
 UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
 
 
@@ -27,7 +52,7 @@ def small_peer(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
     """`family` is a family's name, or one with a setting: "bart norm=pre"."""
     name, *settings = family.split()
     kind = find_family(name).model_class
-    told = dict(setting.split("=") for setting in settings)
+    told = {key: yaml.safe_load(value) for key, value in (setting.split("=") for setting in settings)}
     model = kind(kind.config_class(**{**SMALL, **told, **changes})).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

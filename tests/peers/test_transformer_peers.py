@@ -1,4 +1,4 @@
-"""What must hold of every peer built on `transformers`."""
+"""What must hold of every system with exact or marginal answers, other than Tracformer."""
 
 import itertools
 import sys
@@ -99,6 +99,7 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
     for recompute in (False, True, False):
         model.checkpoint_activations = recompute
         model.zero_grad()
+        torch.manual_seed(0)  # sigma-gpt draws its orders
         model.loss(tokens, context, mode, lengths).backward()
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None})
     for other in gradients[1:]:
@@ -113,7 +114,7 @@ def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_p
     assert type(again) is type(model)
     assert again.config == model.config
     tokens, context, lengths = random_question(2, 12)
-    torch.testing.assert_close(again(tokens, context, mode, lengths), model(tokens, context, mode, lengths), rtol=0, atol=0)
+    torch.testing.assert_close(again(tokens, context, mode, lengths), model(tokens, context, mode, lengths), rtol=0, atol=1e-13)
     assert again.num_parameters() == model.num_parameters()  # what was tied is tied again
     assert set(dict(model.named_parameters())) == set(model.tensors())  # what training exports is what a folder holds
 

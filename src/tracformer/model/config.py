@@ -48,6 +48,11 @@ class ModelConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field} is {value!r}; it must be a positive integer")
 
+    @classmethod
+    def modes_trained_by(cls, modes: set[str], values: Mapping[str, Any]) -> set[str]:
+        """Return the modes that a model with these configuration values has learned after training in `modes`."""
+        return modes
+
     @property
     def mask_id(self) -> int:
         """The mask token's id, right behind the vocabulary."""
@@ -65,16 +70,16 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return a checked configuration; keys may have names of older versions."""
+        values = present_names(values, cls.old_config_keys)
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
             raise ValueError(f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
         return cls(**values)
 
-        """Return a checked configuration; keys may have names of older versions."""
-        values = present_names(values, cls.old_config_keys)
 
 ENCODERS = ("multiscope", "full")
-DECODERS = ("strided", "dense")
+DECODERS = ("strided", "dense", "neighbours")
 
 PAPER = {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "n_head": 9, "d_model": 576}
 
@@ -120,7 +125,7 @@ class TracformerConfig(ModelConfig):
     n_max: int = 16  # sets the step between an encoder query's keys (section 4.1 of the paper)
     dropout: float = 0.0  # on embeddings and residual branches, never inside attention
     encoder: str = "multiscope"  # "full": dense causal and reverse-causal, the paper's ablation
-    decoder: str = "strided"  # "dense": every feature before and after, stride 1
+    decoder: str = "strided"  # "dense": every feature before and after; "neighbours": dense, but layer 1 reads only t-1 and t+1
     key_set: str = "stepped"  # "rounded": the key set of the paper's body text
     rotary_base: float = 10000.0
     init_std: float = 0.02  # GPT-2's; narrow models learn sooner from more (docs/paper.md)

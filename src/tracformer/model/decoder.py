@@ -18,7 +18,9 @@ class DecoderLayer(nn.Module):
         super().__init__()
         d = config.d_model
         self.n_head = config.n_head
-        self.stride = 1 if config.decoder == "dense" else decoder_stride(layer, config.n_layer)
+        # The stride of layer 1 reaches past the whole text: its only keys are t-1 and t+1.
+        strided = config.decoder == "strided" or (config.decoder == "neighbours" and layer == 1)
+        self.stride = decoder_stride(layer, config.n_layer) if strided else 1
         self.norm_query = nn.LayerNorm(d)
         self.norm_feature = nn.LayerNorm(d)
         self.q = Linear(d, d)

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from tracformer.attention import Layout, build_attention
 from tracformer.geometry import paired_encoder_layer
 from tracformer.model.base import EXACT, MARGINAL, ConditionalModel
+from tracformer.model.block import initialise
 from tracformer.model.cache import Cache
 from tracformer.model.config import TracformerConfig
 from tracformer.model.decoder import DecoderLayer
@@ -50,14 +51,7 @@ class Tracformer(ConditionalModel):
     def reset_parameters(self) -> None:
         """GPT-2's: normal(init_std); projections back into the residual stream shrink with the number of branches, 2 per layer."""
         std = self.config.init_std
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                residual = name.endswith("out.weight")
-                nn.init.normal_(parameter, std=std / (2 * self.config.n_layer) ** 0.5 if residual else std)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.ones_(parameter)
+        initialise(self, std, branches=2 * self.config.n_layer)
         # A target without any key would stay zero through every norm, and each would multiply its gradient by 1/sqrt(eps). Drawn last.
         nn.init.normal_(self.get_parameter("decoder.0.out.bias"), std=std)
 

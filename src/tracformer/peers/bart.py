@@ -23,7 +23,7 @@ from tracformer.peers.transformer import (
 )
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 8, "n_head": 9, "d_model": 576, "dropout": 0.1, "tied": False},
+    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 8, "n_head": 9, "d_model": 576, "d_feedforward": 4096, "dropout": 0.1},
     "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 6, "n_head": 3, "d_model": 96, "init_std": 0.06},  # 1.6M
     "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 96, "init_std": 0.06},  # 2.1M less embeddings
     "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 7, "n_head": 3, "d_model": 192, "init_std": 0.04},  # 8.1M
@@ -39,12 +39,15 @@ class BartConfig(TransformerConfig):
     n_layer: int = 8  # encoder layers, and as many decoder layers
     n_head: int = 9
     d_model: int = 576
-    tied: bool = True  # is the head the embedding? The paper's count of parameters says no (docs/peers.md)
+    d_feedforward: int = 0  # width of the feed-forward layers; 0: 4 d_model. The paper's 138M parameters follow from BART's own 4096
+    tied: bool = True  # whether the head is the embedding
     norm: str = "post"  # "pre": as in mBART
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_norm(self.norm)
+        if not isinstance(self.d_feedforward, int) or self.d_feedforward < 0:
+            raise ValueError(f"d_feedforward is {self.d_feedforward!r}; it must be a positive integer, or 0 for 4 d_model")
 
 
 class Bart(TransformerPeer):
@@ -70,8 +73,8 @@ class Bart(TransformerPeer):
                 decoder_layers=config.n_layer,
                 encoder_attention_heads=config.n_head,
                 decoder_attention_heads=config.n_head,
-                encoder_ffn_dim=4 * config.d_model,
-                decoder_ffn_dim=4 * config.d_model,
+                encoder_ffn_dim=config.d_feedforward or 4 * config.d_model,
+                decoder_ffn_dim=config.d_feedforward or 4 * config.d_model,
                 dropout=config.dropout,
                 init_std=config.init_std,
                 tie_word_embeddings=True,  # the two inputs; the head is ours

@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, layer_norm, silu
 from torch.utils.checkpoint import checkpoint
 
 from tracformer.model.rotary import Angles, rotary_angles, rotate
-from tracformer.peers.dense import dense_attention
+from tracformer.peers.dense import attend
 from tracformer.precision import wide
 
 FREQUENCIES = 128  # of the noise level's encoding, whatever the model's size
@@ -43,7 +43,7 @@ class Trunk(nn.Module):
         dtype = self.output_layer.linear.weight.dtype
         angles = rotary_angles(positions, self.shape.d_model // self.shape.n_head, ROTARY_BASE, dtype)  # (T, 1, D/2)
         inside = positions < lengths[:, None]
-        seen = None if bool(inside.all()) else inside[:, None, None]  # (B, 1, 1, T): padding is nobody's key
+        seen = None if bool(inside.all()) else inside[:, None]  # (B, 1, T): padding is never a key
         condition = silu(self.sigma_map(sigma.to(dtype)))  # (B, d_condition)
         for block in self.blocks:
             inputs = (x, condition, angles, seen)
@@ -113,14 +113,14 @@ class Block(nn.Module):
         self.adaLN_modulation = modulation(shape.d_condition, 6 * d)
 
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
-        """x: (B, T, d); condition: (B, d_condition); seen: (B, 1, 1, T) bool, or None where nothing is padded"""
+        """x: (B, T, d); condition: (B, d_condition); seen: (B, 1, T) bool, or None where nothing is padded"""
         chunks = self.adaLN_modulation(condition)[:, None].chunk(6, dim=-1)  # each (B, 1, d)
         shift, scale, gate = chunks[:3]
         qkv = self.attn_qkv(self.norm1(x) * (1 + scale) + shift).unflatten(-1, (3, self.n_head, -1))  # (B, T, 3, H, D)
         q, k, v = qkv.unbind(2)
         q, k = rotate(q, angles), rotate(k, angles)
-        mixed = dense_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), seen)  # (B, H, T, D)
-        x = x + gate * self._drop(self.attn_out(mixed.transpose(1, 2).flatten(-2)))
+        mixed = attend(q, k, v, seen)  # (B, T, H, D)
+        x = x + gate * self._drop(self.attn_out(mixed.flatten(-2)))
         shift, scale, gate = chunks[3:]
         return x + gate * self._drop(self.mlp(self.norm2(x) * (1 + scale) + shift))
 

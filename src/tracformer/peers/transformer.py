@@ -39,21 +39,17 @@ class TransformerConfig(ModelConfig):
             raise ValueError(f"init_std is {self.init_std!r}; it must be positive")
 
 
-class TransformerPeer(ConditionalModel):
-    """A subclass keeps its network of `transformers` in `network` and says `states`."""
+class DenseModel(ConditionalModel):
+    """A model whose attention would show a given position its own token. A subclass implements `states`.
 
-    config: TransformerConfig
-    network: Any
-    built_on_meta: ClassVar[bool] = False
+    Each given position that is asked for gets a row of its own, in which it is a target too.
+    """
 
     @abstractmethod
     def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
         """Final states (N, d) of the positions where `asked` (B, T) is True, in row-major order. Outside `ar` they are all targets."""
 
     def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """A given position would see its own token: each is asked in a row of its own, where it is a target too."""
-        self._recompute(self.checkpoint_activations)
-        self._choose_attention("eager" if trains_faster_plain(tokens.device, tokens.shape[1]) else "sdpa")
         inside = inside_of(tokens, lengths)
         tokens = tokens.long().masked_fill(~inside, 0)  # anything may stand in the padding
         targets = wanted if mode == "ar" else ~context & inside  # in `ar` no position sees itself, given or not
@@ -63,15 +59,34 @@ class TransformerPeer(ConditionalModel):
 
         return each_given_alone(wanted, targets, states)
 
-    def _choose_attention(self, name: str) -> None:
-        if self.network.config._attn_implementation != name:
-            self.network.set_attn_implementation(name)
 
-    def _recompute(self, wished: bool) -> None:
-        if wished and not self.network.is_gradient_checkpointing:
-            self.network.gradient_checkpointing_enable({"use_reentrant": False})
-        elif not wished and self.network.is_gradient_checkpointing:
-            self.network.gradient_checkpointing_disable()
+class TransformerPeer(DenseModel):
+    """A subclass keeps its network of `transformers` in `network` and implements `states`."""
+
+    config: TransformerConfig
+    network: Any
+    built_on_meta: ClassVar[bool] = False
+
+    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        self._recompute(self.checkpoint_activations)
+        self._choose_attention("eager" if trains_faster_plain(tokens.device, tokens.shape[1]) else "sdpa")
+        return super().hidden(tokens, context, mode, lengths, wanted)
+
+    def networks(self) -> list[Any]:
+        """The networks of `transformers` that the model runs."""
+        return [self.network]
+
+    def _choose_attention(self, name: str) -> None:
+        for network in self.networks():
+            if network.config._attn_implementation != name:
+                network.set_attn_implementation(name)
+
+    def _recompute(self, wanted: bool) -> None:
+        for network in self.networks():
+            if wanted and not network.is_gradient_checkpointing:
+                network.gradient_checkpointing_enable({"use_reentrant": False})
+            elif not wanted and network.is_gradient_checkpointing:
+                network.gradient_checkpointing_disable()
 
 
 def check_norm(norm: str) -> None:

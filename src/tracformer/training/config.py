@@ -179,7 +179,8 @@ class TrainConfig:
     def modes(self, kind: type[ModelConfig]) -> tuple[str, ...]:
         """What a model of this kind is trained to answer."""
         asked = {part.mode for part in parse_objective(self.objective, self.contexts).parts}
-        modes = tuple(mode for mode in kind.possible_modes if mode in asked)
+        learned = kind.modes_trained_by(asked, self.model)
+        modes = tuple(mode for mode in kind.possible_modes if mode in learned)
         if asked - set(modes):
             can = ", ".join(kind.possible_modes)
             raise ValueError(f"objective {self.objective!r} asks for {', '.join(sorted(asked))}; {kind.model_type} answers {can}")
