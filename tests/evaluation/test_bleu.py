@@ -1,10 +1,14 @@
-"""BLEU-4 against sacrebleu and nltk on fixed texts, and its edges."""
+"""BLEU-4 by sacrebleu: the settings used, against sacrebleu's own calls and nltk, and its edges."""
 
 import math
+import sys
 
+import numpy as np
 import pytest
 
-from tracformer.evaluation.bleu import SMOOTHINGS, WORDS, Counts, bleu, corpus_bleu, count, sentence_bleu, words_13a
+from tracformer.evaluation.bleu import COUNTS, Bleu
+
+sacrebleu = pytest.importorskip("sacrebleu")
 
 HYPOTHESES = [
     "The cat sat on the mat, and the dog slept by the door.",
@@ -20,63 +24,71 @@ REFERENCES = [
     "the cat is on the mat and the dog is not there",
     "A river ran through it .",
 ]
-ODD = ["&quot;x&quot; &amp; y&lt;z", "1990-1995, 10,000.5; a.b c,d", "line one-\nline two\nthree", "[a]{b}|c~`d`^e_f\\g", "", " é, ü. "]
+SHORT = [("a cat", "the cat sat"), ("a b c d e f", "a b x d e y"), ("a", "b"), ("", "a b"), ("a", "")]
 
 
-def counts(words: str) -> list[Counts]:
-    return [count(WORDS[words](h), WORDS[words](r)) for h, r in zip(HYPOTHESES, REFERENCES, strict=True)]
+def summed(bleu: Bleu) -> np.ndarray:
+    return sum((bleu.count([h], [r]) for h, r in zip(HYPOTHESES, REFERENCES, strict=True)), np.zeros(COUNTS))
 
 
-def test_words_are_cut_as_sacrebleu_cuts_them() -> None:
-    tokenizer = pytest.importorskip("sacrebleu.tokenizers.tokenizer_13a").Tokenizer13a()
-    for text in [*HYPOTHESES, *REFERENCES, *ODD]:
-        assert words_13a(text) == tokenizer(text).split()
+def spaced(text: str) -> str:
+    return " ".join(text)
 
 
-def test_corpus_bleu_agrees_with_sacrebleu_and_nltk() -> None:
-    sacrebleu, nltk = pytest.importorskip("sacrebleu"), pytest.importorskip("nltk.translate.bleu_score")
-    assert corpus_bleu(counts("13a")) == pytest.approx(sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score / 100, abs=1e-12)
-    plain = nltk.corpus_bleu([[r.split()] for r in REFERENCES], [h.split() for h in HYPOTHESES])
-    assert corpus_bleu(counts("space")) == pytest.approx(plain, abs=1e-12)
+def test_the_corpus_figure_is_what_sacrebleu_prints_by_default() -> None:
+    expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES]).score / 100
+    assert Bleu().corpus(summed(Bleu())) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("smoothing", ["floor", "exp"])
-def test_sentence_bleu_agrees_with_sacrebleu(smoothing: str) -> None:
-    sacrebleu = pytest.importorskip("sacrebleu")
-    short = [("a cat", "the cat sat"), ("a b c d e f", "a b x d e y"), ("one two three", "one two four five six"), ("a", "b")]
-    for hypothesis, reference in [*zip(HYPOTHESES, REFERENCES, strict=True), *short]:
-        expected = sacrebleu.sentence_bleu(hypothesis, [reference], smooth_method=smoothing).score / 100
-        assert sentence_bleu(words_13a(hypothesis), words_13a(reference), smoothing) == pytest.approx(expected, abs=1e-12)
+def test_the_sentence_figure_is_what_sacrebleu_prints_by_default() -> None:
+    bleu = Bleu()
+    for hypothesis, reference in [*zip(HYPOTHESES, REFERENCES, strict=True), *SHORT]:
+        expected = sacrebleu.sentence_bleu(hypothesis, [reference]).score / 100
+        assert bleu.sentence(bleu.count([hypothesis], [reference])) == pytest.approx(expected, abs=1e-12)
 
 
-def test_sentence_bleu_agrees_with_nltk() -> None:
+def test_words_by_space_agree_with_nltk() -> None:
     nltk = pytest.importorskip("nltk.translate.bleu_score")
-    ways = nltk.SmoothingFunction()
+    bleu = Bleu("space")
+    words = [h.split() for h in HYPOTHESES]
+    expected = nltk.corpus_bleu([[r.split()] for r in REFERENCES], words)
+    assert bleu.corpus(summed(bleu)) == pytest.approx(expected, abs=1e-12)
+    smoothing = nltk.SmoothingFunction().method3
     for hypothesis, reference in zip(HYPOTHESES, REFERENCES, strict=True):
-        h, r = hypothesis.split(), reference.split()
-        assert sentence_bleu(h, r, "floor") == pytest.approx(nltk.sentence_bleu([r], h, smoothing_function=ways.method1), abs=1e-12)
-        assert sentence_bleu(h, r, "exp") == pytest.approx(nltk.sentence_bleu([r], h, smoothing_function=ways.method3), abs=1e-12)
+        expected = nltk.sentence_bleu([reference.split()], hypothesis.split(), smoothing_function=smoothing)
+        assert bleu.sentence(bleu.count([hypothesis], [reference])) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_known_value() -> None:
     # Letters as words: 5 of 6, pairs 4 of 5, triples 3 of 4, quadruples 2 of 3; one short.
     expected = math.exp(1 - 7 / 6) * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25
-    assert sentence_bleu("abcdex", "abcdefg", "none") == pytest.approx(expected)
+    bleu = Bleu()
+    assert bleu.corpus(bleu.count([spaced("abcdex")], [spaced("abcdefg")])) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_the_ends_of_the_scale(smoothing: str) -> None:
-    assert sentence_bleu("abcde", "abcde", smoothing) == pytest.approx(1)
-    assert sentence_bleu("", "abcde", smoothing) == 0
-    assert sentence_bleu("xy", "abcde", smoothing) == 0
+def test_the_ends_of_the_scale() -> None:
+    bleu = Bleu()
+    for score in (bleu.corpus, bleu.sentence):
+        assert score(bleu.count([spaced("abcde")], [spaced("abcde")])) == pytest.approx(1)
+        assert score(bleu.count([""], [spaced("abcde")])) == 0
+        assert score(bleu.count([spaced("xy")], [spaced("abcde")])) == 0
+        assert score(bleu.count([], [])) == 0
 
 
 def test_counts_add_up_and_do_not_cross_texts() -> None:
-    both = count("ab", "ab") + count("cd", "cd")
-    assert both == Counts((4, 2, 0, 0), (4, 2, 0, 0), 4, 4)
-    assert count("abcd", "abcd").matches == (4, 3, 2, 1)
+    bleu = Bleu()
+    both = bleu.count(["a b", "c d"], ["a b", "c d"])
+    assert both.tolist() == [4, 2, 0, 0, 4, 2, 0, 0, 4, 4]
+    assert (bleu.count(["a b"], ["a b"]) + bleu.count(["c d"], ["c d"])).tolist() == both.tolist()
+    assert bleu.count(["a b c d"], ["a b c d"]).tolist()[:4] == [4, 3, 2, 1]
 
 
-def test_an_unknown_smoothing_is_named() -> None:
-    with pytest.raises(ValueError, match="smoothing is 'add-one'; allowed: none, floor, exp"):
-        bleu(Counts(), "add-one")
+def test_the_settings_stand_in_the_signature() -> None:
+    assert Bleu().signature == f"sacrebleu {sacrebleu.__version__}, tok:13a, smooth:exp"
+    assert "tok:none" in Bleu("space").signature
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    with pytest.raises(ImportError, match=r"BLEU needs the package .*pip install 'tracformer\[eval\]'"):
+        Bleu()

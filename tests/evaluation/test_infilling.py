@@ -13,6 +13,7 @@ from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
 from tracformer.evaluation import fills, infilling, parse_task
+from tracformer.evaluation.bleu import Bleu
 from tracformer.evaluation.features import Found
 from tracformer.evaluation.fills import Ask, Reading, blocks, draw_fills, reading, shown_spans
 from tracformer.evaluation.infilling import Infilling
@@ -183,7 +184,7 @@ def test_the_original_scores_full_marks_and_another_text_less() -> None:
     encoders = Infilling(data="x").encoders()
     assert encoders["scorer"] == encoders["features"]
     encoder = infilling.Encoder(encoders["scorer"])
-    scoring = Scoring(scorer=encoder, features=encoder, clusters=3, seeds=2)
+    scoring = Scoring(bleu=Bleu(), scorer=encoder, features=encoder, clusters=3, seeds=2)
     originals = [Reading(text, (text[4:30], text[35:])) for text in SENTENCES]
     others = [Reading(text[::-1], (text[30:4:-1], text[:35:-1])) for text in SENTENCES]
     for over in ("whole", "filled"):
@@ -196,7 +197,7 @@ def test_the_original_scores_full_marks_and_another_text_less() -> None:
 
 
 def test_bleu_of_the_holes_does_not_cross_them() -> None:
-    scoring = Scoring(metrics=("bleu4",))
+    scoring = Scoring(bleu=Bleu())
     original, fill = Reading("a b x c d", ("a b", "c d")), Reading("a b x c e", ("a b", "c e"))
     assert score(scoring, "filled", [original], [[fill]]).counts[0, 0].tolist() == [3, 1, 0, 0, 4, 2, 0, 0, 4, 4]
     assert score(scoring, "whole", [original], [[fill]]).counts[0, 0].tolist() == [4, 3, 2, 1, 5, 4, 3, 2, 5, 5]

@@ -1,12 +1,15 @@
 """MAUVE against the authors' package: exactly on the same histograms, within the spread over seeds from features on."""
 
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tracformer.evaluation.kmeans import kmeans
-from tracformer.evaluation.mauve import Quantised, jackknife_variance, mauve, mauve_of_counts, quantise, reduce
+from tracformer.evaluation.mauve import Quantised, cluster, jackknife_variance, mauve, mauve_of_counts, quantise, reduce
+
+pytest.importorskip("sklearn")
 
 HISTOGRAMS = [
     ([3, 0, 5, 2], [3, 0, 5, 2]),
@@ -78,27 +81,28 @@ def test_the_same_seed_gives_the_same_score() -> None:
     assert mauve(p, q, seed=3) == mauve(p, q, seed=3)
 
 
-def test_kmeans_finds_groups_that_lie_apart() -> None:
-    rng = np.random.default_rng(1)
-    truth = rng.integers(5, size=200)
-    points = 10 * np.eye(5)[truth] + 0.1 * rng.normal(size=(200, 5))
-    labels = kmeans(points, 5, seed=0)
-    assert len(set(zip(truth.tolist(), labels.tolist(), strict=True))) == 5
-
-
-def test_kmeans_is_as_good_as_scikit_learns() -> None:
-    cluster = pytest.importorskip("sklearn.cluster")
+def test_threads_do_not_change_a_cluster() -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl")
     points, _ = clouds(300, 1, 0)
-    labels = kmeans(points, 20, seed=0)
-    means = np.stack([points[labels == i].mean(0) for i in range(20)])
-    cost = ((points - means[labels]) ** 2).sum()
-    assert cost < 1.03 * cluster.KMeans(20, n_init=5, random_state=0).fit(points).inertia_
+    with threadpoolctl.threadpool_limits(2):
+        two = cluster(points, 20, seed=1)
+    with threadpoolctl.threadpool_limits(1):
+        one = cluster(points, 20, seed=1)
+    assert (one == two).all()
 
 
 def test_as_many_clusters_as_points_and_points_that_coincide() -> None:
     points = np.array([[0.0], [1.0], [2.0]])
-    assert sorted(kmeans(points, 3).tolist()) == [0, 1, 2]
-    assert len(kmeans(np.zeros((4, 2)), 3)) == 4
+    assert sorted(cluster(points, 3).tolist()) == [0, 1, 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(cluster(np.zeros((4, 2)), 3)) == 4
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(ImportError, match=r"needs the package 'sklearn.*pip install 'tracformer\[eval\]'"):
+        mauve(*clouds(20, 20, 0))
 
 
 def test_the_jackknife_tells_the_spread_of_the_score_over_draws() -> None:

@@ -8,8 +8,8 @@ import pytest
 from tests.evaluation.known import Known, known_subject, tokenizer, write_lines
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
-from tests.scripts import script
-from tracformer.evaluation import Result, Subject, Task, make_task, manifest
+from tracformer import families
+from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.compare import differences
 from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
 from tracformer.evaluation.tasks import Silent
@@ -62,10 +62,24 @@ def test_speed_is_measured_again(tmp_path: Path) -> None:
     assert Result.load(tmp_path / again.file_name).details["seconds"] == again.details["seconds"]
 
 
-def test_the_code_that_is_recorded_is_the_code_that_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fresh = script("src/tracformer/evaluation/manifest.py")
-    monkeypatch.setattr(fresh, "PACKAGE", tmp_path)  # as if every file had been edited since
-    assert fresh.source_hash() == manifest.source_hash()
+def test_a_raised_schema_makes_a_result_again(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = known_subject(), known_subject()
+    list(evaluate([first], [task], tmp_path / "out"))
+    monkeypatch.setattr(type(task), "schema", 2)
+    list(evaluate([again], [task], tmp_path / "out"))
+    assert asked(again) == 2 * COUNT
+    monkeypatch.setattr(families, "_families", dict(families._families))
+    families.register(families.Family("known", __name__, "Known", "ac", "the truth", schema=2))
+    list(evaluate([again], [task], tmp_path / "out"))
+    assert asked(again) == 4 * COUNT
+    schemas = [Result.load(path).manifest["schemas"] for path in (tmp_path / "out").glob("*.json")]
+    assert sorted((each["family"], each["task"]) for each in schemas) == [(1, 1), (1, 2), (2, 2)]
+
+
+def test_a_new_option_leaves_results_valid(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(task), "later_options", {"mean": 3.0})  # as if older versions had only spans of 3
+    assert "mean" not in task.options
+    assert dataclasses.replace(task, mean=4.0).options["mean"] == 4.0  # type: ignore[call-arg]
 
 
 def test_an_exact_answer_is_found_whatever_the_draws_of_bounds(task: Task, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import math
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+import tracformer
 from tests.evaluation.known import known_subject, write_lines
 from tests.helpers import small_model
 from tracformer.evaluation import Result, Row, Task, make_task, manifest, parse_task, read_results, register_task, tasks
@@ -105,8 +107,9 @@ def test_a_manifest_tells_what_can_change_a_figure(tmp_path: Path) -> None:
         return Result("m", "f", subject.mode, task.name, task.options, (), {}, task.manifest(subject)).file_name
 
     told = make_task("ranges", options).manifest(subject)
-    assert set(told["hashes"]) == {"weights", "tokenizer", "code", "data", "contexts"}
-    assert {"dtype", "device", "time", "torch", "command", "code", "processes"} <= set(told)
+    assert set(told["hashes"]) == {"weights", "tokenizer", "data", "contexts"}
+    assert told["schemas"] == {"family": 1, "task": 1}
+    assert {"dtype", "device", "time", "torch", "command", "code", "commit", "processes"} <= set(told)
     assert str(tmp_path) not in json.dumps({"manifest": told, "options": make_task("ranges", options).options})
     before = named()
     assert before == named()
@@ -134,7 +137,33 @@ def test_weights_and_paths() -> None:
     assert manifest.command_line(words) == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
 
 
-def test_what_only_shows_results_does_not_change_them() -> None:
-    for prefix in manifest.SHOWING:
-        assert (manifest.PACKAGE / prefix).exists()
-        assert prefix.endswith("/") == (manifest.PACKAGE / prefix).is_dir()
+def test_the_commit_is_recorded_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorded(folder: Path) -> str:
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setattr(manifest, "PACKAGE", folder)
+        manifest.code_version.cache_clear()
+        assert manifest.code_version()["code"] == tracformer.__version__
+        return manifest.code_version()["commit"]
+
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    try:
+        package, other = tmp_path / "package", tmp_path / "site-packages"
+        assert recorded(package) == ""
+        (package / "__init__.py").write_text("")
+        git("init")
+        git("add", "package")
+        git("commit", "-m", "first")
+        commit = recorded(package)
+        assert len(commit) == 40
+        (package / "__init__.py").write_text("a = 1")
+        assert recorded(package) == f"{commit}+changes"
+        other.mkdir()
+        (other / "__init__.py").write_text("")  # installed inside some other project
+        assert recorded(other) == ""
+        monkeypatch.setenv("PATH", "")
+        assert recorded(package) == ""
+    finally:
+        manifest.code_version.cache_clear()

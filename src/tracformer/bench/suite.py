@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-import tracformer
 from tracformer.bench import attention, generation, long, machine, training, wide
 from tracformer.bench.measure import processor_name
 from tracformer.bench.results import FAILED, Figures, Found, Piece, Row, Store
 from tracformer.bench.scale import Scale
 from tracformer.bench.worker import OTHERS, measured
-from tracformer.evaluation.manifest import source_hash
+from tracformer.evaluation.manifest import code_version
 from tracformer.evaluation.pace import duration
 
 BUSY = 0.15  # cores that others may use before a figure is doubtful
@@ -46,8 +45,7 @@ def describe(scale: Scale) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processor": processor_name(),
         "torch": torch.__version__,
-        "version": tracformer.__version__,
-        "code": source_hash(),
+        **code_version(),
     }
 
 

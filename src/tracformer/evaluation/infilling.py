@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from tracformer.contexts import Strategy, parse
-from tracformer.evaluation.bleu import WORDS
+from tracformer.evaluation.bleu import TOKENIZERS, Bleu
 from tracformer.evaluation.features import DEFAULT, Encoder, Found, find_encoder
 from tracformer.evaluation.fills import Ask, Fills, Floats, blocks, gathered, kept_fills, reading, shown_spans
 from tracformer.evaluation.manifest import array_hash
+from tracformer.evaluation.mauve import clustering_package
 from tracformer.evaluation.perplexity import PAPER_RANGES
 from tracformer.evaluation.results import Result, Row
 from tracformer.evaluation.scores import METRICS, OVERS, Scored, Scoring, baseline_of, figures, score
@@ -34,12 +35,13 @@ class Infilling(TextTask):
     """Fills of the same holes by every model, and how close they come to what stood there."""
 
     name = "infilling"
+    schema = 2  # BLEU by sacrebleu, MAUVE's clusters by scikit-learn
 
     contexts: tuple[str, ...] = ("table1",)  # a table of the paper, or contexts by name; in a span's name ; may stand for ,
     samples: int = 5  # of each sequence under each context
     metrics: tuple[str, ...] = METRICS
     over: tuple[str, ...] = OVERS  # the whole text, the holes alone
-    words: str = "13a"  # BLEU's: 13a as sacrebleu cuts them, space as the text is spaced
+    words: str = "13a"  # BLEU's: 13a, sacrebleu's default; space, as the text is spaced
     scorer: str = DEFAULT  # BERTScore's encoder: a known name, a folder, or OWNER/NAME of the hub
     layer: int | None = None  # of the scorer; None: its usual one
     rescale: bool = False  # BERTScore against the encoder's baseline
@@ -55,7 +57,11 @@ class Infilling(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, given, known in (("metrics", self.metrics, METRICS), ("over", self.over, OVERS), ("words", (self.words,), tuple(WORDS))):
+        for key, given, known in (
+            ("metrics", self.metrics, METRICS),
+            ("over", self.over, OVERS),
+            ("words", (self.words,), tuple(TOKENIZERS)),
+        ):
             wrong = [each for each in given if each not in known] if given else ["nothing"]
             if wrong:
                 raise ValueError(f"{key} is {wrong[0]!r}; allowed: {', '.join(known)}")
@@ -119,7 +125,10 @@ class Infilling(TextTask):
         loaded = {each: Encoder(each, subject.device) for each in dict.fromkeys(found.values())}  # one encoder may do both
         scorer, features = (loaded[found[key]] if key in found else None for key in ("scorer", "features"))
         baseline = baseline_of(found["scorer"]) if self.rescale and "scorer" in found else None
-        return Scoring(self.metrics, self.over, self.words, scorer, features, baseline, self.clusters, self.clusterings)
+        bleu = Bleu(self.words) if "bleu4" in self.metrics else None
+        if features is not None:
+            clustering_package()  # missing packages are an error before any hole is filled
+        return Scoring(bleu, scorer, features, baseline, self.clusters, self.clusterings)
 
     def _figures(
         self, subject: Subject, scoring: Scoring, read: Sequences, given: Flags, fills: Fills, strategy: Strategy, progress: Progress

@@ -1,10 +1,20 @@
-"""Where a figure came from: hashes of everything that went into it, and the circumstances, without a word about the machine's folders."""
+"""Where a figure came from: what identifies a result, and the circumstances in which it was made.
 
+A result is identified by its model's name, mode, task and options, and here by `hashes` (weights,
+tokeniser, data, contexts), `schemas` (the family's and the task's number, raised by hand when their
+figures change) and `dtype`. No source file enters: moving or renaming code leaves every result valid.
+The rest is for information. Nothing names the machine's folders.
+"""
+
+import dataclasses
 import datetime
 import hashlib
+import json
 import platform
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,37 +22,35 @@ import numpy as np
 import torch
 
 import tracformer
+from tracformer.families import schema_of
 from tracformer.model.base import ConditionalModel
+from tracformer.model.config import ModelConfig
+from tracformer.renames import first_names
 
 if TYPE_CHECKING:
     from tracformer.evaluation.tasks import Subject
 
 PACKAGE = Path(tracformer.__file__).parent
-SHOWING = (
-    "cli/",
-    "client.py",
-    "hf/",
-    "server/",
-    "evaluation/report/",
-    "evaluation/reproduce.py",
-    "evaluation/plan.py",
-    "evaluation/pilots.py",
-    "evaluation/curves.py",
-)  # parts of the package that cannot change a figure
 
 
-def describe(subject: "Subject", inputs: Mapping[str, str]) -> dict[str, Any]:
-    """`hashes` and `dtype` decide whether a result is the one asked for; the rest tells how it was made."""
+def describe(subject: "Subject", task_schema: int, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the manifest of a result.
+
+    Args:
+        subject: The model that answers.
+        task_schema: `Task.schema` of the task.
+        inputs: Hashes of what the model is shown, by name.
+    """
     return {
         "hashes": {
             "weights": subject.weights,
             "tokenizer": "" if subject.tokenizer is None else subject.tokenizer.fingerprint,
-            "code": source_hash(),
             **inputs,
         },
+        "schemas": {"family": schema_of(subject.family), "task": task_schema},
         "dtype": str(subject.model.head.dtype).removeprefix("torch."),
         "model": describe_model(subject.model),
-        "code": tracformer.__version__,
+        **code_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -61,13 +69,33 @@ def describe_model(model: ConditionalModel) -> dict[str, Any]:
 
 
 def weights_hash(model: ConditionalModel) -> str:
-    """SHA-256 over names, types, shapes and bytes of what a folder of this model would hold, and its configuration."""
-    whole = hashlib.sha256(repr((model.config.model_type, sorted(model.config.to_dict().items()))).encode())
-    for name, tensor in sorted(model.tensors().items()):
+    """Return the SHA-256 of a model's configuration and of the contents of its tensors.
+
+    Tensors enter as the sorted list of (dtype, shape, SHA-256 of the bytes), without their names: a
+    renamed parameter, class or module leaves the hash as it is. Two equally shaped tensors that change
+    places leave it too; code that reads the same file differently must raise its family's schema.
+    """
+    contents = []
+    for tensor in model.tensors().values():
         held = tensor.detach().cpu().contiguous()
-        whole.update(f"{name} {held.dtype} {tuple(held.shape)}".encode())
-        whole.update(held.flatten().view(torch.uint8).numpy().data)
-    return whole.hexdigest()
+        content = hashlib.sha256(held.flatten().view(torch.uint8).numpy().data).hexdigest()
+        contents.append(f"{held.dtype} {tuple(held.shape)} {content}")
+    return hashlib.sha256("\n".join([config_hash(model.config), *sorted(contents)]).encode()).hexdigest()
+
+
+def config_hash(config: ModelConfig) -> str:
+    """Return the SHA-256 of a configuration and its `model_type`, independent of renamed and of new keys.
+
+    Each field enters under the first name that it had (`ModelConfig.old_config_keys`). A field at its
+    default is left out, so that models made before the field existed keep their hash.
+    """
+    values = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.default is dataclasses.MISSING or getattr(config, field.name) != field.default
+    }
+    named = {"model_type": config.model_type, **first_names(values, config.old_config_keys)}
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
 def array_hash(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
@@ -79,22 +107,25 @@ def array_hash(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
     return whole.hexdigest()
 
 
-def source_hash() -> str:
-    """SHA-256 of the package's source, save the parts that only show results, as it was when this process began."""
-    return SOURCE
+@cache
+def code_version() -> dict[str, str]:
+    """Return the package's version and, where it runs from a git checkout, the commit.
+
+    The commit ends in `+changes` if files of the package differ from it, and is empty elsewhere.
+    """
+    commit = ""
+    if _git("ls-files", "--error-unmatch", "__init__.py"):  # else some other project's repository
+        commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", ".") else "")
+    return {"code": tracformer.__version__, "commit": commit}
 
 
-def _hash_source() -> str:
-    whole = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*")):
-        name = path.relative_to(PACKAGE).as_posix()
-        if path.suffix in (".py", ".cpp", ".h") and not name.startswith(SHOWING):
-            whole.update(f"{name}\n".encode())
-            whole.update(path.read_bytes())
-    return whole.hexdigest()
-
-
-SOURCE = _hash_source()  # now: hours later the folder may hold other code than what runs
+def _git(*words: str) -> str:
+    """Return what a git command prints in the package's folder; nothing if it fails or there is no git."""
+    try:
+        done = subprocess.run(["git", *words], cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
 def command_line(words: list[str]) -> str:

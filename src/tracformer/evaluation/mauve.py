@@ -1,7 +1,7 @@
 """MAUVE (Pillutla et al. 2021): how close two sets of texts are, from 0 to 1, given one feature vector a text.
 
 1. The features of both sets together are scaled to unit length, reduced by PCA to 90% of their variance, and put into k clusters by
-   k-means, k a tenth of the smaller set. The share of each set in each cluster gives two histograms, p and q.
+   k-means of scikit-learn, k a tenth of the smaller set. The share of each set in each cluster gives two histograms, p and q.
 2. Mixtures r = w p + (1 - w) q trace the divergence curve
        x(w) = exp(-c KL(q | r)),   y(w) = exp(-c KL(p | r)),   c = 5,
    from (1, 0) to (0, 1). MAUVE is the area under it: 1 when p = q, towards 0 as they part.
@@ -9,12 +9,14 @@
 The score depends on the clustering and so on its seed, and on the number of texts: compare figures of equal numbers alone.
 """
 
+import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracformer.evaluation.kmeans import kmeans
+from tracformer.files import optional_package
 
 Floats = NDArray[np.float64]
 
@@ -22,6 +24,8 @@ SCALING = 5.0
 POINTS = 25
 EDGE = 1e-6  # mixture weights run from here to 1 - here, where every divergence is finite
 VARIANCE = 0.9
+STARTS = 5  # of k-means; the best is kept
+STEPS = 500  # of k-means, at most
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,27 @@ def quantise(p: Floats, q: Floats, *, clusters: int | None = None, seed: int = 0
     k = max(2, round(min(len(p), len(q)) / 10)) if clusters is None else clusters
     if not 1 <= k <= len(p) + len(q):
         raise ValueError(f"{k} clusters are asked for; there must be between 1 and {len(p) + len(q)}, the number of texts")
-    labels = kmeans(reduce(np.concatenate([p, q])), k, seed)
+    labels = cluster(reduce(np.concatenate([p, q])), k, seed)
     return Quantised(labels[: len(p)], labels[len(p) :], k)
+
+
+def cluster(points: Floats, clusters: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return the cluster (N,) of each point (N, d), by k-means of scikit-learn.
+
+    One thread: the order of its sums, and so the last digits of the centres, depends on their number.
+    """
+    sklearn, threads = clustering_package()
+    kmeans = sklearn.KMeans(clusters, n_init=STARTS, max_iter=STEPS, random_state=seed)
+    with threads.threadpool_limits(1), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Number of distinct clusters")  # equal texts
+        labels: NDArray[np.int64] = kmeans.fit(points).labels_.astype(np.int64)
+    return labels
+
+
+def clustering_package() -> tuple[Any, Any]:
+    """Return `sklearn.cluster` and `threadpoolctl`, or raise an ImportError that says what to install."""
+    purpose = "MAUVE, whose clusters are by k-means,"
+    return optional_package("sklearn.cluster", purpose, "eval"), optional_package("threadpoolctl", purpose, "eval")
 
 
 def reduce(features: Floats, variance: float = VARIANCE) -> Floats:

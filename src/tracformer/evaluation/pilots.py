@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tracformer.evaluation.bootstrap import perplexity_of
-from tracformer.evaluation.curves import family_of, kind_of, training_manifest, validations
-from tracformer.evaluation.results import Result, Row, digest, file_name
+from tracformer.evaluation.curves import family_of, kind_of, recipe_hash, training_manifest, validations
+from tracformer.evaluation.results import Result, Row, file_name
 from tracformer.training.config import TrainConfig
 from tracformer.training.loop import NotFiniteError, Outcome
 
@@ -49,7 +49,8 @@ def with_rate(config: TrainConfig, rate: float) -> TrainConfig:
 
 def outcome_file(name: str, mode: str, config: TrainConfig, recipe: Mapping[str, Any], pilots: Pilots) -> str:
     """What the file of an outcome is called: another recipe, or other contexts to judge by, another file."""
-    return file_name(name, mode, TASK, _options(pilots), {"hashes": {"recipe": digest(_judged(config, recipe))}})
+    hashes = {"recipe": recipe_hash(_judged(config, recipe))}
+    return file_name(name, mode, TASK, _options(pilots), {"hashes": hashes})
 
 
 def chosen_rate(outcome: Result) -> float:
@@ -68,7 +69,7 @@ def fly(
     """The outcome; or the signal that stopped a pilot, after which the same call goes on. The runs stay where they are."""
     losses: dict[float, float] = {}
     for rate in pilots.rates:
-        run = pilot_folder(folder, name, config.seed, rate, digest(_judged(config, recipe)))
+        run = pilot_folder(folder, name, config.seed, rate, recipe_hash(_judged(config, recipe)))
         try:
             signal = train(pilots.config(config, rate, run)).signal
         except NotFiniteError:  # too high a rate

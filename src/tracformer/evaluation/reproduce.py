@@ -35,7 +35,7 @@ from tracformer.families import find_family, load_model
 from tracformer.files import write_atomically
 from tracformer.generation import loading
 from tracformer.model.config import ModelConfig
-from tracformer.training.config import DataConfig, TrainConfig
+from tracformer.training.config import DataConfig, TrainConfig, canonical_recipe
 from tracformer.training.distributed import Ranks, join_ranks
 from tracformer.training.loop import exported_step
 from tracformer.training.start import start
@@ -151,7 +151,8 @@ class Reproduction:
         """Did the run come to its last step, and was it told the same? Another recipe in its folder is an error."""
         folder = self.run_folder(run)
         if (folder / RECIPE).is_file():
-            told, now = json.loads((folder / RECIPE).read_text()), self._recipe(run)
+            told = canonical_recipe(json.loads((folder / RECIPE).read_text()))
+            now = canonical_recipe(self._recipe(run))
             if told != now:
                 keys = sorted(key for key in told.keys() | now.keys() if told.get(key) != now.get(key))
                 raise ValueError(

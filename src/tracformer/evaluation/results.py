@@ -109,8 +109,14 @@ def read_results(*places: str | PathLike[str]) -> list[Result]:
 
 
 def file_name(model: str, mode: str, task: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
-    """The name by which a finished result is found again: it changes with whatever can change a figure."""
+    """Return the name by which a finished result is found again.
+
+    Its parts identify a result: model (system and seed), mode, task, options, and the manifest's `hashes`,
+    `schemas` and `dtype`. Results of older versions have a hash of the source instead of `schemas`.
+    """
     asked = {"options": options, "hashes": manifest.get("hashes", {}), "dtype": manifest.get("dtype")}
+    if "schemas" in manifest:
+        asked["schemas"] = manifest["schemas"]
     words = (re.sub(r"[^\w.+]+", "_", word).strip("._") for word in (model, mode, task))
     return f"{'-'.join(words)}-{digest(asked)[:12]}.json"
 

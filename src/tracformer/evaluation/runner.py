@@ -1,5 +1,6 @@
 """Several models on several tasks into a folder of results; what is there already is not done again."""
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ def evaluate(
 ) -> Iterator[Result]:
     """Each subject's result on each task, as they are finished, and written to `out`. Modes are checked before any work.
 
-    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser, code and dtype is read instead, unless
+    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser, schemas and dtype is read instead, unless
     the task measures the machine. A task that was interrupted goes on from its last finished block.
     """
     for task in tasks:
@@ -48,7 +49,7 @@ def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progres
     if subject.ranks.first:
         result.save(out)
         shutil.rmtree(scratch, ignore_errors=True)
-        if (out / PARTIAL).is_dir() and not any((out / PARTIAL).iterdir()):
+        with contextlib.suppress(OSError):  # not empty: another task, or another process, is under way
             (out / PARTIAL).rmdir()
     subject.ranks.barrier()
     return result

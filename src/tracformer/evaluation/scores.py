@@ -12,7 +12,7 @@ import numpy as np
 
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.bertscore import BASELINES, Baseline, greedy_match, rescale
-from tracformer.evaluation.bleu import WORDS, Counts, bleu, corpus_bleu, count
+from tracformer.evaluation.bleu import COUNTS, Bleu
 from tracformer.evaluation.features import PAPER_BERTSCORE, PAPER_MAUVE, Encoder, Found
 from tracformer.evaluation.fills import Floats, Reading
 from tracformer.evaluation.mauve import jackknife_variance, quantise
@@ -21,16 +21,13 @@ from tracformer.evaluation.results import SAMPLE, Row
 METRICS = ("bleu4", "bertscore", "mauve")
 OVERS = ("whole", "filled")
 NORMAL = 1.959963984540054  # standard errors on either side of a 95% interval
-COUNTS = 10  # numbers in a `Counts`
 
 
 @dataclass(frozen=True)
 class Scoring:
     """What is scored, and by what."""
 
-    metrics: Sequence[str] = METRICS
-    overs: Sequence[str] = OVERS
-    words: str = "13a"
+    bleu: Bleu | None = None
     scorer: Encoder | None = None  # BERTScore's
     features: Encoder | None = None  # MAUVE's
     baseline: Baseline | None = None
@@ -51,7 +48,7 @@ class Scored:
     def empty(cls, scoring: Scoring, sequences: int, samples: int) -> "Scored":
         d = 0 if scoring.features is None else scoring.features.width
         return cls(
-            np.zeros((sequences, samples, COUNTS if "bleu4" in scoring.metrics else 0)),
+            np.zeros((sequences, samples, 0 if scoring.bleu is None else COUNTS)),
             np.zeros((sequences, samples, 0 if scoring.scorer is None else 1)),
             np.zeros((sequences, d)),
             np.zeros((sequences, samples, d)),
@@ -65,9 +62,9 @@ def score(scoring: Scoring, over: str, originals: Sequence[Reading], fills: Sequ
     """Each original (N) against its fills (N, S)."""
     scored = Scored.empty(scoring, len(originals), len(fills[0]))
     pairs = [(i, s, fill, original) for i, (original, of) in enumerate(zip(originals, fills, strict=True)) for s, fill in enumerate(of)]
-    if "bleu4" in scoring.metrics:
+    if scoring.bleu is not None:
         for i, s, fill, original in pairs:
-            scored.counts[i, s] = _numbers(_counted(scoring.words, over, fill, original))
+            scored.counts[i, s] = _counted(scoring.bleu, over, fill, original)
     texts = list(dict.fromkeys(_text(over, each) for _, _, *two in pairs for each in two))
     place = {text: number for number, text in enumerate(texts)}
     embedded = None if scoring.scorer is None else scoring.scorer.embed(texts)
@@ -122,15 +119,15 @@ def figures(
             Row(metric, setting, float(values.mean()), *_bounds(bootstrap.mean_interval(values)), note=_joined(note, remark), **about)
         )
 
-    if scored.counts.size:
+    if scoring.bleu is not None:
+        bleu, by = scoring.bleu, scoring.bleu.signature
         by_sequence = scored.counts.sum(1)
         sums = bootstrap.resampled_sums(by_sequence)
-        interval = None if sums is None else bootstrap.quantiles(np.array([bleu(_as_counts(each)) for each in sums]))
-        corpus = corpus_bleu(_as_counts(each) for each in by_sequence)
-        words = f"words by {scoring.words}"
-        rows.append(Row("bleu4", setting, corpus, *_bounds(interval), note=_joined(note, f"over the corpus, {words}"), **about))
-        sentences = np.array([[bleu(_as_counts(each), "floor") for each in of] for of in scored.counts])
-        add_mean("bleu4_sentence", sentences.mean(1), f"mean over sentences, smoothed by 0.1 of a match, {words}")
+        interval = None if sums is None else bootstrap.quantiles(np.array([bleu.corpus(each) for each in sums]))
+        remark = _joined(note, f"over the corpus, {by}")
+        rows.append(Row("bleu4", setting, bleu.corpus(by_sequence.sum(0)), *_bounds(interval), note=remark, **about))
+        sentences = np.array([[bleu.sentence(each) for each in of] for of in scored.counts])
+        add_mean("bleu4_sentence", sentences.mean(1), f"mean over sentences, {by}")
     if scoring.scorer is not None:
         add_mean(bertscore_name(scoring.scorer.found, scoring.baseline is not None), scored.f1[..., 0].mean(1), "F1")
     if scoring.features is not None:
@@ -162,20 +159,10 @@ def _text(over: str, text: Reading) -> str:
     return text.whole if over == "whole" else text.filled
 
 
-def _counted(words: str, over: str, fill: Reading, original: Reading) -> Counts:
-    cut = WORDS[words]
+def _counted(bleu: Bleu, over: str, fill: Reading, original: Reading) -> Floats:
     if over == "whole":
-        return count(cut(fill.whole), cut(original.whole))
-    return sum((count(cut(a), cut(b)) for a, b in zip(fill.holes, original.holes, strict=True)), Counts())
-
-
-def _numbers(counts: Counts) -> list[int]:
-    return [*counts.matches, *counts.totals, counts.length, counts.reference]
-
-
-def _as_counts(numbers: Floats) -> Counts:
-    whole = [round(each) for each in numbers.tolist()]
-    return Counts(tuple(whole[:4]), tuple(whole[4:8]), *whole[8:])
+        return bleu.count([fill.whole], [original.whole])
+    return bleu.count(fill.holes, original.holes)
 
 
 def _bounds(interval: bootstrap.Interval | None) -> tuple[float | None, float | None]:

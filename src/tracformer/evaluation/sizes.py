@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-import tracformer
-from tracformer.evaluation.manifest import describe_model
+from tracformer.evaluation.manifest import code_version, config_hash, describe_model
 from tracformer.evaluation.results import Result, Row, digest
 from tracformer.families import find_family
 from tracformer.model.config import ModelConfig
@@ -23,9 +22,9 @@ def count_sizes(name: str, mode: str, config: ModelConfig, trained_tokens: float
     if trained_tokens:
         rows.append(Row("trained_tokens", {}, float(trained_tokens)))
     manifest = {
-        "hashes": {"config": digest(config.to_dict()), "trained_tokens": digest(float(trained_tokens))},
+        "hashes": {"config": config_hash(config), "trained_tokens": digest(float(trained_tokens))},
         "model": sizes,
-        "code": tracformer.__version__,
+        **code_version(),
         "torch": torch.__version__,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -188,7 +188,7 @@ def _saved_config(reader: Reader, config: ModelConfig) -> dict[str, Any]:
     """Return the model's configuration in a checkpoint under present names, with defaults of later fields."""
     saved: dict[str, Any] = reader.state["model"]
     try:
-        return config.from_dict(saved).to_dict()
+        return {key: _plain(value) for key, value in config.from_dict(saved).to_dict().items()}
     except ValueError:  # of another family
         return saved
 
