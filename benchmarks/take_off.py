@@ -1,14 +1,17 @@
-"""Train every system on a hidden Markov chain whose conditionals are known: has it learned to read its context?
+"""Train every system on a hidden Markov chain whose conditionals are known: has it learned to read
+its context?
 
     python benchmarks/take_off.py --systems tracformer-car,ac-gpt      # two of them
-    python benchmarks/take_off.py --json take-off.json                 # all; finished systems are kept
+    # all; finished systems are kept
+    python benchmarks/take_off.py --json take-off.json
 
-Each system has about 0.6M parameters and trains for a few minutes on one core, on fresh sequences of the exact source `hmm-16`. For three kinds
-of holes the table shows the gain over the frequencies of single symbols, in nats per hidden symbol, beside the exact one, and KL from
-the exact conditional (for a bound, its excess over the exact joint).
+Each system has about 0.6M parameters and trains for a few minutes on one core, on fresh sequences
+of the exact source `hmm-16`. For three kinds of holes the table shows the gain over the frequencies
+of single symbols, in nats per hidden symbol, beside the exact one, and KL from the exact
+conditional (for a bound, its excess over the exact joint).
 
-**Take-off gate**: with one symbol hidden and all others given, at least half of the exact gain. A system below it is not compared with
-others anywhere: it did not learn.
+**Take-off gate**: with one symbol hidden and all others given, at least half of the exact gain. A
+system below it is not compared with others anywhere: it did not learn.
 """
 
 import argparse
@@ -63,7 +66,8 @@ class System:
 
 TRACFORMER = {"n_layer": 6, "n_head": 2, "d_model": 64, "n_max": 8, "init_std": 0.08}
 PLAIN = {"n_layer": 5, "n_head": 3, "d_model": 96, "init_std": 0.06}
-PAIRED = {"n_layer": 5, "n_head": 2, "d_model": 64, "init_std": 0.08}  # as many encoder as decoder layers
+# as many encoder as decoder layers
+PAIRED = {"n_layer": 5, "n_head": 2, "d_model": 64, "init_std": 0.08}
 DIT = {"n_layer": 5, "n_head": 3, "d_model": 96, "d_condition": 32}
 SPLIT = {"n_encoder": 2, "n_layer": 3, "n_head": 3, "d_model": 96, "init_std": 0.06}
 NEAR = {"neighbours": 1}
@@ -121,7 +125,10 @@ def optimizer_of(family: str) -> OptimizerConfig:
 
 
 def train(model: ConditionalModel, source: Source, objective: str, steps: int = STEPS) -> None:
-    """Train on fresh sequences. Systems that read a context learn on contexts of one kind; diffusion draws its own noise."""
+    """Train on fresh sequences.
+
+    Systems that read a context learn on contexts of one kind; diffusion draws its own noise.
+    """
     config = optimizer_of(model.config.model_type)
     contexts = "" if objective in ("denoise", "ar") else CONTEXTS
     questioner = Questioner(parse_objective(objective, contexts), seed=0)
@@ -149,7 +156,10 @@ def frequencies(source: Source) -> np.ndarray[Any, Any]:
 
 
 def gains(model: ConditionalModel, mode: str, source: Source, pattern: Pattern, sequences: int) -> dict[str, float]:
-    """Nats per hidden symbol: the model's gain over frequencies, the exact one for its kind of answer, and KL from the truth."""
+    """Nats per hidden symbol:
+
+    the model's gain over frequencies, the exact one for its kind of answer, and KL from the truth.
+    """
     subject = Subject(model=model, tokenizer=None, name="", mode=mode)
     tokens = source.sample(sequences, np.random.default_rng(2))
     context = draw_pattern(pattern, source.length, 3, range(sequences))

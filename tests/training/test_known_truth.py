@@ -16,7 +16,11 @@ def test_tracformer_takes_off(name: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_EACH)
 def test_every_system_can_be_measured(name: str) -> None:
-    """A short run of each: figures are finite, and no answer is nearer to the data than the truth by more than the sample's noise."""
+    """A short run of each:
+
+    figures are finite, and no answer is nearer to the data than the truth by more than the sample's
+    noise.
+    """
     result = measure(name, steps=2, sequences=32)
     for figures in result["holes"].values():
         assert -10.0 < figures["gain"] < figures["exact"] + 0.15
