@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tests.evaluation.reproductions import stopping, work
 from tests.evaluation.test_report import WellFormed
 from tracformer.cli.main import main
 from tracformer.data import byte_tokenizer
+from tracformer.evaluation import jobs
 from tracformer.evaluation import reproduce as module
 from tracformer.evaluation.experiment import read_experiment
 from tracformer.evaluation.experiment_data import prepare_data
@@ -22,7 +25,10 @@ from tracformer.evaluation.reproduce import Reproduction
 from tracformer.evaluation.results import Result, read_results
 from tracformer.evaluation.sizes import count_sizes
 from tracformer.evaluation.tasks import Silent
+from tracformer.training.config import TrainConfig
 from tracformer.training.log import read_log
+from tracformer.training.loop import NotFiniteError, Outcome, Trainer
+from tracformer.training.start import start
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -50,12 +56,12 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
         with pytest.raises(KeyboardInterrupt):
             work(tmp_path, text).run()
     trained = files_of(root)
-    assert sum(name.endswith("model/model.safetensors") for name in trained) == 6
+    assert sum(name.endswith("model/model.safetensors") for name in trained) == 4  # the fourth is not evaluated
     assert sum(name.startswith("results/") and "-training-" not in name for name in trained) == 3
     assert {name: facts for name, facts in trained.items() if name in two} == two
     assert not (root / "report").exists()
 
-    monkeypatch.setattr(module, "start", stopping(module.start, 0))  # nothing is left to train
+    monkeypatch.setattr(module, "start", stopping(module.start, 2))  # no more is left to train
     assert work(tmp_path, text).run() == 0
     done = files_of(root)
     assert {name: facts for name, facts in done.items() if name in trained} == trained
@@ -135,6 +141,80 @@ def test_a_signal_ends_the_reproduction_with_its_code(tmp_path: Path, text: Path
 
     monkeypatch.setattr(module, "start", lambda config: Stopped())
     assert work(tmp_path, text).run() == 128 + 15
+
+
+def test_weights_of_an_earlier_step_are_not_those_of_the_run(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the last checkpoint and the model's folder, in which weights of an earlier stop lie."""
+    again = work(tmp_path, text)
+    run = again.runs()[0]
+    prepare_data(again.experiment.data["wikitext2"], again.root, trained=True)
+    module.start(replace(again.config(run), until=2))
+    export, last = Trainer._export, again.config(run).steps
+
+    def killed(self: Trainer, name: str, averaged: bool = True) -> None:
+        if name == "model" and self.state.step == last:
+            raise KeyboardInterrupt
+        export(self, name, averaged)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_export", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again.run()
+    assert (again.run_folder(run) / "checkpoints" / f"step-{last:08d}").is_dir()
+    assert (again.run_folder(run) / "model" / "config.json").is_file()
+    assert not again.is_trained(run)
+    assert work(tmp_path, text).run() == 0
+    assert again.is_trained(run)
+
+
+def test_processes_divide_the_work(tmp_path: Path, text: Path) -> None:
+    """What another process holds is left to it; each run is trained once, and all reports are whole."""
+    trained: list[str] = []
+
+    def noted(config: TrainConfig) -> Outcome:
+        trained.append(Path(config.run).name)
+        return start(config)
+
+    def process() -> None:
+        codes.append(work(tmp_path, text).run())
+
+    codes: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "start", noted)
+        patch.setattr(jobs, "WAIT", 0.01)
+        threads = [Thread(target=process) for _ in range(2)]  # each opens locks of its own
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert codes == [0, 0]
+    assert sorted(trained) == sorted(run.folder_name for run in work(tmp_path, text).runs())
+    assert not list((tmp_path / "tiny" / "results").glob(".partial/*"))
+
+
+def test_a_model_is_evaluated_as_soon_as_it_is_trained(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "start", stopping(module.start, 1))
+    with pytest.raises(KeyboardInterrupt):
+        work(tmp_path, text).run()
+    results, curves = apart(read_results(tmp_path / "tiny" / "results"))
+    assert [result.model for result in results] == [result.model for result in curves] == ["tracformer-car #0"]
+    (curve,) = curves
+    assert curve.details["tokens"] == {"3": 3 * 4 * 32}
+    assert curve.details["cpu_seconds"]["3"] > 0
+
+
+def test_a_run_that_fails_does_not_hold_up_the_others(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(config: TrainConfig) -> Outcome:
+        if "bart" in config.run:
+            raise NotFiniteError("the loss of step 1 is not finite")
+        return start(config)
+
+    monkeypatch.setattr(module, "start", fails)
+    with pytest.raises(NotFiniteError):
+        work(tmp_path, text).run()
+    results, _ = apart(read_results(tmp_path / "tiny" / "results"))
+    assert len(results) == 5
+    assert "bart #0" not in {result.model for result in results}
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,19 +11,37 @@ Only products of activations with weight matrices count: not attention, norms or
     all          head             vocabulary / d a target
 
 A backward pass does twice the forward's work, and a multiply-add is two operations: a training step is 6 times the count.
+
+`flops_per_token` counts any system by running it: all matrix products of a forward and backward pass,
+those of attention included, per token of the text. The conventions:
+
+- A multiply-add is two operations. Norms, softmax, rotations, embedding lookups, the optimiser, and the two or three keys of each query in
+  a neighbours layer of the baselines are left out.
+- Attention of a Tracformer counts the pairs of query and key that its geometry names, as its kernels compute no others. Dense attention of
+  other systems counts the whole matrix of scores, masked entries too, as PyTorch executes it.
+- Rows that a system adds to the text (AC-GPT repeats the given tokens) are counted, and divided among the tokens of the text.
 """
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from tracformer.attention import Layout
 from tracformer.families import find_family
+from tracformer.model import Tracformer
 from tracformer.model.config import ModelConfig, TracformerConfig
+from tracformer.objectives import Questioner, parse_objective
+from tracformer.training.batches import group_by_mode
 
 FORWARD_AND_BACKWARD = 3
 OPERATIONS = 2  # a multiply-add
+ROWS = 16  # sequences that are counted
 
 
 def weight_multiplies(config: ModelConfig, tokens: int, targets: int, mode: str = "car") -> float:
@@ -46,6 +64,53 @@ def weight_multiplies(config: ModelConfig, tokens: int, targets: int, mode: str 
 def training_operations(config: ModelConfig, tokens: int, targets: int, mode: str = "car") -> float:
     """Floating-point operations of the weight products in one forward and backward pass."""
     return OPERATIONS * FORWARD_AND_BACKWARD * weight_multiplies(config, tokens, targets, mode)
+
+
+class CountedAttention:
+    """Attention of a Tracformer that counts its products and computes none; gradients still flow."""
+
+    def __init__(self) -> None:
+        self.multiplies = 0  # multiply-adds of scores and of weighted values, forward
+
+    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+        T = layout.length
+        pairs = sum(T - offset for offset in (range(T) if offsets is None else offsets) if offset < T)
+        self.multiplies += 2 * q.shape[0] * pairs * q.shape[2] * q.shape[3]
+        return q + k + v
+
+    def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
+        before = layout.rows % layout.length  # keys on the left of each target
+        sides = [before, layout.length - 1 - before][: layout.readings]
+        pairs = sum(int((side + stride - 1).div(stride, rounding_mode="floor").sum()) for side in sides)
+        self.multiplies += 2 * pairs * q.shape[1] * q.shape[2]
+        return q + k.mean() + v.mean()
+
+
+def flops_per_token(config: ModelConfig, objective: str, contexts: str = "", length: int = 0) -> float:
+    """Return the floating-point operations of training per token of the text, counted on a small batch.
+
+    Args:
+        config: Shape of the model.
+        objective: Training objective, such as `car`.
+        contexts: Context strategy; empty: the objective's own.
+        length: Tokens of a sequence; 0: the model's max_length.
+    """
+    length = length or config.max_length
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = find_family(config.model_type).model_class(config).train()
+        attention = CountedAttention()
+        for module in model.modules():
+            if isinstance(module, Tracformer):
+                module.attention = attention
+        tokens = np.random.default_rng(0).integers(config.vocab_size, size=(ROWS, length))
+        questions = Questioner(parse_objective(objective, contexts), seed=0).ask_all(range(ROWS), [length] * ROWS)
+        groups = group_by_mode(tokens, np.full(ROWS, length), questions, [])
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            for group in groups:
+                model.nll(group.tokens, group.context, group.mode, group.lengths, weights=group.weights)[0].backward()
+    products = counter.get_total_flops() + OPERATIONS * FORWARD_AND_BACKWARD * attention.multiplies
+    return products / tokens.size
 
 
 def parameters_of(config: ModelConfig) -> int:

@@ -2,6 +2,7 @@
 
     tracformer models
     tracformer models --json
+    tracformer models --flops
 
 A system is trained with `tracformer train model.family=NAME ...`.
 """
@@ -15,12 +16,17 @@ PAPER_PRESETS = ("paper-small", "paper")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a system")
+    parser.add_argument(
+        "--flops",
+        action="store_true",
+        help="also count the size and the operations per trained token at preset mini (some seconds)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from tracformer.families import family_names
 
-    systems = [describe(name) for name in family_names()]
+    systems = [{**describe(name), **(training_cost(name) if arguments.flops else {})} for name in family_names()]
     if arguments.json:
         for system in systems:
             print(json.dumps(system))
@@ -30,6 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
         modes = ", ".join(f"{mode} ({kind})" for mode, kind in system["modes"].items())
         size = "-" if system["parameters"] is None else f"{system['parameters'] / 1e6:.1f}M"
         print(f"{system['name']:<12} {modes:<40} {size:>13}  {system['summary']}")
+        if system.get("mini_flops_per_token") is not None:
+            size, cost = system["mini_parameters_without_embeddings"] / 1e6, system["mini_flops_per_token"] / 1e6
+            print(f"{'':<12} preset mini: {size:.2f}M parameters without embeddings, {cost:.1f} MFLOP per trained token")
         for mode, limit in system["limits"].items():
             print(f"{'':<12} {mode}: {limit}")
     return 0
@@ -59,3 +68,19 @@ def describe(name: str) -> dict[str, Any]:
         "presets": list(kind.config_class.presets),
         "parameters": parameters,
     }
+
+
+def training_cost(name: str) -> dict[str, Any]:
+    """Return the size of a system at preset mini, where all systems are of one size, and the operations of a trained token there."""
+    from tracformer.bench.flops import flops_per_token, parameters_of
+    from tracformer.families import find_family
+
+    family = find_family(name)
+    try:
+        if "mini" not in family.config_class.presets:
+            return {}
+        config = family.config_class.preset("mini")
+        size, cost = parameters_of(config), flops_per_token(config, family.objective)
+    except ImportError:  # its network is an optional package's
+        return {}
+    return {"mini_parameters_without_embeddings": size, "mini_flops_per_token": cost}

@@ -10,7 +10,8 @@
     tracformer reproduce my.yaml scale=mine.yaml seeds=0,1,2
     torchrun --nproc-per-node 8 -m tracformer reproduce fig5 scale=paper
 
-The same command goes on after an interruption. Experiments at one scale and out= share what they train.
+The same command goes on after an interruption. Experiments at one scale and out= share what they train; several processes may run the
+same command at once, each with OMP_NUM_THREADS=1, and divide the work.
 """
 
 import argparse
@@ -24,8 +25,8 @@ OWN_KEYS = ("scale", "out", "device", "batch")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="EXPERIMENT | KEY=VALUE", help="an experiment, and scale=, out=, data.NAME=, ...")
-    parser.add_argument("--list", action="store_true", help="list the experiments and scales and leave")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and leave")
+    parser.add_argument("--list", action="store_true", help="list the experiments with their cost, and the scales, and exit")
+    parser.add_argument("--dry-run", action="store_true", help="print every run, its cost and what is done already, and exit")
     parser.add_argument("--json", action="store_true", help="print what came of it as JSON; everything else goes to stderr")
 
 
@@ -33,12 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
     from tracformer.evaluation.experiment import experiment_names, read_experiment, scale_names
 
     if arguments.list:
-        titles = {name: read_experiment(name, "mini").title for name in experiment_names()}
+        from tracformer.evaluation.plan import summary
+
+        experiments = {name: read_experiment(name) for name in experiment_names()}
+        costs = {name: summary(experiment) for name, experiment in experiments.items()}
         if arguments.json:
-            print(json.dumps({"experiments": titles, "scales": list(scale_names())}))
+            titles = {name: experiment.title for name, experiment in experiments.items()}
+            print(json.dumps({"experiments": titles, "costs": costs, "scales": list(scale_names())}))
             return 0
-        for name, title in titles.items():
-            print(f"{name:<10} {title}")
+        for name, experiment in experiments.items():
+            print(f"{name:<14} {experiment.title} (scale {experiment.scale}: {costs[name]})")
         print(f"scales: {', '.join(scale_names())}")
         return 0
     names = [word for word in arguments.words if "=" not in word]
@@ -51,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{key} is given twice, as {words[key]!r} and {value!r}; give it once")
         words[key] = value
     own = {key: words.pop(key) for key in OWN_KEYS if key in words}
-    experiment = read_experiment(names[0], own.get("scale", "mini"), words)
+    experiment = read_experiment(names[0], own.get("scale", ""), words)
 
     from tracformer.cli.eval import Meter
     from tracformer.cli.show import is_terminal

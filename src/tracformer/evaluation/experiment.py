@@ -13,11 +13,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tracformer.evaluation.exact.data import PREFIX as EXACT
+from tracformer.evaluation.exact.data import parse_exact
 from tracformer.evaluation.pilots import Pilots
 from tracformer.evaluation.tasks import Task, make_task
 from tracformer.training.config import AS_WRITTEN, TrainConfig, from_dict, parse_yaml, read_preset
 
 SIZES = "sizes"  # the one "task" that needs no weights
+DEFAULT_SCALE = "mini"  # of experiments that name none
+NO_PILOTS = "none"
 READING = ("rows", "cross_documents")  # of `train.data`; which data is read, a data set says
 NOT_TRAIN = {  # keys of `tracformer train` that something else decides
     "seed": "seeds=",
@@ -48,6 +52,7 @@ class ModelPlan:
     published: str = ""  # instead of training: a folder or an id of the hub
     family: str = ""  # of a published model
     trained_tokens: float = 0.0  # of a published model, as the paper says
+    pilots: str = ""  # whose pilots choose its learning rate: empty, its own; a model; or none
 
     def config(self, data: str, run: str, seed: int) -> TrainConfig:
         """What `tracformer train` is told."""
@@ -96,6 +101,7 @@ class Experiment:
     models: Mapping[str, ModelPlan]  # those that the tasks name
     tasks: tuple[TaskPlan, ...]
     pilots: Pilots | None = None  # None: learning rates are those of the models' plans
+    pace: Mapping[str, float] = field(default_factory=dict)  # tokens per second and core, by model
 
     def trained(self) -> list[ModelPlan]:
         """Models whose weights some task asks for."""
@@ -104,11 +110,29 @@ class Experiment:
 
     def learnt_from(self) -> list[DataSet]:
         """Data sets that some model is to be trained on."""
-        return [self.data[name] for name in dict.fromkeys(model.data for model in self.trained() if model.train)]
+        plans = [plan for model in self.trained() for plan in (model, self.models[self.piloted_by(model)])]
+        return [self.data[name] for name in dict.fromkeys(plan.data for plan in plans if plan.train)]
+
+    def piloted_by(self, model: ModelPlan) -> str:
+        """Return the name of the model whose pilots choose the rate; its own if it has none."""
+        return model.pilots if model.pilots not in ("", NO_PILOTS) else model.name
+
+    def training(self) -> list[tuple[str, float]]:
+        """Return all training, pilots included, as pairs of a model and the tokens it is trained on."""
+        work = [(model.name, model.tokens) for model in self.trained() if model.train for _ in model.seeds]
+        owners = {self.piloted_by(model) for model in self.trained() if model.train and model.pilots != NO_PILOTS}
+        if (pilots := self.pilots) is not None:
+            for name in owners:
+                config = self.models[name].config("-", "-", 0)
+                work += [(name, pilots.tokens(config)) for _ in pilots.rates]
+        return work
 
     def vocabulary_of(self, model: ModelPlan) -> int:
         """Tokens of a model that is trained here: as many as `bpe:N` makes of its data, or the scale's number."""
-        kind, _, size = self.data[model.data].tokenizer.partition(":")
+        data = self.data[model.data]
+        if data.source.startswith(EXACT):
+            return parse_exact(data.source).tokenizer.vocab_size
+        kind, _, size = data.tokenizer.partition(":")
         return int(size) if kind == "bpe" else self.vocab_size
 
     def only_read(self) -> list[DataSet]:
@@ -125,19 +149,21 @@ def scale_names() -> list[str]:
     return _names("experiments/scales")
 
 
-def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = None) -> Experiment:
-    """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file.
+def read_experiment(name: str, scale: str = "", changes: Mapping[str, str] | None = None) -> Experiment:
+    """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file; empty: the experiment's own, or mini.
 
     `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead
     of training), `only` (models, others are left out), `train.KEY` (of `tracformer train`, for every model), `values.NAME` (of the scale),
     `seeds`, `tokenizer`.
     """
     document = _load(name, "experiments", experiment_names(), "experiment")
+    scale = scale or document.get("scale", DEFAULT_SCALE)
     sizes = _load(scale, "experiments/scales", scale_names(), "scale")
     parts = _parts(name, document)
-    _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"), ("pilots",))
+    _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"), ("pilots", "pace"))
     data = {key: _data_set(key, each) for key, each in sizes["data"].items()}
     models = {key: _model(key, each) for key, each in sizes["models"].items()}
+    _check_pilots(models)
     changes = dict(changes or {})
     only = changes.pop("only", None)
     values = _values(sizes["values"], changes)
@@ -146,6 +172,7 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
         tasks = _only(tasks, [model for task in tasks for model in task.models if model not in left_out])
     tasks = tasks if only is None else _only(tasks, only.split(","))
     named = {model for task in tasks for model in task.models}
+    named |= {models[model].pilots for model in named}
     models = {key: model for key, model in models.items() if key in named}
     data, models = _changed(data, models, changes)
     for task in tasks:
@@ -163,6 +190,7 @@ def read_experiment(name: str, scale: str, changes: Mapping[str, str] | None = N
         models=models,
         tasks=tuple(tasks),
         pilots=_pilots(sizes["pilots"]) if "pilots" in sizes else None,
+        pace={key: float(value) for key, value in sizes.get("pace", {}).items()},
     )
 
 
@@ -170,10 +198,10 @@ def _parts(name: str, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The experiment itself, or the bundled ones that it puts together."""
     parts = {name: document}
     if "parts" in document:
-        _check_keys(document, f"experiment {name}", ("title", "parts"), ("about", "without"))
+        _check_keys(document, f"experiment {name}", ("title", "parts"), ("about", "without", "scale"))
         parts = {part: _load(part, "experiments", experiment_names(), "experiment") for part in document["parts"]}
     for part, values in parts.items():
-        _check_keys(values, f"experiment {part}", ("title", "tasks"), ("about", "paper"))
+        _check_keys(values, f"experiment {part}", ("title", "tasks"), ("about", "paper", "scale"))
         if not isinstance(values["tasks"], list) or not values["tasks"]:
             raise ValueError(
                 f"experiment {part}: tasks is {values['tasks']!r}; list at least one, such as - {{task: ratios, models: [bart]}}"
@@ -195,8 +223,8 @@ def _merged(tasks: Iterable[TaskPlan]) -> list[TaskPlan]:
 
 
 def _pilots(values: Mapping[str, Any]) -> Pilots:
-    _check_keys(values, "pilots", ("rates", "steps"))
-    return Pilots(tuple(float(rate) for rate in values["rates"]), int(values["steps"]))
+    _check_keys(values, "pilots", ("rates", "share"))
+    return Pilots(tuple(float(rate) for rate in values["rates"]), float(values["share"]))
 
 
 def _only(tasks: list[TaskPlan], wanted: Sequence[str]) -> list[TaskPlan]:
@@ -214,12 +242,24 @@ def _data_set(name: str, values: Mapping[str, Any]) -> DataSet:
 
 
 def _model(name: str, values: Mapping[str, Any]) -> ModelPlan:
-    _check_keys(values, f"model {name}", ("mode",), ("data", "train", "seeds", "published", "family", "trained_tokens"))
+    _check_keys(values, f"model {name}", ("mode",), ("data", "train", "seeds", "published", "family", "trained_tokens", "pilots"))
     plan = ModelPlan(name, **{**values, "seeds": tuple(values.get("seeds", (0,)))})
     if bool(plan.train) == bool(plan.published):
         raise ValueError(f"model {name} must have either `train` or `published`")
     _check_train(plan.train, f"model {name}")
     return plan
+
+
+def _check_pilots(models: Mapping[str, ModelPlan]) -> None:
+    """Refuse pilots of a model that is not there, or that leaves its rate to another one."""
+    for model in models.values():
+        if model.pilots in ("", NO_PILOTS):
+            continue
+        owner = models.get(model.pilots)
+        if owner is None or not owner.train or owner.pilots:
+            raise ValueError(
+                f"model {model.name}: pilots is {model.pilots!r}; it must be a trained model with pilots of its own, or {NO_PILOTS}"
+            )
 
 
 def _check_train(train: Mapping[str, Any], where: str) -> None:

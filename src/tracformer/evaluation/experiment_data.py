@@ -10,6 +10,8 @@ from tracformer.data import PreparedData, Source, is_made_from, named_sets, open
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.manifest import MANIFEST_FILE
 from tracformer.data.shelf import reading_of, split_files
+from tracformer.evaluation.exact.data import PREFIX as EXACT
+from tracformer.evaluation.exact.data import parse_exact
 from tracformer.evaluation.experiment import DataSet
 
 
@@ -21,6 +23,8 @@ def data_folder(root: Path, name: str, trained: bool) -> Path:
 def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
     """The prepared folder, made if it is not there; one made from something else is refused."""
     folder = data_folder(root, data.name, trained)
+    if data.source.startswith(EXACT):
+        return _draw(folder, data)
     place = Path(data.source)
     tokenizer = "byte" if data.tokenizer.startswith("bpe:") and not trained else data.tokenizer
     if (place / MANIFEST_FILE).is_file():
@@ -43,8 +47,22 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
     return prepared
 
 
+def _draw(folder: Path, data: DataSet) -> PreparedData:
+    """Return sequences of a source of the exact benchmark, drawn once."""
+    drawn = parse_exact(data.source)
+    if not (folder / MANIFEST_FILE).is_file():
+        return prepare(folder, drawn.splits(), drawn.tokenizer)
+    prepared = PreparedData.open(folder)
+    sizes = {name: split.documents for name, split in prepared.manifest.splits.items()}
+    if prepared.tokenizer.fingerprint != drawn.tokenizer.fingerprint or sizes != drawn.sizes:
+        raise ValueError(f"{folder} holds other sequences than {data.source}; use another out=FOLDER, or remove {folder}")
+    return prepared
+
+
 def require_there(data: DataSet) -> None:
     """What the user named is there; what is to be fetched is not asked for."""
+    if data.source.startswith(EXACT):
+        return
     place = data.folder if _is_named(data) else data.source
     if place and not Path(place).exists():
         raise FileNotFoundError(f"data set {data.name!r}: there is no {place}")

@@ -1,46 +1,41 @@
-"""How long a reproduction has still to go, in words."""
+"""How long an experiment takes, from the tokens that a model trains on in a second of one core."""
 
-import time
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tracformer.training.log import read_log
+
+HOUR = 3600.0
 
 
-class Pace:
-    """How long is left, by the pace so far: training by tokens, evaluation by the piece."""
+def measured_pace(run: Path) -> float | None:
+    """Return the tokens that a run trained on per second of processor time; None before its first validation."""
+    if not (run / "train.json").is_file() or not (run / "log.jsonl").is_file():
+        return None
+    evaluated = [record for record in read_log(run / "log.jsonl") if record.get("cpu_seconds")]
+    if not evaluated:
+        return None
+    config, last = json.loads((run / "train.json").read_text()), evaluated[-1]
+    return float(last["step"] * config["batch"] * config["length"] / last["cpu_seconds"])
 
-    def __init__(self) -> None:
-        self.tokens = self.pieces = 0.0  # to do
-        self.token_time = self.piece_time = self.tokens_done = self.pieces_done = 0.0
-        self.started, self._now = 0.0, (0.0, 0.0)
 
-    def expect(self, tokens: float, pieces: float) -> None:
-        self.tokens, self.pieces = tokens, pieces
+def core_hours(work: Iterable[tuple[str, float]], paces: Mapping[str, float]) -> float | None:
+    """Return the core-hours of training models on so many tokens; None if no pace is known.
 
-    def training(self, tokens: float) -> "Pace":
-        self._now = (tokens, 0.0)
-        return self
+    A model of unknown pace is counted at the mean of the known ones.
 
-    def evaluation(self) -> "Pace":
-        self._now = (0.0, 1.0)
-        return self
+    Args:
+        work: Pairs of a model and the tokens it is to be trained on.
+        paces: Tokens per second and core, by model.
 
-    def __enter__(self) -> None:
-        self.started = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        spent = time.monotonic() - self.started
-        tokens, pieces = self._now
-        self.tokens, self.pieces = self.tokens - tokens, self.pieces - pieces
-        self.tokens_done, self.pieces_done = self.tokens_done + tokens, self.pieces_done + pieces
-        self.token_time += spent if tokens else 0.0
-        self.piece_time += spent if pieces else 0.0
-
-    def left(self) -> str:
-        """In words, once something is known about what is left."""
-        trains, asks = self.tokens > 0, self.pieces > 0
-        if not (trains and self.tokens_done) and not (asks and self.pieces_done and not trains):
-            return ""
-        seconds = self.tokens * self.token_time / self.tokens_done if trains else 0.0
-        seconds += self.pieces * self.piece_time / self.pieces_done if self.pieces_done else 0.0
-        return f"; about {duration(seconds)}{' of training' if trains and not self.pieces_done else ''} left"
+    >>> core_hours([("a", 3.6e6), ("b", 3.6e6)], {"a": 1000.0})
+    2.0
+    """
+    if not paces:
+        return None
+    mean = len(paces) / sum(1 / pace for pace in paces.values())  # by time per token
+    return sum(tokens / paces.get(model, mean) for model, tokens in work) / HOUR
 
 
 def tokens(count: float) -> str:

@@ -1,14 +1,15 @@
-"""Learning rates by pilot: every system's first run is begun at each of a few rates, and the one of lowest validation loss is gone on with.
+"""Learning rates by pilot: short runs at multiples of a system's planned rates choose one of them.
 
-All systems have the same rates, steps and data to choose by, so that none is tuned harder than another. A pilot is the beginning of the run
-itself, warm-up and schedule included: a shorter schedule would choose rates for itself. Still the best rate of a long run is often lower
-than that of its beginning. What is judged is the perplexity in the mode that the system is asked in. Outcomes are results like others,
-`pilots` in the results' folder.
+A pilot is a complete run of its own, warm-up and decay included, over a share of the run's steps; it
+scales the rates of AdamW and of Muon alike. All systems have the same multiples, share and data to
+choose by, so that none is tuned harder than another. The lowest held-out loss at the end wins, in the
+mode that the system is asked in and under the first of `eval_contexts`, the training distribution's.
+Outcomes are results like others, `pilots` in the results' folder.
 """
 
 import dataclasses
+import json
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,116 +18,164 @@ from typing import Any
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.curves import family_of, kind_of, recipe_hash, training_manifest, validations
 from tracformer.evaluation.results import Result, Row, file_name
+from tracformer.files import write_atomically
 from tracformer.training.config import TrainConfig
 from tracformer.training.loop import NotFiniteError, Outcome
 
 TASK = "pilots"
+FINISHED = "pilot.json"  # in a pilot's folder: its loss
 
 
 @dataclass(frozen=True)
 class Pilots:
+    """Which rates are tried, and how long.
+
+    Args:
+        rates: Factors of the planned learning rates.
+        share: Share of the run's steps that each pilot takes.
+    """
+
     rates: tuple[float, ...]
-    steps: int
+    share: float
 
     def __post_init__(self) -> None:
-        if not self.rates or min(self.rates) <= 0 or self.steps < 1:
-            raise ValueError(f"pilots are rates {self.rates} for {self.steps} steps; give positive rates and at least one step")
+        if not self.rates or min(self.rates) <= 0 or not 0 < self.share <= 1:
+            told = f"pilots have rates {self.rates} and share {self.share}"
+            raise ValueError(f"{told}; rates must be positive factors, share must lie in (0, 1]")
+
+    def steps(self, config: TrainConfig) -> int:
+        """Return the steps of one pilot."""
+        return max(1, round(self.share * config.steps))
 
     def tokens(self, config: TrainConfig) -> float:
-        """What they cost: all but the chosen one, which is the beginning of the run."""
-        return float((len(self.rates) - 1) * self.steps * config.batch * config.length)
+        """Return the tokens that one pilot is trained on."""
+        return float(self.steps(config) * config.batch * config.length)
 
     def config(self, config: TrainConfig, rate: float, run: Path) -> TrainConfig:
-        """The run at this rate, left off and validated after a few steps."""
-        return dataclasses.replace(with_rate(config, rate), until=self.steps, run=str(run))
+        """Return the configuration of the pilot at this rate, validated once, at its end."""
+        steps = self.steps(config)
+        return dataclasses.replace(
+            scaled(config, rate),
+            steps=steps,
+            eval_every=steps,
+            eval_contexts=config.eval_contexts[:1],
+            run=str(run),
+        )
 
 
-def with_rate(config: TrainConfig, rate: float) -> TrainConfig:
-    """The configuration at another learning rate, its final one in proportion. Muon's own, if it is named, stays as it is."""
+def scaled(config: TrainConfig, rate: float) -> TrainConfig:
+    """Return the configuration with every learning rate multiplied by `rate`."""
     old = config.optimizer
-    return dataclasses.replace(config, optimizer=dataclasses.replace(old, lr=rate, final_lr=rate * old.final_lr / old.lr))
+    matrix_lr = old.matrix_lr if old.matrix_lr == -1.0 else old.matrix_lr * rate  # -1 follows lr
+    lr, final_lr = old.lr * rate, old.final_lr * rate
+    new = dataclasses.replace(old, lr=lr, final_lr=final_lr, matrix_lr=matrix_lr)
+    return dataclasses.replace(config, optimizer=new)
 
 
-def outcome_file(name: str, mode: str, config: TrainConfig, recipe: Mapping[str, Any], pilots: Pilots) -> str:
-    """What the file of an outcome is called: another recipe, or other contexts to judge by, another file."""
-    hashes = {"recipe": recipe_hash(_judged(config, recipe))}
-    return file_name(name, mode, TASK, _options(pilots), {"hashes": hashes})
+@dataclass(frozen=True)
+class PilotsOf:
+    """The pilots of one system.
+
+    Args:
+        name: Name of the system.
+        mode: Mode in which it is judged.
+        config: Configuration of its first run, at the planned rates.
+        recipe: What decides the weights of that run.
+        pilots: Rates and share.
+        folder: Folder of all pilots.
+    """
+
+    name: str
+    mode: str
+    config: TrainConfig
+    recipe: Mapping[str, Any]
+    pilots: Pilots
+    folder: Path
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """Everything that an outcome depends on; seeds share it."""
+        same = {key: value for key, value in self.recipe.items() if key != "seed"}
+        by = {"eval_contexts": self._contexts, "eval_sequences": self.config.eval_sequences}
+        return {**same, **by}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"rates": list(self.pilots.rates), "share": self.pilots.share}
+
+    @property
+    def outcome_file(self) -> str:
+        """Name of the outcome among the results; another recipe has another."""
+        hashes = {"recipe": recipe_hash(self.judged)}
+        return file_name(self.name, self.mode, TASK, self.options, {"hashes": hashes})
+
+    def run_folder(self, rate: float) -> Path:
+        """Return the folder of one pilot; no recipe continues the pilots of another."""
+        recipe = recipe_hash({**self.judged, "share": self.pilots.share})
+        return self.folder / f"{self.name}-seed{self.config.seed}-x{rate:g}-{recipe[:12]}"
+
+    def is_flown(self, rate: float) -> bool:
+        return (self.run_folder(rate) / FINISHED).is_file()
+
+    def fly(self, rate: float, train: Callable[[TrainConfig], Outcome]) -> int | None:
+        """Train one pilot and record its loss; return the signal that stopped it, if one did."""
+        run = self.run_folder(rate)
+        try:
+            signal = train(self.pilots.config(self.config, rate, run)).signal
+            if signal is not None:
+                return signal
+            loss = self._loss(run)
+        except NotFiniteError:  # the rate is too high
+            loss = math.inf
+        write_atomically(run / FINISHED, json.dumps({"nll": None if math.isinf(loss) else loss}) + "\n")
+        return None
+
+    def outcome(self) -> Result:
+        """Return the result of all pilots once they are flown.
+
+        Raises:
+            ValueError: if every pilot diverged.
+        """
+        losses: dict[float, float] = {}
+        for rate in self.pilots.rates:
+            loss = json.loads((self.run_folder(rate) / FINISHED).read_text())["nll"]
+            losses[rate] = math.inf if loss is None else float(loss)
+        if min(losses.values()) == math.inf:
+            factors = ", ".join(f"{rate:g}" for rate in losses)
+            told = f"{self.name} diverged at every learning rate of its pilots"
+            raise ValueError(f"{told} ({factors} times the planned one); plan lower rates")
+        chosen = min(losses, key=lambda rate: losses[rate])
+        kind = kind_of(self.config, self.mode)
+        tried = {self.config.optimizer.lr * rate: perplexity_of(nll) for rate, nll in losses.items()}
+        rows = [Row("perplexity", {"lr": lr}, value, kind=kind) for lr, value in tried.items()]
+        best = scaled(self.config, chosen).optimizer
+        details = {
+            "chosen": chosen,
+            "lr": best.lr,
+            "matrix_lr": best.rate_of_matrices,
+            "nll": losses,
+            "seed": self.config.seed,
+        }
+        manifest = training_manifest(self.judged)
+        family = family_of(self.config)
+        return Result(self.name, family, self.mode, TASK, self.options, tuple(rows), details, manifest)
+
+    @property
+    def _contexts(self) -> str:
+        return "empty" if self.mode == "ar" else self.config.eval_contexts[0]
+
+    def _loss(self, run: Path) -> float:
+        """Return the held-out loss of the last validation; infinite where the perplexity is."""
+        asked = (self.mode, self._contexts)
+        values = [value for _, mode, contexts, value in validations(run) if (mode, contexts) == asked]
+        if not values:
+            raise ValueError(
+                f"{run} was never validated in mode {self.mode}, so that its learning rate cannot be judged; "
+                "give the data a validation split, and the model a mode that it is trained for"
+            )
+        return math.log(values[-1]) if math.isfinite(values[-1]) else math.inf
 
 
 def chosen_rate(outcome: Result) -> float:
+    """Return the factor of the planned learning rates that won."""
     return float(outcome.details["chosen"])
-
-
-def fly(
-    name: str,
-    mode: str,
-    config: TrainConfig,
-    recipe: Mapping[str, Any],
-    pilots: Pilots,
-    folder: Path,
-    train: Callable[[TrainConfig], Outcome],
-) -> Result | int:
-    """The outcome; or the signal that stopped a pilot, after which the same call goes on. The runs stay where they are."""
-    losses: dict[float, float] = {}
-    for rate in pilots.rates:
-        run = pilot_folder(folder, name, config.seed, rate, recipe_hash(_judged(config, recipe)))
-        try:
-            signal = train(pilots.config(config, rate, run)).signal
-        except NotFiniteError:  # too high a rate
-            losses[rate] = math.inf
-            continue
-        if signal is not None:
-            return signal
-        losses[rate] = _loss(run, mode)
-    if min(losses.values()) == math.inf:
-        raise ValueError(
-            f"{name} diverged at every learning rate of its pilots ({', '.join(f'{rate:g}' for rate in losses)}); give lower ones"
-        )
-    chosen = min(losses, key=lambda rate: losses[rate])
-    rows = [Row("perplexity", {"lr": rate}, perplexity_of(loss), kind=kind_of(config, mode)) for rate, loss in losses.items()]
-    details = {"chosen": chosen, "nll": losses, "seed": config.seed}
-    manifest = training_manifest(_judged(config, recipe))
-    return Result(name, family_of(config), mode, TASK, _options(pilots), tuple(rows), details, manifest)
-
-
-def adopt(folder: Path, name: str, seed: int, outcome: Result, run: Path) -> None:
-    """The seed's pilot of the chosen rate, if it is still there, becomes the run; those of other rates are thrown away."""
-    chosen = pilot_folder(folder, name, seed, chosen_rate(outcome), outcome.manifest["hashes"]["recipe"])
-    if chosen.exists() and not run.exists():
-        run.parent.mkdir(parents=True, exist_ok=True)
-        chosen.rename(run)
-    for other in folder.glob(f"{name}-seed{seed}-lr*"):
-        shutil.rmtree(other, ignore_errors=True)
-
-
-def pilot_folder(folder: Path, name: str, seed: int, rate: float, recipe: str) -> Path:
-    """Another recipe or seed, another folder: none goes on from the pilots of another."""
-    return folder / f"{name}-seed{seed}-lr{rate:g}-{recipe[:12]}"
-
-
-def _loss(run: Path, mode: str) -> float:
-    """Mean of log perplexity over all contexts of the last validation, asked in this mode; infinite where one is."""
-    validated = [each for each in validations(run) if each[1] == mode]
-    if not validated:
-        raise ValueError(
-            f"{run} was never validated in mode {mode}, so that its learning rate cannot be judged; "
-            "give the data a validation split, and the model a mode that it is trained for"
-        )
-    values = [value for step, _, _, value in validated if step == validated[-1][0]]
-    return sum(math.log(value) if math.isfinite(value) else math.inf for value in values) / len(values)
-
-
-def _options(pilots: Pilots) -> dict[str, Any]:
-    return {"rates": list(pilots.rates), "steps": pilots.steps}
-
-
-def _judged(config: TrainConfig, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """All that an outcome depends on but the rates."""
-    return {**_rateless(recipe), "eval_contexts": list(config.eval_contexts), "eval_sequences": config.eval_sequences}
-
-
-def _rateless(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What all rates and seeds have in common. Another number of steps is another schedule, from the first step on."""
-    optimizer = {key: value for key, value in recipe["optimizer"].items() if key not in ("lr", "final_lr")}
-    optimizer["falls_to"] = recipe["optimizer"]["final_lr"] / recipe["optimizer"]["lr"]
-    return {**{key: value for key, value in recipe.items() if key != "seed"}, "optimizer": optimizer}

@@ -1,12 +1,27 @@
-"""What `tracformer reproduce` would do, in words."""
+"""What `tracformer reproduce` would do, what it costs, and what is done already, in words."""
 
 from collections.abc import Iterator
 
+from tracformer.evaluation.experiment import SIZES, Experiment, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, require_there
-from tracformer.evaluation.pace import tokens
+from tracformer.evaluation.pace import core_hours, tokens
 from tracformer.evaluation.pilots import chosen_rate
-from tracformer.evaluation.reproduce import Reproduction
+from tracformer.evaluation.reproduce import Reproduction, Run
+from tracformer.evaluation.results import Result, file_name, plain
 from tracformer.evaluation.sizes import count_sizes
+
+
+Training = list[tuple[str, float]]  # models, and the tokens they are to be trained on
+Paces = dict[str, float]
+
+
+def summary(experiment: Experiment) -> str:
+    """Return what the experiment costs from nothing: tokens, and core-hours where paces are known."""
+    work = experiment.training()
+    if not work:
+        return "nothing is trained"
+    hours = core_hours(work, experiment.pace)
+    return tokens(sum(count for _, count in work)) + _hours(hours)
 
 
 def plan(work: Reproduction) -> Iterator[str]:
@@ -23,33 +38,84 @@ def plan(work: Reproduction) -> Iterator[str]:
                 require_there(data)
             state = "ready" if ready else f"from {data.source!r}"
             yield f"  data      {data.name}: {state}" + ("" if trained else ", to evaluate on")
-    left = 0.0
-    sizes: list[float] = []
+    yield from _sizes(work)
+    paces = work.paces()
+    left: Training = []
+    piloted: set[str] = set()
     for run in work.runs():
         if run.seed is None:
             yield f"  model     {run.name}: published, {run.plan.published}"
             continue
+        owner = experiment.piloted_by(run.plan)
+        if experiment.pilots is not None and run.plan.pilots != "none" and owner not in piloted:
+            piloted.add(owner)
+            yield _pilots(work, run, owner, left, paces)
         known = data_folder(work.root, run.plan.data, trained=True).exists()
         config = work.config(run)
-        if run.number == 0:
-            sizes.append(count_sizes(run.plan.name, run.plan.mode, work.shape(run)).find("parameters_without_embeddings").value)
-            rate = work.outcome(run) if known and experiment.pilots else None
-            yield f"  size      {run.plan.name}: {sizes[-1] / 1e6:.2f}M parameters without embeddings"
-            if experiment.pilots is not None and rate is None:
-                pilots = experiment.pilots
-                left += pilots.tokens(config)
-                yield f"  pilots    {run.plan.name}: rates {', '.join(f'{each:g}' for each in pilots.rates)}, {pilots.steps} steps each"
-            elif rate is not None:
-                yield f"  pilots    {run.plan.name}: rate {chosen_rate(rate):g}"
-        done = known and work.is_trained(run)
-        left += 0.0 if done else run.plan.tokens
-        state = "trained" if done else f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
+        size = f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
+        if known and work.is_trained(run):
+            state = "trained"
+        else:
+            left.append((run.plan.name, run.plan.tokens))
+            state = f"{size}{_hours(core_hours(left[-1:], paces) if run.plan.name in paces else None)}"
         yield f"  train     {run.name} ({config.model.get('family', 'tracformer')}, {config.objective}): {state}"
+    for task, run in work.evaluations():
+        options = ", ".join(f"{key}={value}" for key, value in task.options.items())
+        done = "; done" if _is_answered(work, task, run) else ""
+        yield f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip() + done
+    yield f"  report    {work.page}"
+    total = sum(count for _, count in left)
+    hours = core_hours(left, paces) if left else None
+    yield f"to train: {tokens(total)}{_hours(hours)}; results that are there already are not computed again"
+
+
+def _sizes(work: Reproduction) -> Iterator[str]:
+    counted = {task_model for task in work.experiment.tasks if task.options.get("flops") for task_model in task.models}
+    sizes = []
+    for run in work.runs():
+        if run.seed is None or run.number:
+            continue
+        training = work.config(run) if run.plan.name in counted else None
+        result = count_sizes(run.plan.name, run.plan.mode, work.shape(run), training=training)
+        sizes.append(result.find("parameters_without_embeddings").value)
+        told = f"{sizes[-1] / 1e6:.2f}M parameters without embeddings"
+        if training is not None:
+            told += f", {result.find('flops_per_token').value / 1e6:.2f} MFLOP per trained token"
+        yield f"  size      {run.plan.name}: {told}"
     sizes = [size for size in sizes if size]  # frequencies have no network
     if len(sizes) > 1:
         yield f"  sizes     the largest is {max(sizes) / min(sizes) - 1:.1%} larger than the smallest, without embeddings"
-    for task, run in work.evaluations():
-        options = ", ".join(f"{key}={value}" for key, value in task.options.items())
-        yield f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
-    yield f"  report    {work.page}"
-    yield f"to train: {tokens(left)}; results that are there already are not computed again"
+
+
+def _pilots(work: Reproduction, run: Run, owner: str, left: Training, paces: Paces) -> str:
+    """Return the line of a system's pilots; what they are to train on joins `left`."""
+    pilots = work.experiment.pilots
+    assert pilots is not None
+    if (outcome := work.outcome(run)) is not None:
+        lr, factor = outcome.details["lr"], chosen_rate(outcome)
+        return f"  pilots    {owner}: {factor:g} times the planned rates is taken, lr {lr:g}"
+    config = work.experiment.models[owner].config("-", "-", 0)
+    cost = [(owner, pilots.tokens(config)) for _ in pilots.rates]
+    left += cost
+    rates = ", ".join(f"{rate:g}" for rate in pilots.rates)
+    each = f"{pilots.steps(config)} steps each, {tokens(sum(count for _, count in cost))}"
+    hours = _hours(core_hours(cost, paces) if owner in paces else None)
+    return f"  pilots    {owner}: {rates} times the planned rates, {each}{hours}"
+
+
+def _is_answered(work: Reproduction, task: TaskPlan, run: Run) -> bool:
+    """Is there a result of this model for this question? Its weights are not compared."""
+    if task.task == SIZES or not (work.root / "results").is_dir():
+        return False
+    mode = task.mode or run.plan.mode
+    stem = file_name(run.name, mode, task.task, {}, {}).rpartition("-")[0]
+    wanted = plain(task.make({}).options)
+    for path in (work.root / "results").glob(f"{stem}-*.json"):
+        found = Result.load(path)
+        if (found.model, found.mode, found.task) == (run.name, mode, task.task) and plain(found.options) == wanted:
+            return True
+    return False
+
+
+def _hours(hours: float | None) -> str:
+    return "" if hours is None else f", about {hours:.1f} core-hours"

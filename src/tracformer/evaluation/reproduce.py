@@ -1,17 +1,24 @@
-"""Run an experiment from nothing to its report: prepare data, fly pilots, train what is missing, evaluate, write the page.
+"""Run an experiment from nothing to its report: data, pilots, training, evaluation, the page.
 
 Everything lies under OUT/SCALE, and each stage leaves files by which the next call knows that it is done:
 
     data/NAME                    prepared data sets; data/held-out/NAME those that nothing is trained on
+    pilots/NAME-seedN-xRATE-...  short runs that choose learning rates; removed once they have
     models/NAME-seedN            a run of `tracformer train`, with `recipe.json`: what it was told
     results/*.json               one file a model and task, one a run's learning curve, and one a system's pilots
+    locks/                       what some process is working on
     report/EXPERIMENT/           index.html and its tables and pictures
 
-Experiments at one scale share models and results. The same command goes on after an interruption, also in the middle of a training run.
+Experiments at one scale share models and results. The same command goes on after an interruption, also in
+the middle of a training run. Several processes may run the same command, or other experiments of the same
+scale, at once: each takes the next pilot, training run or evaluation that no other process holds. A model
+is evaluated as soon as it is trained.
 """
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -21,11 +28,12 @@ import torch
 
 from tracformer.data import PreparedData, Tokenizer, load_tokenizer
 from tracformer.evaluation.curves import learning_curve
-from tracformer.evaluation.experiment import READING, SIZES, Experiment, ModelPlan, TaskPlan
+from tracformer.evaluation.experiment import NO_PILOTS, READING, SIZES, Experiment, ModelPlan, TaskPlan
 from tracformer.evaluation.experiment_data import data_folder, prepare_data
+from tracformer.evaluation.jobs import Job, held_alone, work_off
 from tracformer.evaluation.manifest import weights_hash
-from tracformer.evaluation.pace import Pace, tokens
-from tracformer.evaluation.pilots import adopt, chosen_rate, fly, outcome_file, with_rate
+from tracformer.evaluation.pace import core_hours, measured_pace, tokens
+from tracformer.evaluation.pilots import PilotsOf, chosen_rate, scaled
 from tracformer.evaluation.report import write_report
 from tracformer.evaluation.results import Result
 from tracformer.evaluation.runner import evaluate
@@ -75,7 +83,9 @@ class Reproduction:
     say: Say = print
     device: str = "auto"
     batch: int = 32
-    pace: Pace = field(default_factory=Pace)
+    _loaded: dict[str, Any] = field(default_factory=dict)  # the model that was evaluated last
+    _curves: list[Path] = field(default_factory=list)
+    _files: dict[int, Path] = field(default_factory=dict)  # results by their place among `evaluations`
 
     @property
     def root(self) -> Path:
@@ -86,30 +96,87 @@ class Reproduction:
         return self.root / "report" / self.experiment.name / "index.html"
 
     def run(self) -> int:
-        """0, or 128 + the signal that stopped it; then the same call goes on."""
+        """Return 0, or 128 + the signal that stopped it; then the same call goes on."""
         self.check()
         with join_ranks(self.device) as ranks:  # one group for all stages: a second one could not be formed
             if ranks.first:
                 self._prepare()
             ranks.barrier()
-            signal = self._fly(ranks)
+            signal = work_off(self.jobs(ranks), self.root / "locks", ranks, self._begin)
             if signal is not None:
                 return 128 + signal
-            missing = [run for run in self.runs() if run.seed is not None and not self.is_trained(run)]
-            evaluations = list(self.evaluations())
-            self.pace.expect(sum(run.plan.tokens for run in missing), len(evaluations))
-            for number, run in enumerate(missing, start=1):
-                self.say(f"[train {number}/{len(missing)}] {run.name}: {tokens(run.plan.tokens)}{self.pace.left()}")
-                with self.pace.training(run.plan.tokens):
-                    signal = self._train(run, ranks)
-                if signal is not None:
-                    return 128 + signal
-            curves = self._curves() if ranks.first else []
-            files = self._evaluate(evaluations, ranks)
+            for place, (task, run) in enumerate(self.evaluations()):
+                if task.task == SIZES:
+                    self._files[place] = self._count(task, run, ranks)
             if ranks.first:
-                self.say(f"report: {self._report([*files, *curves])}")
+                files = [self._files[place] for place in sorted(self._files)]
+                with self._alone("report"):
+                    self.say(f"report: {self._report([*files, *self._curves])}")
             ranks.barrier()
         return 0
+
+    def _begin(self, job: Job, left: Sequence[Job]) -> None:
+        """Say what is done next and how much training is left, for all processes together."""
+        training = [(each.model, each.tokens) for each in left if each.tokens]
+        hours = core_hours(training, self.paces()) if training else None
+        about = f"; about {hours:.1f} core-hours of training left" if hours is not None else ""
+        trains = f": {tokens(job.tokens)}" if job.tokens else ""
+        self.say(f"[{len(left)} left] {job.name}{trains}{about}")
+
+    def jobs(self, ranks: Ranks) -> list[Job]:
+        """Return all work: of each run the pilots of its system, its training, its evaluation."""
+        jobs: dict[str, Job] = {}
+        for run in self.runs():
+            if (owner := self._pilots_of(run)) is not None:
+                for job in (self._pilot_job(owner, rate) for rate in owner.pilots.rates):
+                    jobs.setdefault(job.name, job)
+            if run.seed is not None:
+                jobs[f"train {run.name}"] = self._train_job(run, ranks)
+            jobs[f"evaluate {run.name}"] = self._evaluate_job(run, ranks)
+        return list(jobs.values())
+
+    def _pilot_job(self, owner: PilotsOf, rate: float) -> Job:
+        def done() -> bool:
+            return owner.is_flown(rate) or (self.root / "results" / owner.outcome_file).is_file()
+
+        return Job(
+            name=f"pilot {owner.name} x{rate:g}",
+            done=done,
+            ready=lambda: True,
+            do=lambda: owner.fly(rate, start),
+            model=owner.name,
+            tokens=owner.pilots.tokens(owner.config),
+        )
+
+    def _train_job(self, run: Run, ranks: Ranks) -> Job:
+        owner = self._pilots_of(run)
+
+        def ready() -> bool:
+            if owner is None or (self.root / "results" / owner.outcome_file).is_file():
+                return True
+            return all(owner.is_flown(rate) for rate in owner.pilots.rates)
+
+        def do() -> int | None:
+            if owner is not None and ranks.first:
+                self._choose(owner)
+            ranks.barrier()
+            return self._train(run, ranks)
+
+        return Job(f"train {run.name}", lambda: self.is_trained(run), ready, do, run.plan.name, run.plan.tokens)
+
+    def _evaluate_job(self, run: Run, ranks: Ranks) -> Job:
+        asked = [(place, task) for place, (task, one) in enumerate(self.evaluations()) if one == run and task.task != SIZES]
+        finished: list[bool] = []  # whether this process has gone through the tasks; results that are there are read
+
+        def do() -> int | None:
+            if run.seed is not None and ranks.first:
+                self._save_curve(run)
+            for place, task in asked:
+                self._files[place] = self._ask(task, run, ranks)
+            finished.append(True)
+            return None
+
+        return Job(f"evaluate {run.name}", lambda: bool(finished), lambda: run.seed is None or self.is_trained(run), do)
 
     def check(self, network: bool = True) -> None:
         """What would be found wrong after training is found before it: tasks, modes, lengths, and weights that should be there."""
@@ -164,73 +231,46 @@ class Reproduction:
     # ---- stages
 
     def _prepare(self) -> None:
-        for data in self.experiment.learnt_from():
-            prepare_data(data, self.root, trained=True)
-        for data in self.experiment.only_read():
-            prepare_data(data, self.root, trained=False)
+        with self._alone("data"):
+            for data in self.experiment.learnt_from():
+                prepare_data(data, self.root, trained=True)
+            for data in self.experiment.only_read():
+                prepare_data(data, self.root, trained=False)
 
-    def _fly(self, ranks: Ranks) -> int | None:
-        """Pilots of every system that has none yet; the signal that stopped one, or None."""
-        if self.experiment.pilots is None:
-            return None
-        missing = [run for run in self.runs() if run.seed is not None and run.number == 0 and self.outcome(run) is None]
-        for number, run in enumerate(missing, start=1):
-            config, recipe = self._planned(run), self._recipe_of(self._planned(run), run)
-            pilots = self.experiment.pilots
-            besides = tokens(pilots.tokens(config))
-            self.say(f"[pilots {number}/{len(missing)}] {run.plan.name}: {len(pilots.rates)} rates, {besides} besides the run itself")
-            outcome = fly(run.plan.name, run.plan.mode, config, recipe, pilots, self.root / "pilots", start)
-            if isinstance(outcome, int):
-                return outcome
-            if ranks.first:
+    def _choose(self, owner: PilotsOf) -> None:
+        """Record the rate that the pilots of a system chose, and remove their folders."""
+        with self._alone(f"choose {owner.name}"):
+            if not (self.root / "results" / owner.outcome_file).is_file():
+                outcome = owner.outcome()
                 outcome.save(self.root / "results")
-            tried = ", ".join(f"{row.value:.4g} at {row.setting['lr']:g}" for row in outcome.rows)
-            self.say(f"  perplexity {tried}; {chosen_rate(outcome):g} is taken")
-            ranks.barrier()
-        return None
+                tried = ", ".join(f"{row.value:.4g} at {row.setting['lr']:g}" for row in outcome.rows)
+                self.say(f"  {owner.name}: perplexity {tried}; {outcome.details['lr']:g} is taken")
+            for rate in owner.pilots.rates:
+                shutil.rmtree(owner.run_folder(rate), ignore_errors=True)
 
     def _train(self, run: Run, ranks: Ranks) -> int | None:
-        """The signal that stopped the run, or None if it was finished."""
+        """Train a run; return the signal that stopped it, or None if it was finished."""
         folder = self.run_folder(run)
-        if ranks.first and run.number == 0 and self.experiment.pilots is not None and (outcome := self.outcome(run)) is not None:
-            adopt(self.root / "pilots", run.plan.name, self._planned(run).seed, outcome, folder)
         if ranks.first and not (folder / RECIPE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
         ranks.barrier()
         return start(self.config(run)).signal
 
-    def _curves(self) -> list[Path]:
-        """The files of the runs' learning curves."""
-        files = []
-        for run in self.runs():
-            if run.seed is not None:
-                told = (run.name, run.plan.mode, self.config(run), run.plan.data, self._recipe(run))
-                made = learning_curve(*told)
-                path = self.root / "results" / made.file_name
-                if not path.is_file() or Result.load(path).rows != made.rows:  # the run may have been trained again
-                    made.save(path.parent)
-                files.append(path)
-        return files
+    def _save_curve(self, run: Run) -> None:
+        """Write the learning curve of a finished run to the results, where it is not there."""
+        made = learning_curve(run.name, run.plan.mode, self.config(run), run.plan.data, self._recipe(run))
+        path = self.root / "results" / made.file_name
+        if not path.is_file() or Result.load(path).rows != made.rows:  # the run may have been trained again
+            made.save(path.parent)
+        self._curves.append(path)
 
-    def _evaluate(self, evaluations: list[tuple[TaskPlan, Run]], ranks: Ranks) -> list[Path]:
-        """The files of all results, in the experiment's order; done model after model, so that each is loaded once."""
-        files: dict[int, Path] = {}
-        loaded: dict[str, Any] = {}
-        by_model = sorted(enumerate(evaluations), key=lambda each: each[1][1].name)
-        for number, (place, (task, run)) in enumerate(by_model, start=1):
-            if task.task == SIZES:
-                files[place] = self._count(run, ranks)
-                continue
-            self.say(f"[evaluate {number}/{len(evaluations)}] {run.name}: {task.task}{self.pace.left()}")
-            if run.name not in loaded:
-                loaded = {run.name: loading.read(self._model_folder(run), ranks.device, torch.float32)}
-            with self.pace.evaluation():
-                files[place] = self._ask(task, run, loaded[run.name], ranks)
-        return [files[place] for place in sorted(files)]
-
-    def _ask(self, task: TaskPlan, run: Run, loaded: tuple[Any, Tokenizer], ranks: Ranks) -> Path:
-        model, tokenizer = loaded
+    def _ask(self, task: TaskPlan, run: Run, ranks: Ranks) -> Path:
+        """Evaluate a model on one task; return the file of the result."""
+        if run.name not in self._loaded:
+            self._loaded.clear()
+            self._loaded[run.name] = loading.read(self._model_folder(run), ranks.device, torch.float32)
+        model, tokenizer = self._loaded[run.name]
         first = runs_of(self.experiment.models[task.models[0]])[0]
         subject = Subject(
             model=model,
@@ -239,14 +279,21 @@ class Reproduction:
             mode=task.mode or run.plan.mode,
             batch=self.batch,
             ranks=ranks,
-            reference=_tokenizer(self._model_folder(first)),
+            reference=self._reference(first),
         )
         options = {} if "data" not in task.options else {"data": str(self._data(str(task.options["data"])))}
         (result,) = evaluate([subject], [task.make(options)], self.root / "results", self.progress)
         return self.root / "results" / result.file_name
 
-    def _count(self, run: Run, ranks: Ranks) -> Path:
-        result = count_sizes(run.plan.name, run.plan.mode, self.shape(run), run.plan.tokens, {"scale": self.experiment.scale})
+    def _count(self, task: TaskPlan, run: Run, ranks: Ranks) -> Path:
+        result = count_sizes(
+            run.plan.name,
+            run.plan.mode,
+            self.shape(run),
+            run.plan.tokens,
+            {"scale": self.experiment.scale},
+            self._planned(run) if task.options.get("flops") and run.seed is not None else None,
+        )
         path = self.root / "results" / result.file_name
         if ranks.first and not path.is_file():
             result.save(path.parent)
@@ -263,11 +310,29 @@ class Reproduction:
 
     # ---- small things
 
+    def _alone(self, name: str) -> AbstractContextManager[None]:
+        """Hold a lock of the experiment's folder, once no other process does."""
+        return held_alone(self.root / "locks" / name)
+
     def _pilot_files(self) -> list[Path]:
-        if self.experiment.pilots is None:
-            return []
-        outcomes = [self.outcome(run) for run in self.runs() if run.seed is not None and run.number == 0]
-        return [self.root / "results" / outcome.file_name for outcome in outcomes if outcome is not None]
+        owners = [self._pilots_of(run) for run in self.runs()]
+        names = dict.fromkeys(owner.outcome_file for owner in owners if owner is not None)
+        return [path for name in names if (path := self.root / "results" / name).is_file()]
+
+    def paces(self) -> dict[str, float]:
+        """Return the tokens that each model trains on in a second of one core, where that is known.
+
+        It is measured by runs and pilots under this folder, else it is what the scale says.
+        """
+        found = dict(self.experiment.pace)
+        for run in self.runs():
+            folders = [self.run_folder(run)]
+            if run.seed is not None and (self.root / "pilots").is_dir():
+                folders += sorted((self.root / "pilots").glob(f"{run.plan.name}-seed*"))
+            measured = [pace for folder in folders if (pace := measured_pace(folder))]
+            if measured:
+                found[run.plan.name] = measured[0]
+        return found
 
     def evaluations(self) -> Iterator[tuple[TaskPlan, Run]]:
         for task in self.experiment.tasks:
@@ -276,11 +341,9 @@ class Reproduction:
                 yield from ((task, run) for run in (runs[:1] if task.task == SIZES else runs))  # seeds do not change a size
 
     def config(self, run: Run) -> TrainConfig:
-        """What the run is told, at the learning rate that its pilots chose, where there are any."""
-        config = self._planned(run)
-        known = self.experiment.pilots is not None and data_folder(self.root, run.plan.data, trained=True).exists()
-        outcome = self.outcome(run) if known else None
-        return config if outcome is None else with_rate(config, chosen_rate(outcome))
+        """Return what the run is told, at the learning rate that pilots chose, where there are any."""
+        config, outcome = self._planned(run), self.outcome(run)
+        return config if outcome is None else scaled(config, chosen_rate(outcome))
 
     def _planned(self, run: Run) -> TrainConfig:
         source = data_folder(self.root, run.plan.data, trained=True)
@@ -290,12 +353,24 @@ class Reproduction:
         return config
 
     def outcome(self, run: Run) -> Result | None:
-        """Of the pilots of the run's system."""
-        assert self.experiment.pilots is not None
-        config = self._planned(run)
-        recipe = self._recipe_of(config, run)
-        path = self.root / "results" / outcome_file(run.plan.name, run.plan.mode, config, recipe, self.experiment.pilots)
+        """Return the outcome of the pilots that choose the run's rate; None where there is none yet."""
+        owner = self._pilots_of(run)
+        if owner is None:
+            return None
+        path = self.root / "results" / owner.outcome_file
         return Result.load(path) if path.is_file() else None
+
+    def _pilots_of(self, run: Run) -> PilotsOf | None:
+        """Return the pilots that choose the run's rate: its own system's, or those of another that it names."""
+        pilots, name = self.experiment.pilots, run.plan.pilots or run.plan.name
+        if pilots is None or run.seed is None or name == NO_PILOTS:
+            return None
+        first = runs_of(self.experiment.models[name])[0]
+        if not data_folder(self.root, first.plan.data, trained=True).exists():  # a dry run
+            return None
+        config = self._planned(first)
+        recipe = self._recipe_of(config, first)
+        return PilotsOf(name, first.plan.mode, config, recipe, pilots, self.root / "pilots")
 
     def _recipe(self, run: Run) -> dict[str, Any]:
         """All that decides the weights, save the code: a finished run is recognised by it."""
@@ -324,6 +399,12 @@ class Reproduction:
     def _model_folder(self, run: Run) -> Path:
         return loading.find_folder(run.plan.published) if run.seed is None else self.run_folder(run) / "model"
 
+    def _reference(self, run: Run) -> Tokenizer:
+        """Return the tokeniser of a model that may not be trained yet: then that of its data."""
+        if run.seed is None:
+            return _tokenizer(self._model_folder(run))
+        return _prepared_tokenizer(data_folder(self.root, run.plan.data, trained=True))
+
     def _data(self, name: str) -> Path:
         return data_folder(self.root, name, trained=any(data.name == name for data in self.experiment.learnt_from()))
 
@@ -349,3 +430,8 @@ def _tokenizer(folder: Path) -> Tokenizer:
         return load_tokenizer(folder)
     except (FileNotFoundError, ValueError):  # published weights without one beside them
         return loading.read(folder, "cpu", torch.float32)[1]
+
+
+@cache
+def _prepared_tokenizer(folder: Path) -> Tokenizer:
+    return PreparedData.open(folder).tokenizer

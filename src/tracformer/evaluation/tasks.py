@@ -147,6 +147,7 @@ class Task(ABC):
 _tasks: dict[str, str | type[Task]] = {
     "ratios": "tracformer.evaluation.perplexity:Ratios",
     "ranges": "tracformer.evaluation.perplexity:FixedRanges",
+    "contexts": "tracformer.evaluation.perplexity:NamedContexts",
     "prefixes": "tracformer.evaluation.perplexity:Prefixes",
     "unconditional": "tracformer.evaluation.perplexity:Unconditional",
     "infilling": "tracformer.evaluation.infilling:Infilling",

@@ -35,10 +35,14 @@ class Drawn:
     def tokenizer(self) -> Tokenizer:
         return char_tokenizer(LETTERS[: self.source.symbols])
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sequences of each split."""
+        return {"train": self.sequences, "validation": max(1, self.sequences // SHARE_HELD)}
+
     def splits(self) -> dict[str, Source]:
         """Training and validation sequences, apart from each other and from those of the benchmark."""
-        counts = {"train": self.sequences, "validation": max(1, self.sequences // SHARE_HELD)}
-        return {purpose: self._texts(purpose, count) for purpose, count in counts.items()}
+        return {purpose: self._texts(purpose, count) for purpose, count in self.sizes.items()}
 
     def _texts(self, purpose: str, count: int) -> TextSource:
         tokens = draw_sequences(self.source, purpose, count, self.seed)

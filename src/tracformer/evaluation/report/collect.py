@@ -20,7 +20,7 @@ from tracformer.model.base import BOUND
 SEED = re.compile(r" #\d+$")
 HIGHER_IS_BETTER = ("mauve", "bertscore", "bleu4", "bleu4_sentence", "accuracy", "tokens_per_second", "sequences_per_second")
 NO_CONTEST = ("pilots",)  # tasks in which each model competes with itself alone
-NO_WINNER = ("targets", "sequences", "parameters", "parameters_without_embeddings", "trained_tokens", "log_prob")
+NO_WINNER = ("targets", "sequences", "parameters", "parameters_without_embeddings", "trained_tokens", "flops_per_token", "log_prob")
 NAMES = {
     "perplexity": "perplexity",
     "nll": "nats per target",
@@ -39,6 +39,7 @@ NAMES = {
     "parameters": "parameters",
     "parameters_without_embeddings": "parameters without embeddings",
     "trained_tokens": "trained tokens",
+    "flops_per_token": "operations per trained token",
 }
 TITLES = {
     "ratios": "Perplexity against the share of targets",
