@@ -21,7 +21,7 @@ class Family:
     model: str  # the class in that module
     objective: str  # what it is trained with unless the user says otherwise
     summary: str
-    schema: int = 1  # raised when its figures change for the same weights: cached results are made again
+    schema: int = 1  # raised when figures of the same weights change; results are made again
 
     @property
     def model_class(self) -> "type[ConditionalModel]":

@@ -6,8 +6,8 @@ A rename is one entry, old name -> present name, in the table of the class whose
 - `ModelConfig.old_tensor_names`: tensors of `model.safetensors` and of training checkpoints;
 - `training.config.OLD_KEYS`: training keys, in presets, in `recipe.json` and in checkpoints.
 
-Entries are never removed, stand in the order in which the renames were made, and their old names are
-not used again.
+Entries are never removed, stand in the order in which the renames were made, and their old names
+are not used again.
 """
 
 import re
@@ -33,7 +33,8 @@ def present_names(values: Mapping[str, Any], renames: Renames) -> dict[str, Any]
     renamed = _copy(values)
     for old, present in renames.items():
         if not _move(renamed, old, present):
-            raise ValueError(f"{old!r} is the old name of {present!r}, and both are given; remove {old!r}")
+            both = f"{old!r} is the old name of {present!r}, and both are given"
+            raise ValueError(f"{both}; remove {old!r}")
     return renamed
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.reports import ranges, ratios, result, with_hashes, write
-from tracformer.evaluation.report.collect import one_each, sections, tables
+from tracformer.evaluation.report.collect import chapter_titles, one_each, sections, tables
 from tracformer.evaluation.report.differences import paired_table
 from tracformer.evaluation.report.tables import Cell
 from tracformer.evaluation.report.views import curves_of
@@ -103,6 +103,22 @@ def test_of_several_estimates_the_best_one_stays() -> None:
     assert one_each([more, own]) == [more]
     assert one_each([own, later]) == [later]
     assert one_each([noisy(40.0, 64, 1, weights="old"), rough]) == [rough]  # other weights, another model
+
+
+def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them() -> None:
+    def of_schema(made: Result, schema: int) -> Result:
+        return dataclasses.replace(made, manifest={**made.manifest, "schemas": {"family": 1, "task": schema}})
+
+    old, new = noisy(41.0, 64, 3), of_schema(noisy(42.0, 4, 1), 2)
+    assert one_each([old, new]) == [new]
+    assert one_each([old, of_schema(old, 1)]) == [of_schema(old, 1)]  # results that do not say are of schema 1
+    other = ratios("ours", "exact", 20.0)
+    assert len(sections([other, of_schema(new, 1)])) == 1
+    found = sections([other, new])
+    assert len(found) == 2
+    first, second = chapter_titles(found)
+    assert "schema 2" in second
+    assert "schema" not in first
 
 
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:

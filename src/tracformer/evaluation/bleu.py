@@ -1,14 +1,16 @@
-"""BLEU-4 (Papineni et al. 2002) by sacrebleu, between 0 and 1: over a corpus, and sentence by sentence.
+"""BLEU-4 (Papineni et al. 2002) by sacrebleu, from 0 to 1: over a corpus, and by sentence.
 
-With m_n the n-grams of the hypothesis that the reference has too (each counted at most as often as it
-stands there), t_n all n-grams of the hypothesis, h and r the two lengths, all summed over the corpus:
+With m_n the n-grams of the hypothesis that the reference has too (each counted at most as often as
+it stands there), t_n all n-grams of the hypothesis, h and r the two lengths, all summed over the
+corpus:
 
     BLEU-4 = min(1, exp(1 - r/h)) * (prod_{n=1..4} m_n / t_n)^(1/4)
 
-Words are cut by sacrebleu's default tokenizer, `13a` (that of the reference script mteval-v13a, which
-sets punctuation apart): figures of other work are quoted under it. Smoothing is sacrebleu's default too,
-`exp`, which matters where an order has no match. The paper writes "BLEU-4" and figures between 0 and 1,
-and names neither a package nor a level. Corpus BLEU is the definition, so `bleu4` is that here.
+Words are cut by sacrebleu's default tokenizer, `13a` (that of the reference script mteval-v13a,
+which sets punctuation apart): figures of other work are quoted under it. Smoothing is sacrebleu's
+default too, `exp`, which matters where an order has no match. The paper writes "BLEU-4" and figures
+between 0 and 1, and names neither a package nor a level. Corpus BLEU is the definition, so `bleu4`
+is that here.
 """
 
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from tracformer.files import optional_package
 
 Floats = NDArray[np.float64]
 
-TOKENIZERS = {"13a": "13a", "space": "none"}  # the option `words` -> sacrebleu's name; "none" splits at spaces
+TOKENIZERS = {"13a": "13a", "space": "none"}  # the option `words` -> sacrebleu's name
 COUNTS = 10  # m_1..m_4, t_1..t_4, h, r
 
 
@@ -50,7 +52,7 @@ class Bleu:
         self._metric: Any = metrics.BLEU(tokenize=self._tokenizer, force=True)
 
     def count(self, hypotheses: Sequence[str], references: Sequence[str]) -> Floats:
-        """Return (COUNTS,) counts of texts against their references; no n-gram crosses two texts."""
+        """Return counts (COUNTS,) of texts against references; no n-gram crosses two texts."""
         if not hypotheses:
             return np.zeros(COUNTS)
         score = self._metric.corpus_score(hypotheses, [references])
@@ -61,7 +63,7 @@ class Bleu:
         return self._score(counts, effective_order=False)
 
     def sentence(self, counts: Floats) -> float:
-        """Return the sentence BLEU of one text's counts; orders that a short text lacks do not count."""
+        """Return the sentence BLEU of one text's counts; orders that it lacks are left out."""
         return self._score(counts, effective_order=True)
 
     @property

@@ -18,6 +18,7 @@ def comparable(first: Result, other: Result) -> bool:
     """Were the two asked the same?"""
     hashes, others = first.manifest.get("hashes", {}), other.manifest.get("hashes", {})
     same = all(key in hashes and hashes[key] == others.get(key) for key in SAME)
+    same &= first.schemas["task"] == other.schemas["task"]
     return same and first.question() == other.question()
 
 

@@ -2,8 +2,8 @@
 
 A result is identified by its model's name, mode, task and options, and here by `hashes` (weights,
 tokeniser, data, contexts), `schemas` (the family's and the task's number, raised by hand when their
-figures change) and `dtype`. No source file enters: moving or renaming code leaves every result valid.
-The rest is for information. Nothing names the machine's folders.
+figures change) and `dtype`. No source file enters: moving or renaming code leaves every result
+valid. The rest is for information. Nothing names the machine's folders.
 """
 
 import dataclasses
@@ -72,22 +72,24 @@ def weights_hash(model: ConditionalModel) -> str:
     """Return the SHA-256 of a model's configuration and of the contents of its tensors.
 
     Tensors enter as the sorted list of (dtype, shape, SHA-256 of the bytes), without their names: a
-    renamed parameter, class or module leaves the hash as it is. Two equally shaped tensors that change
-    places leave it too; code that reads the same file differently must raise its family's schema.
+    renamed parameter, class or module leaves the hash as it is. So do two equally shaped tensors
+    that change places; code that reads the same file differently must raise its family's schema.
     """
     contents = []
     for tensor in model.tensors().values():
         held = tensor.detach().cpu().contiguous()
         content = hashlib.sha256(held.flatten().view(torch.uint8).numpy().data).hexdigest()
         contents.append(f"{held.dtype} {tuple(held.shape)} {content}")
-    return hashlib.sha256("\n".join([config_hash(model.config), *sorted(contents)]).encode()).hexdigest()
+    parts = [config_hash(model.config), *sorted(contents)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def config_hash(config: ModelConfig) -> str:
-    """Return the SHA-256 of a configuration and its `model_type`, independent of renamed and of new keys.
+    """Return the SHA-256 of a configuration; neither a renamed nor a new key changes it.
 
-    Each field enters under the first name that it had (`ModelConfig.old_config_keys`). A field at its
-    default is left out, so that models made before the field existed keep their hash.
+    Each field enters under the first name that it had (`ModelConfig.old_config_keys`), beside the
+    family's name in `config.json`. A field at its default is left out, so that models made before
+    the field existed keep their hash.
     """
     values = {
         field.name: getattr(config, field.name)
@@ -115,17 +117,19 @@ def code_version() -> dict[str, str]:
     """
     commit = ""
     if _git("ls-files", "--error-unmatch", "__init__.py"):  # else some other project's repository
-        commit = _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", ".") else "")
+        changes = "+changes" if _git("status", "--porcelain", ".") else ""
+        commit = _git("rev-parse", "HEAD") + changes
     return {"code": tracformer.__version__, "commit": commit}
 
 
 def _git(*words: str) -> str:
-    """Return what a git command prints in the package's folder; nothing if it fails or there is no git."""
+    """Return what a git command prints in the package's folder; empty if it fails."""
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 10}
     try:
-        done = subprocess.run(["git", *words], cwd=PACKAGE, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(["git", *words], cwd=PACKAGE, **how)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip()
+    return str(done.stdout).strip()
 
 
 def command_line(words: list[str]) -> str:

@@ -1,7 +1,8 @@
 """MAUVE (Pillutla et al. 2021): how close two sets of texts are, from 0 to 1, given one feature vector a text.
 
-1. The features of both sets together are scaled to unit length, reduced by PCA to 90% of their variance, and put into k clusters by
-   k-means of scikit-learn, k a tenth of the smaller set. The share of each set in each cluster gives two histograms, p and q.
+1. The features of both sets together are scaled to unit length, reduced by PCA to 90% of their
+   variance, and put into k clusters by k-means of scikit-learn, k a tenth of the smaller set. The
+   share of each set in each cluster gives two histograms, p and q.
 2. Mixtures r = w p + (1 - w) q trace the divergence curve
        x(w) = exp(-c KL(q | r)),   y(w) = exp(-c KL(p | r)),   c = 5,
    from (1, 0) to (0, 1). MAUVE is the area under it: 1 when p = q, towards 0 as they part.
@@ -66,7 +67,7 @@ def quantise(p: Floats, q: Floats, *, clusters: int | None = None, seed: int = 0
 def cluster(points: Floats, clusters: int, seed: int = 0) -> NDArray[np.int64]:
     """Return the cluster (N,) of each point (N, d), by k-means of scikit-learn.
 
-    One thread: the order of its sums, and so the last digits of the centres, depends on their number.
+    It runs on one thread: the order of its sums depends on the number of threads.
     """
     sklearn, threads = clustering_package()
     kmeans = sklearn.KMeans(clusters, n_init=STARTS, max_iter=STEPS, random_state=seed)
@@ -77,9 +78,9 @@ def cluster(points: Floats, clusters: int, seed: int = 0) -> NDArray[np.int64]:
 
 
 def clustering_package() -> tuple[Any, Any]:
-    """Return `sklearn.cluster` and `threadpoolctl`, or raise an ImportError that says what to install."""
-    purpose = "MAUVE, whose clusters are by k-means,"
-    return optional_package("sklearn.cluster", purpose, "eval"), optional_package("threadpoolctl", purpose, "eval")
+    """Return `sklearn.cluster` and `threadpoolctl`; an ImportError says what to install."""
+    cluster = optional_package("sklearn.cluster", "MAUVE", "eval")
+    return cluster, optional_package("threadpoolctl", "MAUVE", "eval")
 
 
 def reduce(features: Floats, variance: float = VARIANCE) -> Floats:

@@ -9,7 +9,7 @@ from tracformer.evaluation.pilots import chosen_rate
 from tracformer.evaluation.reproduce import Reproduction, Run
 from tracformer.evaluation.results import Result, file_name, plain
 from tracformer.evaluation.sizes import count_sizes
-
+from tracformer.families import schema_of
 
 Training = list[tuple[str, float]]  # models, and the tokens they are to be trained on
 Paces = dict[str, float]
@@ -104,14 +104,17 @@ def _pilots(work: Reproduction, run: Run, owner: str, left: Training, paces: Pac
 
 
 def _is_answered(work: Reproduction, task: TaskPlan, run: Run) -> bool:
-    """Is there a result of this model for this question? Its weights are not compared."""
+    """Return whether there is a result of this model and question; its weights are not compared."""
     if task.task == SIZES or not (work.root / "results").is_dir():
         return False
     mode = task.mode or run.plan.mode
     stem = file_name(run.name, mode, task.task, {}, {}).rpartition("-")[0]
-    wanted = plain(task.make({}).options)
+    made = task.make({})
+    wanted = plain(made.options)
     for path in (work.root / "results").glob(f"{stem}-*.json"):
         found = Result.load(path)
+        if found.manifest.get("schemas") != {"family": schema_of(found.family), "task": made.schema}:
+            continue
         if (found.model, found.mode, found.task) == (run.name, mode, task.task) and plain(found.options) == wanted:
             return True
     return False

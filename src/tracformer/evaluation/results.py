@@ -62,6 +62,11 @@ class Result:
         return f"{self.task} {json.dumps(plain(options), sort_keys=True)}"
 
     @property
+    def schemas(self) -> dict[str, int]:
+        """Of family and task, under which the figures were made; 1 of results that do not say."""
+        return {"family": 1, "task": 1, **self.manifest.get("schemas", {})}
+
+    @property
     def file_name(self) -> str:
         return file_name(self.model, self.mode, self.task, self.options, self.manifest)
 
@@ -111,8 +116,9 @@ def read_results(*places: str | PathLike[str]) -> list[Result]:
 def file_name(model: str, mode: str, task: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> str:
     """Return the name by which a finished result is found again.
 
-    Its parts identify a result: model (system and seed), mode, task, options, and the manifest's `hashes`,
-    `schemas` and `dtype`. Results of older versions have a hash of the source instead of `schemas`.
+    Its parts identify a result: model (system and seed), mode, task, options, and the manifest's
+    `hashes`, `schemas` and `dtype`. Results of older versions have no `schemas`, but a hash of the
+    source among their `hashes`.
     """
     asked = {"options": options, "hashes": manifest.get("hashes", {}), "dtype": manifest.get("dtype")}
     if "schemas" in manifest:

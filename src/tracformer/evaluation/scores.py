@@ -123,9 +123,11 @@ def figures(
         bleu, by = scoring.bleu, scoring.bleu.signature
         by_sequence = scored.counts.sum(1)
         sums = bootstrap.resampled_sums(by_sequence)
-        interval = None if sums is None else bootstrap.quantiles(np.array([bleu.corpus(each) for each in sums]))
-        remark = _joined(note, f"over the corpus, {by}")
-        rows.append(Row("bleu4", setting, bleu.corpus(by_sequence.sum(0)), *_bounds(interval), note=remark, **about))
+        interval = None
+        if sums is not None:
+            interval = bootstrap.quantiles(np.array([bleu.corpus(each) for each in sums]))
+        value, remark = bleu.corpus(by_sequence.sum(0)), _joined(note, f"over the corpus, {by}")
+        rows.append(Row("bleu4", setting, value, *_bounds(interval), note=remark, **about))
         sentences = np.array([[bleu.sentence(each) for each in of] for of in scored.counts])
         add_mean("bleu4_sentence", sentences.mean(1), f"mean over sentences, {by}")
     if scoring.scorer is not None:

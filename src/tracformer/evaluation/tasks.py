@@ -95,17 +95,19 @@ class Task(ABC):
 
     name: ClassVar[str]
     modes: ClassVar[tuple[str, ...] | None] = None  # that it can ask in; None: any
-    schema: ClassVar[int] = 1  # raised when its figures change for the same model: cached results are made again
-    # Options that older results lack, with the value that they had there: left out of `options` at it.
+    schema: ClassVar[int] = 1  # raised when figures of the same model change; results are made again
+    # Options that older results lack, with the value that they had there: at it `options` omits them.
     later_options: ClassVar[Mapping[str, Any]] = {}
     lasting: ClassVar[bool] = True  # does a finished result answer the same question again? False: it belongs to the hour it was made
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option with its value, without anything of this machine: a path by its last name alone."""
-        later = self.later_options
-        kept = {key: value for key, value in dataclasses.asdict(self).items() if key not in later or value != later[key]}
-        return {key: _nameless(value) for key, value in kept.items()}
+        values = dataclasses.asdict(self)
+        for key, implied in self.later_options.items():
+            if values[key] == implied:
+                del values[key]
+        return {key: _nameless(value) for key, value in values.items()}
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
         """Hashes of what the model will be shown, by name ("data", "contexts", ...), known before the task runs."""

@@ -104,7 +104,7 @@ def load_weights(
     device: str | torch.device,
     old_names: Renames | None = None,
 ) -> dict[str, Tensor]:
-    """Return all tensors of a folder, checked against the names and shapes that the configuration calls for.
+    """Return all tensors of a folder, checked against names and shapes that the configuration implies.
 
     Args:
         folder: A model's folder.

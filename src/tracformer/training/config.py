@@ -28,7 +28,7 @@ DEFAULT_PRESET = "laptop"  # of a model, where none is named
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "wsd")
 OLD_KEYS: Mapping[str, str] = {}  # names of keys in older files; see `tracformer.renames`
-# Keys that recipes of older versions lack, by their first names, with the value that they had there.
+# Keys that recipes of older versions lack, by their first names, with the value that is meant there.
 LATER_KEYS: Mapping[str, Any] = {"optimizer.schedule": "cosine", "optimizer.decay": 0.5}
 AS_WRITTEN = ("data.source", "data.validation", "run", "init")  # names of files are not read as YAML
 
@@ -222,8 +222,8 @@ def from_dict(values: Mapping[str, Any]) -> TrainConfig:
 def canonical_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe in the form in which recipes of all versions compare, and hash, alike.
 
-    Keys have their first names, so that a rename changes nothing; `LATER_KEYS` at the value that older
-    recipes imply are left out, so that a new key changes nothing either.
+    Keys have their first names, so that a rename changes nothing; `LATER_KEYS` at the value that
+    older recipes imply are left out, so that a new key changes nothing either.
 
     Args:
         recipe: Groups of training keys, such as `recipe.json` of `tracformer reproduce` holds.

@@ -149,8 +149,9 @@ class State:
         if not renames:
             return name
         for saved in reader.names(kind):
-            moment, dot, parameter = saved.partition(".") if kind == "optimizer" else ("", "", saved)
-            if f"{moment}{dot}{present_tensor_name(parameter, renames)}" == name:
+            moment, parameter = saved.split(".", 1) if kind == "optimizer" else ("", saved)
+            present = present_tensor_name(parameter, renames)
+            if name == (f"{moment}.{present}" if moment else present):
                 return saved
         return name
 
@@ -185,7 +186,7 @@ def _parameter_name(name: str, parameters: dict[str, Any]) -> str:
 
 
 def _saved_config(reader: Reader, config: ModelConfig) -> dict[str, Any]:
-    """Return the model's configuration in a checkpoint under present names, with defaults of later fields."""
+    """Return a checkpoint's model configuration under present names, with defaults of later fields."""
     saved: dict[str, Any] = reader.state["model"]
     try:
         return {key: _plain(value) for key, value in config.from_dict(saved).to_dict().items()}

@@ -112,14 +112,14 @@ def sections(results: Iterable[Result]) -> list[Section]:
     asked: dict[str, list[Result]] = {}
     for result in _joined(results):
         key = result.question() if result.task in ACROSS_DATA else _asked(result)
-        asked.setdefault(key, []).append(result)
+        asked.setdefault(f"{key} {result.schemas['task']}", []).append(result)
     return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
 
 
 def chapter_titles(found: Sequence[Section]) -> list[str]:
     """Their titles; where two are equal, with the beginnings of the hashes that tell them apart."""
     titles = [section.title for section in found]
-    inputs = ["/".join(filter(None, (_hash(section.entries[0].first, key)[:6] for key in SAME))) for section in found]
+    inputs = ["/".join(_told_apart(section.entries[0].first)) for section in found]
     return [f"{t} (inputs {told})" if told and titles.count(t) > 1 else t for t, told in zip(titles, inputs, strict=True)]
 
 
@@ -143,7 +143,9 @@ def one_each(results: Iterable[Result]) -> list[Result]:
 
 
 def _best(group: Sequence[Result]) -> Result:
-    """The later one, where nothing tells them apart."""
+    """The one of the highest schemas; the later one, where nothing tells them apart."""
+    newest = max(sum(result.schemas.values()) for result in group)
+    group = [result for result in group if sum(result.schemas.values()) == newest]
     weights = _hash(max(reversed(group), key=_time), "weights")
     return max(reversed([result for result in group if _hash(result, "weights") == weights]), key=lambda each: (_draws(each), _time(each)))
 
@@ -164,6 +166,13 @@ def _asked(result: Result) -> str:
     """The question and what it was put about."""
     inputs = [] if result.task in ANY_INPUT else [_hash(result, key) for key in SAME]
     return " ".join([result.question(), *inputs])
+
+
+def _told_apart(result: Result) -> list[str]:
+    """Return the beginnings of the hashes of what was asked about, and a schema above 1."""
+    schema = result.schemas["task"]
+    later = [f"schema {schema}"] if schema > 1 else []
+    return [*filter(None, (_hash(result, key)[:6] for key in SAME)), *later]
 
 
 def _hash(result: Result, key: str) -> str:
@@ -257,7 +266,7 @@ def _joined(results: Iterable[Result]) -> list[Result]:
     inputs: dict[str, list[str]] = {}  # of each data set's name, in the order of their first result
     for number, result in enumerate(results):
         name = f"{SEED.sub('', result.model)} {_hash(result, 'weights') or result.model}"
-        same = f"{name} {result.mode} {result.question(without=('data',))}"
+        same = f"{name} {result.mode} {result.question(without=('data',))} {result.schemas['task']}"
         kept.setdefault(same if result.task in ACROSS_DATA else str(number), []).append(result)
         if result.task in ACROSS_DATA and _asked(result) not in (known := inputs.setdefault(result.question(), [])):
             known.append(_asked(result))
@@ -281,7 +290,12 @@ def _join(group: Sequence[Result], inputs: Mapping[str, Sequence[str]]) -> Resul
         return dataclasses.replace(first, rows=tuple(rows), options=options)
     hashes = [result.manifest.get("hashes", {}) for result in group]
     common = {key: value for key, value in hashes[0].items() if all(each.get(key) == value for each in hashes)}
-    manifest = {"hashes": common, "model": first.manifest.get("model"), "parts": [result.manifest for result in group]}
+    manifest = {
+        "hashes": common,
+        "schemas": first.schemas,
+        "model": first.manifest.get("model"),
+        "parts": [result.manifest for result in group],
+    }
     return dataclasses.replace(first, rows=tuple(rows), options=options, manifest=manifest, details={})
 
 
