@@ -156,10 +156,7 @@ def frequencies(source: Source) -> np.ndarray[Any, Any]:
 
 
 def gains(model: ConditionalModel, mode: str, source: Source, pattern: Pattern, sequences: int) -> dict[str, float]:
-    """Nats per hidden symbol:
-
-    the model's gain over frequencies, the exact one for its kind of answer, and KL from the truth.
-    """
+    """Return nats per hidden symbol: gain over frequencies, the exact gain, KL from the truth."""
     subject = Subject(model=model, tokenizer=None, name="", mode=mode)
     tokens = source.sample(sequences, np.random.default_rng(2))
     context = draw_pattern(pattern, source.length, 3, range(sequences))

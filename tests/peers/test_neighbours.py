@@ -1,6 +1,6 @@
-"""The neighbours layer reads the neighbours and nothing else:
+"""The neighbours layer reads the neighbours and nothing else.
 
-single layers, whose every dependence is a direct one.
+Models of a single layer are tested: every dependence is a direct one.
 """
 
 import pytest

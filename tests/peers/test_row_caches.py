@@ -1,7 +1,4 @@
-"""Cached generation of the systems whose rows are computed once:
-
-the answers of whole passes, step by step.
-"""
+"""Cached generation gives the answers of whole passes, step by step."""
 
 import pytest
 import torch
@@ -16,10 +13,7 @@ CACHED = [(family, mode) for family, mode in MODES if mode != "ac" and small_pee
 
 
 def stepwise(session: object, tokens: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-    """(targets, V):
-
-    every row is asked at its next target, then shown the token that stands there.
-    """
+    """(targets, V) logits; each sequence is asked at its next target, then shown its token."""
     turns = [row.nonzero()[:, 0].tolist() for row in targets]
     logits: dict[tuple[int, int], Tensor] = {}
     for turn in range(max(map(len, turns))):

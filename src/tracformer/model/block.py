@@ -93,9 +93,10 @@ def run_blocks(
 
 
 def initialise(module: nn.Module, std: float, branches: int) -> None:
-    """Draw weights as GPT-2 does:
+    """Draw weights as GPT-2 does.
 
-    normal(std); projections back into the residual stream shrink with the number of branches.
+    Matrices are normal(std); projections back into the residual stream shrink with the number of
+    branches.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() == 2:

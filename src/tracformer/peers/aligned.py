@@ -127,9 +127,9 @@ class Aligned(ModernModel):
         return joined
 
     def nothing(self) -> Tensor:
-        """Return the feature (d,) that stands for no encoder:
+        """Return the feature (d,) used in mode `ar`: that of a mask between two masks.
 
-        a mask between two masks. It knows nothing of the text, not even its length.
+        It knows nothing of the text, not even its length.
         """
         masks = torch.full((1, 3), self.config.mask_id, device=self.embedding.weight.device)
         return self.features(masks, torch.tensor([3], device=masks.device))[0, 1]
@@ -139,9 +139,9 @@ class Aligned(ModernModel):
 
 
 class AlignedCache(RowCache):
-    """The encoder's features, and keys and values of the decoder's rows:
+    """The encoder's features, and keys and values of the decoder's rows.
 
-    slot t for the row that predicts token t.
+    Slot t belongs to the row that predicts token t.
     """
 
     model: Aligned

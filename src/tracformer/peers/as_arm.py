@@ -71,10 +71,7 @@ class AsArmConfig(AnyOrderConfig):
 
 
 def draw_ranks(targets: Tensor, random: bool) -> Tensor:
-    """Return (B, T) the place of each position in the order:
-
-    positions themselves, or random ones. Given tokens come before all.
-    """
+    """Return (B, T) ranks of the positions: text order, or random. Given tokens precede targets."""
     text = torch.arange(targets.shape[1], device=targets.device).expand(targets.shape)
     return torch.rand(targets.shape, device=targets.device).argsort(1).argsort(1) if random else text
 

@@ -107,10 +107,7 @@ class CompactConfig(GivenFirstConfig):
 
 @dataclass(frozen=True)
 class Rows:
-    """The input rows of a batch:
-
-    P prefix columns, then S body columns, each padded on the right.
-    """
+    """The input rows of a batch: P prefix and S body columns, each padded on the right."""
 
     ids: Tensor  # (B, P + S)
     positions: Tensor  # (B, P + S), counted from 1; 0 is the start token
@@ -202,9 +199,10 @@ class GivenFirst(ModernModel):
         )
 
     def _near(self, given: Tensor, needed: Tensor, prefix: Tensor, body: Tensor, mode: str) -> tuple[Tensor, Tensor]:
-        """What a neighbours layer reads, as columns:
+        """Return the columns that a neighbours layer reads, and which of them exist.
 
-        given tokens around a given one; around t, what the row that predicts x_t knows.
+        A given token reads the given tokens around it; the row that predicts x_t reads what it
+        knows around t.
         """
         reach, P = self.config.window, prefix.shape[1]
         (column, known), (own, fed) = (

@@ -242,7 +242,7 @@ class CrossBlock(Block):
         self.cross_kv = Linear(d_model, 2 * d_model)
         self.cross_out = Linear(d_model, d_model)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         memory: Tensor,
@@ -250,9 +250,9 @@ class CrossBlock(Block):
         near: tuple[Tensor, Tensor] | None,
         inside: Tensor,
     ) -> Tensor:
-        """x, memory:
+        """Run decoder states x (B, T, d) over encoder features `memory` (B, T, d).
 
-        (B, T, d); near: keys of the neighbours layer, else None; inside: (B, 1, T) memory that is
+        `near` are the keys of a neighbours layer, else None; `inside` (B, 1, T) is memory that is
         not padding.
         """
         q, k, v = self.project(x, angles)
