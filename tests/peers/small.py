@@ -45,6 +45,7 @@ MODES = [
     ("aligned n_encoder=2", "ar"),
 ]
 FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]  # built on `transformers`
+OWN = ["bart-modern", "bert-modern", "bert-bidir-modern", "ac-gpt", "as-arm", "sigma-gpt", "compact", "aligned"]  # this package's blocks
 UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
 
 

@@ -1,12 +1,13 @@
 """Each peer through `tracformer train`, as a user starts it."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.peers.small import FAMILIES
+from tests.peers.small import FAMILIES, OWN
 from tests.training.helpers import SMALL, losses, small, story_data
 from tracformer.cli.main import main
 from tracformer.families import load_model
@@ -20,7 +21,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return story_data(tmp_path_factory.mktemp("stories"), stories=40)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *OWN])
 def test_a_short_run(family: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     schedule = ("eval_every=12", "ema=0.5", "steps=12", "optimizer.lr=1e-2")
@@ -47,3 +48,23 @@ def test_a_short_run(family: str, data: Path, tmp_path: Path) -> None:
     ]
     assert main(words) == 0
     assert losses(tmp_path / "more")[0] < found[0]
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_every_verb(family: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", f"data={data}", f"run={run}", *small(f"model.family={family}", "model.n_layer=2", "steps=2")]) == 0
+    capsys.readouterr()
+    assert main(["infill", "--model", str(run), "to the [[4]] and", "--json"]) == 0
+    filled = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert filled["log_prob"] < 0
+    marked = (
+        filled["text"][: filled["spans"][0]["start"]] + f"[[{filled['spans'][0]['text']}]]" + filled["text"][filled["spans"][0]["stop"] :]
+    )
+    assert main(["score", "--model", str(run), marked, "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out.splitlines()[0])
+    if scored["kind"] == "exact" and scored["tokens"] == 4:  # bytes of half a character may be spelled otherwise
+        assert scored["log_prob"] == pytest.approx(filled["log_prob"], abs=1e-3)
+    tasks = ["--task", f"ratios:data={data},ratios=0.5,length=32,sequences=4"]
+    assert main(["eval", f"m={run}", *tasks, "--out", str(tmp_path / "results")]) == 0
+    assert len(list((tmp_path / "results").glob("*.json"))) == 1

@@ -306,11 +306,13 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     weights: str = "float32",
+    **options: Any,
 ) -> LanguageModel:
     """A model's folder, a run's folder (its `best` or else its `model`), the name of a bundled model, or an id OWNER/NAME of the hub.
 
     Published weights of GPT-2, SEDD and MDLM are read as well; `tokenizer` names one where none lies beside the weights.
-    `weights` rounds a Tracformer's to "bfloat16" or "int8", see `LanguageModel.lean`.
+    `weights` rounds a Tracformer's to "bfloat16" or "int8", see `LanguageModel.lean`. `options` go to the reader of the weights: for
+    published MDLM and SEDD, `mask_token_id=` and `ema=` (see `peers.dit_checkpoints`).
     """
     check_kind(weights)
-    return LanguageModel(*loading.read(loading.find_folder(where), device, dtype, tokenizer), str(where)).lean(weights)
+    return LanguageModel(*loading.read(loading.find_folder(where), device, dtype, tokenizer, **options), str(where)).lean(weights)

@@ -44,16 +44,16 @@ def find_folder(where: str | PathLike[str]) -> Path:
 
 
 def read(
-    folder: Path, device: str | torch.device, dtype: torch.dtype, tokenizer: str | PathLike[str] | None = None
+    folder: Path, device: str | torch.device, dtype: torch.dtype, tokenizer: str | PathLike[str] | None = None, **options: Any
 ) -> tuple[ConditionalModel, Tokenizer]:
     """Whatever the folder's `config.json` says it holds, and the tokeniser beside it unless another is named."""
-    options: dict[str, Any] = {"device": pick_device(device) if isinstance(device, str) else device, "dtype": dtype}
+    options |= {"device": pick_device(device) if isinstance(device, str) else device, "dtype": dtype}
     document = storage.load_document(folder)
     if "tracformer" in (document.get("model_type"), document.get("backbone")):
         options["attention"] = "native" if native.ready() else "blocked"  # nothing is compiled to answer a question
     model = load_model(folder, **options)
     spelled = load_tokenizer(tokenizer_of(folder, model) if tokenizer is None else tokenizer)
-    require_fit(model, spelled)
+    require_fit(model, spelled, folder)
     return model, spelled
 
 
@@ -63,11 +63,13 @@ def tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:
     return GPT2_TOKENIZER if alone and model.config.vocab_size == GPT2_TOKENS else folder
 
 
-def require_fit(model: ConditionalModel, tokenizer: Tokenizer) -> None:
+def require_fit(model: ConditionalModel, tokenizer: Tokenizer, folder: Path | None = None) -> None:
+    """Raise a ValueError unless the tokeniser has as many tokens as the model; `folder` is where the model was read from."""
     if tokenizer.vocab_size != model.config.vocab_size:
+        source = f" of {folder}" if folder else ""
         raise ValueError(
-            f"the tokeniser has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; they do not belong together: "
-            "use the tokeniser that the model was trained with"
+            f"the tokeniser has {tokenizer.vocab_size} tokens and the model{source} {model.config.vocab_size}; they do not belong "
+            "together: use the tokeniser that the model was trained with"
         )
 
 
