@@ -31,16 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
         for system in systems:
             print(json.dumps(system))
         return 0
-    print(f"{'system':<12} {'modes (answer)':<40} {'at paper size':>13}  what it is")
+    print(f"{'system':<18} {'modes (answer)':<40} {'at paper size':>13}  what it is")
     for system in systems:
         modes = ", ".join(f"{mode} ({kind})" for mode, kind in system["modes"].items())
         size = "-" if system["parameters"] is None else f"{system['parameters'] / 1e6:.1f}M"
-        print(f"{system['name']:<12} {modes:<40} {size:>13}  {system['summary']}")
+        print(f"{system['name']:<18} {modes:<40} {size:>13}  {system['summary']}")
         if system.get("mini_flops_per_token") is not None:
             size, cost = system["mini_parameters_without_embeddings"] / 1e6, system["mini_flops_per_token"] / 1e6
-            print(f"{'':<12} preset mini: {size:.2f}M parameters without embeddings, {cost:.1f} MFLOP per trained token")
+            print(f"{'':<18} preset mini: {size:.2f}M parameters without embeddings, {cost:.1f} MFLOP per trained token")
         for mode, limit in system["limits"].items():
-            print(f"{'':<12} {mode}: {limit}")
+            print(f"{'':<18} {mode}: {limit}")
     return 0
 
 
