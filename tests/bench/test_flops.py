@@ -7,9 +7,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tracformer import Tracformer, TracformerConfig
 from tracformer.attention import Layout
-from tracformer.bench.flops import asked, at_equal_parameters, at_equal_work, parameters_of, training_operations, weight_multiplies
+from tracformer.bench.flops import (
+    asked,
+    at_equal_parameters,
+    at_equal_work,
+    flops_per_token,
+    parameters_of,
+    training_operations,
+    weight_multiplies,
+)
 from tracformer.bench.steps import build
 from tracformer.families import find_family
+from tracformer.geometry import encoder_offsets
 from tracformer.peers.mdlm import MDLMConfig
 
 ATEN = torch.ops.aten
@@ -44,6 +53,39 @@ def test_as_many_as_torch_counts(family: str, mode: str) -> None:
     by_operation = counter.get_flop_counts()["Global"]
     counted = sum(by_operation.get(operation, 0) for operation in (ATEN.mm, ATEN.addmm))  # attention's products are batched: bmm and others
     assert counted == training_operations(model.config, 64, int((~context).sum()), mode)
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"), [("tracformer", "car"), ("tracformer", "ar"), ("gpt2", "ar"), ("bert", "ac"), ("ac-gpt", "car")]
+)
+def test_any_system_is_counted_by_running_it(family: str, mode: str) -> None:
+    """Weight products, and beside them those of attention: for a Tracformer the pairs of its geometry, else all pairs."""
+    T = 32
+    config = find_family(family).config_class.from_dict({**SMALL, "n_layer": 5 if family == "tracformer" else 2})
+    counted = flops_per_token(config, mode, "span:p=0.5,mean=4" if mode != "ar" else "", T)
+    if family == "ac-gpt":  # more rows than tokens
+        plain = flops_per_token(find_family("gpt2").config_class.from_dict(SMALL), "ar", "", T)
+        assert counted > 1.2 * plain
+        return
+    targets = 1.0 if mode == "ar" else 0.5
+    weights = training_operations(config, T, round(targets * T), mode) / T
+    if isinstance(config, TracformerConfig):
+        offsets = [encoder_offsets(layer, config.n_max) for layer in range(1, 6)]
+        pairs = sum(T - offset for each in offsets for offset in each if offset < T) / T
+        readings = 1 if mode == "ar" else 2
+        encoder = 6 * 2 * readings * pairs * config.d_model
+        assert weights + encoder < counted < weights + encoder + 6 * 2 * 5 * T * config.d_model
+    else:
+        assert counted == pytest.approx(weights + 6 * 2 * 2 * T * 8)
+
+
+def test_what_a_system_costs_does_not_disturb_random_numbers() -> None:
+    config = MDLMConfig(vocab_size=11, max_length=32, n_layer=1, n_head=2, d_model=8, d_condition=8)
+    torch.manual_seed(3)
+    first = torch.rand(1)
+    torch.manual_seed(3)
+    assert flops_per_token(config, "denoise") == flops_per_token(config, "denoise") > 0
+    assert torch.rand(1) == first
 
 
 def test_in_units_of_the_width() -> None:

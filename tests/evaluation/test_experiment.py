@@ -16,12 +16,13 @@ from tracformer.evaluation.tasks import Silent
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
 OURS = {"fim", "zeroshot", "frequencies", "dense", "everything"}
+STUDY = {"stories", "exact-sources", "scaling", "own-model"}  # at a scale of their own
 COMMANDS = re.findall(r"^tracformer .+$", (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(), re.M)
 
 
 def test_the_bundled_experiments_are_the_papers() -> None:
-    assert set(experiment_names()) == PAPERS | OURS
-    assert scale_names() == ["mini", "paper", "tiny"]
+    assert set(experiment_names()) == PAPERS | OURS | STUDY
+    assert scale_names() == ["mini", "paper", "study", "tiny"]
     spans = {scale: {t.options["mean"] for n in ("fig5", "fig7") for t in read_experiment(n, scale).tasks} for scale in ("paper", "mini")}
     assert spans == {"paper": {50, 10, 3}, "mini": {12, 3, 1}}
 
@@ -41,6 +42,35 @@ def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None
     for task in experiment.tasks:
         if task.task != "sizes":
             assert task.make({}).options.get("length", 5) <= longest
+
+
+@pytest.mark.parametrize("name", sorted(STUDY))
+def test_the_study_is_whole(name: str, tmp_path: Path) -> None:
+    experiment = read_experiment(name)
+    assert experiment.scale == "study"
+    Reproduction(experiment, tmp_path, Silent()).check(network=False)
+    for task in experiment.tasks:
+        if task.options.get("data") in ("stories", "wikipedia"):
+            assert task.options["split"] == "test"  # rates and curves are of the validation text
+    for model in experiment.trained():
+        config = model.config("-", "-", 0)
+        assert config.optimizer.schedule == "wsd"
+        assert model.name in experiment.pace
+
+
+def test_story_models_are_of_one_size_and_see_the_same(tmp_path: Path) -> None:
+    work = Reproduction(read_experiment("stories"), tmp_path, Silent())
+    sizes = []
+    for run in work.runs():
+        config = run.plan.config("-", "-", 0)
+        assert (config.steps, config.batch, config.length, config.data) == (2440, 32, 128, work.runs()[0].plan.config("-", "-", 0).data)
+        assert config.contexts == ("" if config.objective in ("ar", "denoise") else "span:p=0.5,mean=12")
+        if run.plan.name != "frequencies":
+            sizes.append(count_sizes(run.name, "", work.shape(run)).find("parameters_without_embeddings").value)
+    assert max(sizes) < 1.11 * min(sizes)
+    headline = {run.plan.name for run in work.runs() if run.seed == 2}
+    assert headline >= {"tracformer-car", "dense+neighbours-car", "bart-modern+neighbours", "ac-gpt", "ac-gpt+neighbours"}
+    assert headline >= {"tracformer-ac", "bert-modern", "bert-modern+neighbours"}
 
 
 def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
@@ -100,7 +130,7 @@ def test_the_commands_of_the_docs_are_understood(command: str) -> None:
     if verb == "reproduce" and arguments.words:
         name, *changes = arguments.words
         own = dict(word.split("=", 1) for word in changes)
-        scale = own.pop("scale", "mini")
+        scale = own.pop("scale", "")
         read_experiment(name, scale, {key: value for key, value in own.items() if key not in ("out", "device", "batch")})
 
 

@@ -321,7 +321,7 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
     ("words", "told"),
     [
         (["fig55"], "experiment is 'fig55'; available: claims, "),
-        (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, tiny"),
+        (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, study, tiny"),
         (["fig5", "data.wikitxt=x"], "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?"),
         (["fig5", "only=bart,gpt2"], "only has 'gpt2'; the experiment's models are: tracformer-car, bart"),
         (["fig5", "seeds=a"], "seeds has 'a'"),
