@@ -25,10 +25,10 @@ demo: $(READY)
 
 # One thread a process: the tests' models are tiny, and some tests run several processes.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 soak: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -23,16 +23,16 @@ from tqdm import tqdm
 
 import tracformer
 from tracformer.data.tokenizer import Tokenizer
+from tracformer.devices import keep_freed_memory
 from tracformer.evaluation.bootstrap import ratio, ratio_interval, share_interval
 from tracformer.files import write_atomically
-from tracformer.generation.fill import fill
-from tracformer.generation.language import LanguageModel
-from tracformer.generation.randomness import derived_seed
-from tracformer.generation.rereading import left_to_right
+from tracformer.generation.decode import fill
+from tracformer.generation.infill import left_to_right
+from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.search import search
 from tracformer.model.base import BOUND, EXACT
-from tracformer.runtime import keep_freed_memory
+from tracformer.rng import derived_seed
 
 SHORTEST, LONGEST = 8, 16
 BATCH = 16

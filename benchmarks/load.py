@@ -54,7 +54,7 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
     command = [
         sys.executable,
         "-m",
-        "tracformer.cli.main",
+        "tracformer.cli",
         "serve",
         model,
         "--port",

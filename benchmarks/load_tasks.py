@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tracformer import load
-from tracformer.generation import filling
-from tracformer.generation.blanks import write
+from tracformer.generation import scheduler as filling
 from tracformer.generation.orders import RandomOrder
 from tracformer.generation.samplers import Chosen, Pick, Sampler, choose
-from tracformer.server.spelt import Names
+from tracformer.generation.template import write
+from tracformer.server.queue import Names
 
 TIE = 1e-5
 LENGTHS = (16, 32, 48, 64)

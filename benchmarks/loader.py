@@ -14,13 +14,13 @@ from tracformer import Tracformer
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
 from tracformer.data import examples, prepare
-from tracformer.objectives import Questioner, parse_objective
-from tracformer.runtime import keep_freed_memory
-from tracformer.synthetic.agreement import write_story
+from tracformer.data.toy_stories import write_story
+from tracformer.devices import keep_freed_memory
+from tracformer.distributed import Ranks
 from tracformer.training.batches import Stream
-from tracformer.training.config import load_config
-from tracformer.training.distributed import Ranks
+from tracformer.training.objectives import Questioner, parse_objective
 from tracformer.training.optimizer import build_optimizer
+from tracformer.training.train_config import load_config
 
 
 def main() -> None:

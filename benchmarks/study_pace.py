@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tracformer.evaluation.experiment import Experiment, ModelPlan, read_experiment
-from tracformer.evaluation.pace import HOUR, core_hours
-from tracformer.families import find_family
+from tracformer.baselines import find_family
+from tracformer.devices import keep_freed_memory
 from tracformer.model import ConditionalModel
-from tracformer.objectives import Questioner, parse_objective
-from tracformer.runtime import keep_freed_memory
+from tracformer.reproduce import HOUR, core_hours
+from tracformer.reproduce.experiment import Experiment, ModelPlan, read_experiment
 from tracformer.training.batches import group_by_mode
-from tracformer.training.config import TrainConfig
+from tracformer.training.objectives import Questioner, parse_objective
 from tracformer.training.optimizer import Optimizer, build_optimizer, hidden_matrices
+from tracformer.training.train_config import TrainConfig
 
 WARM_UP = 2  # steps that are not timed
 

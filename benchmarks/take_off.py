@@ -25,19 +25,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from tracformer.baselines import find_family
 from tracformer.contexts import parse as parse_strategy
-from tracformer.evaluation.exact import Source, find_source
-from tracformer.evaluation.exact.compare import compare
-from tracformer.evaluation.exact.patterns import Pattern, draw_pattern, one_missing
-from tracformer.evaluation.tasks import Subject
-from tracformer.families import find_family
+from tracformer.devices import keep_freed_memory
+from tracformer.evaluation.exact import Pattern, Source, compare, draw_pattern, find_source, one_missing
+from tracformer.evaluation.task import Subject
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel
-from tracformer.objectives import Questioner, parse_objective
-from tracformer.runtime import keep_freed_memory
 from tracformer.training.batches import group_by_mode
-from tracformer.training.config import OptimizerConfig
+from tracformer.training.objectives import Questioner, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
+from tracformer.training.train_config import OptimizerConfig
 
 SOURCE = "hmm-16"
 CONTEXTS = "0.5*uniform+0.5*span:p=0.5,mean=12"
@@ -47,7 +45,7 @@ HOLES: dict[str, Pattern] = {
     "spans": parse_strategy("span:p=0.5,mean=12").draw,
 }
 GATE = 0.5  # of the exact gain with one symbol hidden
-STEPS = 1500
+STEPS = 1000
 BATCH = 32  # sequences
 DRAWS = 32  # of a bound, for each sequence
 
@@ -170,7 +168,7 @@ def gains(model: ConditionalModel, mode: str, source: Source, pattern: Pattern, 
     return {"gain": (base - sums["nll"]) / targets, "exact": (base - sums["truth"]) / targets, "kl": away / targets}
 
 
-def measure(name: str, steps: int = STEPS, sequences: int = 1000) -> dict[str, Any]:
+def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, Any]:
     """Train one system and ask it about every kind of holes."""
     source, system = find_source(SOURCE), SYSTEMS[name]
     model = small_model(name, source)
@@ -207,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default="all", help=f"all, or some of: {', '.join(SYSTEMS)}")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--sequences", type=int, default=1000)
+    parser.add_argument("--sequences", type=int, default=500)
     parser.add_argument("--json", help="keep each system's figures in this file; those already in it are not measured again")
     arguments = parser.parse_args()
     keep_freed_memory()

@@ -29,13 +29,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracformer.evaluation.report import plots, write_report
-from tracformer.evaluation.report.collect import Section, by_file_stem, in_order, one_each, sections, tables
-from tracformer.evaluation.report.tables import Table
-from tracformer.evaluation.report.views import curves_of
-from tracformer.evaluation.results import Result, read_results
+from tracformer.evaluation.result_files import Result, read_results
 from tracformer.files import write_atomically
 from tracformer.model.base import BOUND
+from tracformer.report import figures as plots
+from tracformer.report import write_report
+from tracformer.report.collect import Section, by_file_stem, in_order, one_each, sections, tables
+from tracformer.report.figures import curves_of
+from tracformer.report.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results.md"

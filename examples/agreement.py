@@ -3,7 +3,7 @@
     python examples/agreement.py                # about two minutes
     python examples/agreement.py --steps 100    # a first look
 
-A story's hero, thing and crowd return later in the text (see `tracformer.synthetic.agreement`), so every fill can be checked by rule.
+A story's hero, thing and crowd return later in the text (see `tracformer.data.toy_stories`), so every fill can be checked by rule.
 """
 
 import argparse
@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tracformer import Tracformer, TracformerConfig
-from tracformer.generation.fill import fill
-from tracformer.generation.randomness import derived_seed
-from tracformer.runtime import keep_freed_memory
-from tracformer.synthetic.agreement import follows_the_rules, vocabulary, write_story
+from tracformer.data.toy_stories import follows_the_rules, vocabulary, write_story
+from tracformer.devices import keep_freed_memory
+from tracformer.generation.decode import fill
+from tracformer.rng import derived_seed
 
 WORDS = vocabulary()
 IDS = {word: i for i, word in enumerate(WORDS)}

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tracformer
-from tracformer.generation.blanks import write
+from tracformer.data.toy_stories import follows_the_rules, write_story
 from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
-from tracformer.synthetic.agreement import follows_the_rules, write_story
-from tracformer.training.config import load_config
+from tracformer.generation.template import write
 from tracformer.training.start import start
+from tracformer.training.train_config import load_config
 
 ORDERS: dict[str, Order] = {
     "left to right": LeftToRight(),

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tracformer
-from tracformer.synthetic.agreement import write_story
-from tracformer.training.config import load_config
+from tracformer.data.toy_stories import write_story
 from tracformer.training.start import start
+from tracformer.training.train_config import load_config
 
 STORY = (
     "Mia carried the {thing} to the market , where the old men from the island sing all day . "

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import tracformer
 from tracformer.data import prepare
-from tracformer.training.config import load_config
 from tracformer.training.start import start
+from tracformer.training.train_config import load_config
 
 UNIT, COPIES, MISREAD = 9, 5, 0.01
 

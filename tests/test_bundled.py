@@ -10,8 +10,8 @@ from safetensors import safe_open
 import tracformer
 from tests.scripts import example
 from tracformer import bundled
-from tracformer.cli.main import main
-from tracformer.generation.loading import find_folder
+from tracformer.cli import main
+from tracformer.loading import find_folder
 
 MEGABYTES = {"stories": 25, "proteins": 5}
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import tracformer
 from tests.training.helpers import losses, story_data
-from tracformer import families
-from tracformer.cli.main import main
-from tracformer.families import Family, find_family, register
+from tracformer import baselines as families
+from tracformer.baselines import Family, find_family, register
+from tracformer.cli import main
 from tracformer.model.base import MARGINAL, ConditionalModel
 from tracformer.model.config import ModelConfig
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.helpers import small_model
-from tracformer.objectives import OBJECTIVES, Questioner, low_discrepancy, parse_objective
+from tracformer.training.objectives import OBJECTIVES, Questioner, low_discrepancy, parse_objective
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

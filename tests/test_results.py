@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.scripts import script
-from tracformer.evaluation.report.tables import Cell, Line, Table
-from tracformer.evaluation.results import Result, Row, read_results
+from tracformer.evaluation.result_files import Result, Row, read_results
+from tracformer.report.tables import Cell, Line, Table
 
 results = script("docs/results.py")
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracformer.client import Client
-    from tracformer.generation.language import LanguageModel, load
+    from tracformer.generation.language_model import LanguageModel, load
     from tracformer.model import Tracformer, TracformerConfig
 
 __version__ = "0.1.0.dev0"
@@ -13,10 +13,10 @@ __all__ = ["Client", "LanguageModel", "Tracformer", "TracformerConfig", "load"]
 
 _HOMES = {
     "Client": "tracformer.client",
-    "LanguageModel": "tracformer.generation.language",
+    "LanguageModel": "tracformer.generation.language_model",
     "Tracformer": "tracformer.model",
     "TracformerConfig": "tracformer.model",
-    "load": "tracformer.generation.language",
+    "load": "tracformer.generation.language_model",
 }
 
 

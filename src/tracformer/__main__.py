@@ -2,7 +2,7 @@
 
 import sys
 
-from tracformer.cli.main import main
+from tracformer.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tracformer import geometry
-from tracformer.attention import Layout, build_attention, causal, implementations
+from tracformer.attention import Layout, build_attention, implementations
+from tracformer.attention import blocked as causal
 
 FAST = [name for name in implementations() if name not in ("reference", "triton")]  # triton has CPU tensors in its interpreter alone
 

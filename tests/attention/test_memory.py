@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tracformer import Tracformer, TracformerConfig, geometry
-from tracformer.bench.attention import decode_with, encode_with, forward_backward, heads_of, layers_of, whole_layout
-from tracformer.bench.rivals import attention_of
+from tracformer.bench.attention_speed import attention_of, decode_with, encode_with, forward_backward, heads_of, layers_of, whole_layout
 
 LONG = 8192
 
@@ -61,9 +60,8 @@ def test_the_watcher_sees_a_dense_mask() -> None:
 def test_a_process_never_holds_a_square(name: str, side: str) -> None:
     """At T = 8192 a mask of bytes would be 64 MiB: a fresh process grows by less over forward and backward, all scratch included."""
     assert largest_of(name, side, LONG) < LONG**2
-    code = (
-        f"from tracformer.bench.attention import memory\nprint(memory('{side} {name}', {LONG}, heads=1, head_size=16, n_max=16)['bytes'])"
-    )
+    asked = f"memory('{side} {name}', {LONG}, heads=1, head_size=16, n_max=16)"
+    code = f"from tracformer.bench.attention_speed import memory\nprint({asked}['bytes'])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert float(done.stdout) < LONG**2
 

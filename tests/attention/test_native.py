@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tests.marks import needs_compiler
 from tracformer import geometry
+from tracformer import native as build
 from tracformer.attention import Layout, build_attention
-from tracformer.native import build
 
 reference, native = build_attention("reference"), build_attention("native")
 

@@ -132,7 +132,7 @@ def ask_native() -> list[Any]:
     """What the default does with tensors that its C++ does not serve."""
     layout = Layout(torch.tensor([4]), 4, 1, torch.arange(4))
     q = torch.zeros(1, 4, 1, 8, dtype=torch.bfloat16)
-    functions = "tracformer.attention.triton.functions"
+    functions = "tracformer.attention.triton_kernels"
     with patch(f"{functions}.window_attention", return_value="window"), patch(f"{functions}.strided_attention", return_value="strided"):
         native = build_attention("native")
         return [native.encode(q, q, q, (0, 1), layout), native.decode(q[0], q, q, 2, layout)]
@@ -179,8 +179,9 @@ def compile_ahead(name: str, capability: int, dtype: torch.dtype, n: int, size: 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tracformer.attention.triton import strided, window
-    from tracformer.attention.triton.functions import tile_options
+    from tracformer.attention import triton_kernels as strided
+    from tracformer.attention import triton_kernels as window
+    from tracformer.attention.triton_kernels import tile_options
 
     kernel = getattr(window if name.startswith("window") else strided, name)
     constants = tile_options(n, size, dtype) | ({"READINGS": 2} if "READINGS" in kernel.arg_names else {})

@@ -7,7 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tracformer import Tracformer, TracformerConfig
 from tracformer.attention import Layout
-from tracformer.bench.flops import (
+from tracformer.baselines import find_family
+from tracformer.baselines.mdlm import MDLMConfig
+from tracformer.bench.training_speed import build
+from tracformer.evaluation.flops import (
     asked,
     at_equal_parameters,
     at_equal_work,
@@ -16,10 +19,7 @@ from tracformer.bench.flops import (
     training_operations,
     weight_multiplies,
 )
-from tracformer.bench.steps import build
-from tracformer.families import find_family
 from tracformer.geometry import encoder_offsets
-from tracformer.peers.mdlm import MDLMConfig
 
 ATEN = torch.ops.aten
 SMALL = {"vocab_size": 11, "max_length": 32, "n_layer": 2, "n_head": 2, "d_model": 8}

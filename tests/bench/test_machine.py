@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from tracformer import native
-from tracformer.bench import measure
-from tracformer.bench.measure import least_time
+from tracformer.bench import pieces as measure
+from tracformer.bench.pieces import least_time
 
 
 @pytest.mark.skipif(not native.available(), reason="no C++ compiler")

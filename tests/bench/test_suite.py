@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tracformer.bench import plot, suite, tables
-from tracformer.bench.results import FAILED, Figures, Piece, Row, Store
-from tracformer.bench.scale import Scale
+from tracformer.bench import plot, suite
+from tracformer.bench import suite as tables
+from tracformer.bench.pieces import FAILED, Figures, Piece, Row, Scale, Store
 from tracformer.bench.worker import call, measured
 
 SCALE = Scale(

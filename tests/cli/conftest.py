@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import Caller, save_model
-from tracformer.cli import show
+from tracformer.cli import output as show
 from tracformer.data import char_tokenizer
 
 

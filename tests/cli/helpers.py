@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tracformer import Tracformer, TracformerConfig
-from tracformer.cli.main import main
+from tracformer.cli import main
 from tracformer.data import Tokenizer
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_suite import SCALE, here
-from tracformer.bench import scale as scales
+from tracformer.bench import pieces as scales
 from tracformer.bench import suite
-from tracformer.cli.main import main
+from tracformer.cli import main
 
 
 def test_table_files_and_a_second_call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.cli.helpers import Caller, save_model
 from tests.training.helpers import environment
-from tracformer.cli.tables import tables
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.evaluation import Result, Row, read_results
-from tracformer.peers.mdlm import MDLM, MDLMConfig
+from tracformer.report.tables import tables
 
 ASKED = ["--length", "16", "--sequences", "70", "--out", "out"]
 
@@ -151,7 +151,7 @@ def test_tasks_are_listed(tracformer: Caller) -> None:
 
 def test_two_processes_give_the_figures_of_one(here: Path, tmp_path: Path) -> None:
     save_model(tmp_path / "m", char_tokenizer("abcdefgh .\n"), max_length=16, n_layer=4)
-    words = ["tracformer.cli.main", "eval", "m", "ratios:mean=3,ratios=0.5", "--data", "text.txt", "--dtype", "float64", *ASKED[:4]]
+    words = ["tracformer", "eval", "m", "ratios:mean=3,ratios=0.5", "--data", "text.txt", "--dtype", "float64", *ASKED[:4]]
     for out, launcher in (("one", []), ("two", ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"])):
         called = [sys.executable, "-m", *launcher, *words, "--out", out]
         done = subprocess.run(called, capture_output=True, text=True, env=environment(), timeout=300, check=False)

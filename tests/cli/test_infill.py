@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import Caller, save_model
-from tracformer.cli import infill, show
-from tracformer.cli.main import main
+from tracformer.cli import infill, main
+from tracformer.cli import output as show
 from tracformer.data import byte_tokenizer, char_tokenizer, train_bpe
 
 COLOUR = re.compile("\033\\[[0-9;]*m")
@@ -324,7 +324,7 @@ def test_bad_models(tracformer: Caller, tmp_path: Path, verb: str) -> None:
     (folder / "tokenizer.json").write_text("{")
     assert "tokeniser" in told(folder)
     char_tokenizer("abc").save(folder)
-    assert "4 tokens and the model 3" in told(folder)
+    assert "4 tokens and the model of" in told(folder)
     char_tokenizer("ab").save(folder)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])

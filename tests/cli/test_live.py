@@ -2,8 +2,7 @@
 
 import pytest
 
-from tracformer.cli.live import Writer, rows_of
-from tracformer.cli.show import marked, shade, visible
+from tracformer.cli.output import Writer, marked, rows_of, shade, visible
 from tracformer.data import byte_tokenizer
 from tracformer.generation.results import Arrival, Span
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.cli.helpers import save_model
-from tracformer.cli.main import VERBS, main
+from tracformer.cli import VERBS, main
 from tracformer.data import char_tokenizer
 from tracformer.devices import pick_device
 
@@ -20,7 +20,7 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
     calls = [["--help"], ["--version"], [], *([verb, "--help"] for verb in VERBS)]
     code = f"""
 import contextlib, sys
-from tracformer.cli.main import main
+from tracformer.cli import main
 for words in {calls!r}:
     with contextlib.suppress(SystemExit):
         main(words)
@@ -70,7 +70,7 @@ def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
     """`| head -1`: the pipe breaks while there is more to say."""
     texts = "\n".join(["a[[1]]b"] * 400).encode()
-    words = [sys.executable, "-m", "tracformer.cli.main", "infill", "-m", str(model), "--json", "--batch", "4"]
+    words = [sys.executable, "-m", "tracformer", "infill", "-m", str(model), "--json", "--batch", "4"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -84,7 +84,7 @@ def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
 
 
 def test_a_closed_output_is_no_error(model: Path) -> None:
-    words = f"{sys.executable} -m tracformer.cli.main infill -m {model} 'a[[1]]b'"
+    words = f"{sys.executable} -m tracformer infill -m {model} 'a[[1]]b'"
     done = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 

@@ -11,7 +11,7 @@ from tests.cli.helpers import Caller, save_model
 from tests.generation.texts import metaspace_tokenizer
 from tests.training.helpers import small, story_data
 from tracformer import load
-from tracformer.cli.main import main
+from tracformer.cli import main
 from tracformer.data import char_tokenizer
 
 COLOUR = re.compile("\033\\[[0-9;]*m")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import SMALL, story_data
-from tracformer.cli.main import main
+from tracformer.cli import main
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_importing_the_command_line_loads_no_torch() -> None:
-    code = "import sys, tracformer, tracformer.cli.main; sys.exit('torch' in sys.modules)"
+    code = "import sys, tracformer, tracformer.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import literal
-from tracformer.contexts import DLogistic, Geometric, LengthLaw
-from tracformer.contexts.lengths import log_cdf_table
-from tracformer.contexts.spans import draw_spans, free_starts, propose, target_count
+from tracformer.contexts import DLogistic, Geometric, LengthLaw, draw_spans, free_starts, log_cdf_table, propose, target_count
 
 means = st.floats(1, 1e9) | st.floats(1, 60)
 laws = st.builds(Geometric, means) | st.builds(DLogistic, means, st.floats(1e-3, 1e9) | st.floats(0.1, 10))

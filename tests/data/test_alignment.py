@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tracformer.data import documents, open_source
-from tracformer.data.alignment import INSERTED, read_alignment
+from tracformer.data.split import INSERTED, read_alignment
 
 
 def written(folder: Path, text: str) -> Path:

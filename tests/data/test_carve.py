@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import carve
-from tracformer.data.carve import ByHash, Tail, Whole, choose_rule
-from tracformer.data.text import Piece
+from tracformer.data import split as carve
+from tracformer.data.readers import Piece
+from tracformer.data.split import ByHash, Tail, Whole, choose_rule
 
 DOCUMENTS = [f"document number {i}" for i in range(3000)]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tracformer.data.hub import NAMED, PARQUET_BRANCH, HubSource, named_source
-from tracformer.data.sources import documents, open_sources
+from tracformer.data.sources import NAMED, PARQUET_BRANCH, HubSource, documents, named_source, open_sources
 
 datasets = pytest.importorskip("datasets")
 

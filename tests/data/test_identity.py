@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from tracformer.data import PreparedData, prepare
-from tracformer.data.alignment import as_rows, read_alignment
-from tracformer.data.identity import cluster, identities, nearest_identity
+from tracformer.data.split import as_rows, cluster, identities, nearest_identity, read_alignment
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 

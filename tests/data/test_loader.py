@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tracformer.data.loader import PreparedData
-from tracformer.data.shards import prepare
+from tracformer.data.make_tokenizer import char_tokenizer
+from tracformer.data.preparation import prepare
+from tracformer.data.shards import PreparedData
 from tracformer.data.sources import TextSource
-from tracformer.data.tokenizer_kinds import char_tokenizer
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import order as module
-from tracformer.data.order import ExampleOrder, scattered
+from tracformer.data import rows as module
+from tracformer.data.rows import ExampleOrder, scattered
 
 sizes, seeds = st.integers(1, 60), st.integers(0, 2**64 - 1)
 

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import shards
-from tracformer.data import text as text_module
-from tracformer.data.loader import PreparedData
-from tracformer.data.manifest import dtype_name
-from tracformer.data.shards import is_made_from, prepare
+from tracformer.data import preparation as shards
+from tracformer.data import readers as text_module
+from tracformer.data.make_tokenizer import byte_tokenizer, char_tokenizer, train_bpe
+from tracformer.data.preparation import is_made_from, prepare
+from tracformer.data.shards import PreparedData, dtype_name
 from tracformer.data.sources import TextSource, open_source, open_sources
 from tracformer.data.tokenizer import EOT, Tokenizer
-from tracformer.data.tokenizer_kinds import byte_tokenizer, char_tokenizer, train_bpe
 
 BYTE = byte_tokenizer()
 BPE = train_bpe(["some words to learn from, and some more words\n"] * 4, 300)

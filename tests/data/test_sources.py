@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from tracformer.data import text as text_module
-from tracformer.data.choice import choose_tokenizer
+from tracformer.data import readers as text_module
+from tracformer.data.make_tokenizer import ALPHABETS, char_tokenizer, choose_tokenizer
 from tracformer.data.sources import JoinedSource, TextSource, contents, documents, open_source, open_sources, parse_validation, with_gaps_of
-from tracformer.data.tokenizer_kinds import ALPHABETS, char_tokenizer
 
 
 def write(path: Path, text: str) -> Path:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import text as module
-from tracformer.data.text import DOCUMENTS, Piece, as_pieces, cut_point, lines_of, read_text
-from tracformer.data.tokenizer_kinds import byte_tokenizer, train_bpe
+from tracformer.data import readers as module
+from tracformer.data.make_tokenizer import byte_tokenizer, train_bpe
+from tracformer.data.readers import DOCUMENTS, Piece, as_pieces, cut_point, lines_of, read_text
 
 SEPARATOR = "<|end|>"
 WORDS = st.text(alphabet="ab cé\n\t.'1", max_size=80)

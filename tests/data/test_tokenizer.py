@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from tracformer.data import tokenizer as module
+from tracformer.data.make_tokenizer import ALPHABETS, byte_symbols, byte_tokenizer, char_tokenizer, name_of, read_alphabet, train_bpe
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
-from tracformer.data.tokenizer_kinds import ALPHABETS, byte_symbols, byte_tokenizer, char_tokenizer, name_of, read_alphabet, train_bpe
 
 CORPUS = ["The cat sat on the mat, and the cat slept.\n", "A dog, a cat and a bird — naïve ones.\n", "1984 was 40 years ago.\n"] * 3
 BYTE, BPE, DNA = byte_tokenizer(), train_bpe(CORPUS, 300), char_tokenizer("ACGTN")

@@ -7,9 +7,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
+from tracformer.data.make_tokenizer import _first, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
 from tracformer.data.tokenizer import EOT, MASK, Tokenizer
-from tracformer.data.tokenizer_kinds import byte_tokenizer, char_tokenizer, train_bpe
-from tracformer.data.tokenizer_load import _first, build_tokenizer, load_tokenizer
 
 transformers = pytest.importorskip("transformers")
 

@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracformer.data.loader import Split
-from tracformer.data.shards import prepare
+from tracformer.data.preparation import prepare
+from tracformer.data.rows import Examples, PackedBlocks, Records, examples
+from tracformer.data.shards import Split
 from tracformer.data.sources import TextSource
-from tracformer.data.views import Examples, PackedBlocks, Records, examples
 
 TEXTS = ["abcdefgh", "ij", "klmno", "p"]
 EOT = 256

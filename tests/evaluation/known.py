@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.data import Tokenizer, char_tokenizer
-from tracformer.evaluation.tasks import Subject
+from tracformer.evaluation.exact_sources import HiddenMarkov
+from tracformer.evaluation.task import Subject
 from tracformer.model.base import EXACT, MARGINAL, ConditionalModel, Estimate
 from tracformer.model.config import ModelConfig
-from tracformer.synthetic.hmm import HiddenMarkov
 
 LETTERS = "abcde"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from tracformer.data import TextSource, Tokenizer, char_tokenizer, prepare
-from tracformer.evaluation.exact.chains import ChainSource, mixing_chain
+from tracformer.evaluation.exact_sources import ChainSource, mixing_chain
 
 LETTERS, LENGTH = "ABCDE", 5
 

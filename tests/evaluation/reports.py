@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tracformer.evaluation.report import write_report
-from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.report import write_report
 
 RATIOS = (0.1, 0.5, 0.9)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracformer.evaluation.experiment import read_experiment
-from tracformer.evaluation.reproduce import Reproduction
-from tracformer.evaluation.tasks import Silent
+from tracformer.evaluation.task import Silent
+from tracformer.reproduce import Reproduction
+from tracformer.reproduce.experiment import read_experiment
 
 
 def work(out: Path, text: Path, experiment: str = "fig7", **changes: str) -> Reproduction:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
 
-from tracformer.evaluation.bertscore import BASELINES, Baseline, bertscore, greedy_match
-from tracformer.evaluation.features import Embedded, Encoder, find_encoder
+from tracformer.evaluation.encoders import Embedded, Encoder, find_encoder
+from tracformer.evaluation.metrics import BASELINES, Baseline, bertscore, greedy_match
 
 HYPOTHESES = [
     "The cat sat on the mat.",

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from tracformer.evaluation.bleu import COUNTS, Bleu
+from tracformer.evaluation.metrics import COUNTS, Bleu
 
 sacrebleu = pytest.importorskip("sacrebleu")
 

@@ -8,12 +8,12 @@ import torch
 from tests.evaluation.laws import small_law, tokenizer, write_text
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.evaluation.calibration import Calibration, by_chance, expected_error, figures, reliability
 from tracformer.evaluation.exact import TruthModel
-from tracformer.evaluation.results import Result
-from tracformer.evaluation.tasks import Silent, Subject
+from tracformer.evaluation.result_files import Result
+from tracformer.evaluation.task import Silent, Subject
 from tracformer.model.base import ConditionalModel
-from tracformer.peers.mdlm import MDLM, MDLMConfig
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,12 @@ import torch
 from tests.evaluation.laws import small_law, tokenizer, write_text
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
-from tracformer.evaluation.consistency import Orders, along_all_orders, orders
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.evaluation.exact import TruthModel
-from tracformer.evaluation.results import Result
-from tracformer.evaluation.tasks import Silent, Subject, parse_task
+from tracformer.evaluation.order_consistency import Orders, along_all_orders, order_log_prob, orders
+from tracformer.evaluation.result_files import Result
+from tracformer.evaluation.task import Silent, Subject, parse_task
 from tracformer.model.base import ConditionalModel
-from tracformer.peers.any_order import order_log_prob
-from tracformer.peers.mdlm import MDLM, MDLMConfig
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tracformer.evaluation.experiment import experiment_names, read_experiment, scale_names
-from tracformer.evaluation.reproduce import Reproduction
-from tracformer.evaluation.sizes import count_sizes
-from tracformer.evaluation.tasks import Silent
+from tracformer.evaluation.task import Silent
+from tracformer.reproduce import Reproduction
+from tracformer.reproduce.experiment import experiment_names, read_experiment, scale_names
+from tracformer.reproduce.pilots import count_sizes
 
 PAPERS = {"fig1", "fig2", "fig5", "fig6", "fig7", "samples", "claims", *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11))}
 OURS = {"fim", "zeroshot", "frequencies", "dense", "everything"}

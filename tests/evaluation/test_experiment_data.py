@@ -7,8 +7,7 @@ import pytest
 
 from tests.evaluation.reproductions import work
 from tracformer.data import HubSource, documents
-from tracformer.evaluation.experiment import DataSet, read_experiment
-from tracformer.evaluation.experiment_data import data_folder, prepare_data, split_sources
+from tracformer.reproduce.experiment import DataSet, data_folder, prepare_data, read_experiment, split_sources
 
 
 def test_files_of_all_sets_in_one_folder(tmp_path: Path) -> None:

@@ -12,15 +12,29 @@ import torch
 from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
-from tracformer.evaluation import fills, infilling, parse_task
-from tracformer.evaluation.bleu import Bleu
-from tracformer.evaluation.features import Found
-from tracformer.evaluation.fills import Ask, Reading, blocks, draw_fills, reading, shown_spans
-from tracformer.evaluation.infilling import Infilling
-from tracformer.evaluation.results import Result
-from tracformer.evaluation.scores import Scoring, baseline_of, bertscore_name, figures, mauve_name, score
-from tracformer.evaluation.tasks import Silent, Subject
-from tracformer.training.distributed import Ranks
+from tracformer.distributed import Ranks
+from tracformer.evaluation import fill_quality as infilling
+from tracformer.evaluation import metrics as fills
+from tracformer.evaluation import parse_task
+from tracformer.evaluation.encoders import Found
+from tracformer.evaluation.fill_quality import Infilling
+from tracformer.evaluation.metrics import (
+    Ask,
+    Bleu,
+    Reading,
+    Scoring,
+    baseline_of,
+    bertscore_name,
+    blocks,
+    draw_fills,
+    figures,
+    mauve_name,
+    reading,
+    score,
+    shown_spans,
+)
+from tracformer.evaluation.result_files import Result
+from tracformer.evaluation.task import Silent, Subject
 
 SENTENCES = [
     f"the {a} cat sat on the {b} mat, and {c} dogs ran." for a in ("red", "old", "sly") for b in ("big", "wet") for c in ("two", "ten")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracformer.evaluation.mauve import Quantised, cluster, jackknife_variance, mauve, mauve_of_counts, quantise, reduce
+from tracformer.evaluation.metrics import Quantised, cluster, jackknife_variance, mauve, mauve_of_counts, quantise, reduce
 
 pytest.importorskip("sklearn")
 

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from tests.evaluation.reports import ranges, result, write
-from tracformer.evaluation.paper_figures import find_paper_figure, paper_tables
-from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.report.paper_figures import find_paper_figure, paper_tables
 
 
 def cells(page: str) -> list[str]:

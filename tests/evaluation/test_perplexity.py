@@ -10,15 +10,15 @@ import torch
 from tests.evaluation.known import LETTERS, known_subject, source, tokenizer, write_lines
 from tests.helpers import small_model
 from tests.peers.small import small_peer
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.contexts import draw_contexts, parse
 from tracformer.evaluation import Subject, parse_task
-from tracformer.evaluation.answers import SHARED_NOISE, standard_error
 from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity, figures
-from tracformer.evaluation.results import Result
-from tracformer.evaluation.tasks import Silent
-from tracformer.generation.randomness import derived_seed
+from tracformer.evaluation.questions import SHARED_NOISE, standard_error
+from tracformer.evaluation.result_files import Result
+from tracformer.evaluation.task import Silent
 from tracformer.model.base import ConditionalModel
-from tracformer.peers.mdlm import MDLM, MDLMConfig
+from tracformer.rng import derived_seed
 
 COUNT, LENGTH = 70, 20  # more than a block of sequences
 

@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 
 from tests.evaluation.reproductions import stopping
-from tracformer.evaluation import reproduce as module
+from tracformer import reproduce as module
 from tracformer.evaluation.bootstrap import perplexity_of
-from tracformer.evaluation.experiment import read_experiment
-from tracformer.evaluation.pilots import Pilots, PilotsOf, scaled
-from tracformer.evaluation.plan import plan
-from tracformer.evaluation.reproduce import Reproduction
-from tracformer.evaluation.results import read_results
-from tracformer.evaluation.tasks import Silent
-from tracformer.training.config import OptimizerConfig, TrainConfig
+from tracformer.evaluation.result_files import read_results
+from tracformer.evaluation.task import Silent
+from tracformer.reproduce import Reproduction, plan
+from tracformer.reproduce.experiment import read_experiment
+from tracformer.reproduce.pilots import Pilots, PilotsOf, scaled
 from tracformer.training.loop import Outcome
 from tracformer.training.start import start
+from tracformer.training.train_config import OptimizerConfig, TrainConfig
 
 
 def scale_with_pilots(folder: Path, pilots: str = "{rates: [1.0e-6, 3.0], share: 0.7}", also: str = "") -> str:
-    tiny = (resources.files("tracformer.evaluation") / "experiments" / "scales" / "tiny.yaml").read_text()
+    tiny = (resources.files("tracformer.reproduce") / "experiments" / "scales" / "tiny.yaml").read_text()
     path = folder / "piloted.yaml"
     path.write_text(f"{tiny}{also}\npilots: {pilots}\n")
     return str(path)

@@ -6,15 +6,7 @@ import pytest
 import torch
 
 from tests.data.test_identity import family
-from tracformer.evaluation.profile_hmm import (
-    RESIDUES,
-    UNKNOWN,
-    ProfileHMM,
-    as_indices,
-    build_hmm,
-    core_profile,
-    search_profile,
-)
+from tracformer.evaluation.domains import RESIDUES, UNKNOWN, ProfileHMM, as_indices, build_hmm, core_profile, search_profile
 
 
 def small_hmm(nodes: int = 3, seed: int = 0) -> ProfileHMM:

@@ -12,11 +12,11 @@ from typing import Self
 import pytest
 
 from tests.evaluation.reports import RATIOS, ranges, ratios, result, write
-from tracformer.cli.main import main
-from tracformer.evaluation.report.collect import sections, tables
-from tracformer.evaluation.report.tables import HIGHER, Cell, Line, Table
-from tracformer.evaluation.report.write import MOST_NOTES
-from tracformer.evaluation.results import Row
+from tracformer.cli import main
+from tracformer.evaluation.result_files import Row
+from tracformer.report import MOST_NOTES
+from tracformer.report.collect import sections, tables
+from tracformer.report.tables import HIGHER, Cell, Line, Table
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.evaluation.reports import ranges, ratios, result, with_hashes, write
-from tracformer.evaluation.report.collect import chapter_titles, one_each, sections, tables
-from tracformer.evaluation.report.differences import paired_table
-from tracformer.evaluation.report.tables import Cell
-from tracformer.evaluation.report.views import curves_of
-from tracformer.evaluation.results import Result, Row
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.report.collect import chapter_titles, one_each, paired_table, sections, tables
+from tracformer.report.figures import curves_of
+from tracformer.report.tables import Cell
 
 
 def test_training_seeds_share_a_line(tmp_path: Path) -> None:

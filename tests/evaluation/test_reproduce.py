@@ -14,21 +14,18 @@ import pytest
 from tests.cli.helpers import save_model
 from tests.evaluation.reproductions import stopping, work
 from tests.evaluation.test_report import WellFormed
-from tracformer.cli.main import main
+from tracformer import reproduce as module
+from tracformer.cli import main
 from tracformer.data import byte_tokenizer
-from tracformer.evaluation import jobs
-from tracformer.evaluation import reproduce as module
-from tracformer.evaluation.experiment import read_experiment
-from tracformer.evaluation.experiment_data import prepare_data
-from tracformer.evaluation.plan import plan
-from tracformer.evaluation.reproduce import Reproduction
-from tracformer.evaluation.results import Result, read_results
-from tracformer.evaluation.sizes import count_sizes
-from tracformer.evaluation.tasks import Silent
-from tracformer.training.config import TrainConfig
+from tracformer.evaluation.result_files import Result, read_results
+from tracformer.evaluation.task import Silent
+from tracformer.reproduce import Reproduction, jobs, plan
+from tracformer.reproduce.experiment import prepare_data, read_experiment
+from tracformer.reproduce.pilots import count_sizes
 from tracformer.training.log import read_log
 from tracformer.training.loop import NotFiniteError, Outcome, Trainer
 from tracformer.training.start import start
+from tracformer.training.train_config import TrainConfig
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
@@ -293,7 +290,7 @@ def test_a_wrong_task_is_told_before_any_training(task: str, told: str, tmp_path
 
 @pytest.mark.soak
 def test_two_processes(tmp_path: Path, text: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tracformer.cli.main"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tracformer"]
     words = ["reproduce", "fig7", "scale=tiny", f"out={tmp_path}", f"data.wikitext2={text}", "device=cpu"]
     done = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

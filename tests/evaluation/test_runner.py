@@ -8,11 +8,11 @@ import pytest
 from tests.evaluation.known import Known, known_subject, tokenizer, write_lines
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
-from tracformer import families
+from tracformer import baselines as families
 from tracformer.evaluation import Result, Subject, Task, make_task
-from tracformer.evaluation.compare import differences
 from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
-from tracformer.evaluation.tasks import Silent
+from tracformer.evaluation.task import Silent
+from tracformer.report.compare import differences
 
 COUNT, LENGTH = 150, 10  # three blocks
 

@@ -8,10 +8,10 @@ import pytest
 from tests.helpers import small_model
 from tracformer.contexts import Prefix, parse
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, prepare, train_bpe
-from tracformer.data.tokenizer_kinds import ALPHABETS
+from tracformer.data.make_tokenizer import ALPHABETS
 from tracformer.evaluation import Subject, make_task
-from tracformer.evaluation.sequences import Sequences
-from tracformer.evaluation.spelled import spelled_bytes
+from tracformer.evaluation.windows import Sequences
+from tracformer.generation.token_text import spelled_bytes
 
 TEXT = "the grün cat… and the €5 hat. " * 30 + "<|endoftext|>" + "a small ñandú sat on the mat, twice. " * 30
 

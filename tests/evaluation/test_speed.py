@@ -6,9 +6,9 @@ import torch
 
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.evaluation.speed import Speed, watch_memory
-from tracformer.evaluation.tasks import Silent, Subject, parse_task
-from tracformer.peers.mdlm import MDLM, MDLMConfig
+from tracformer.evaluation.task import Silent, Subject, parse_task
 
 
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])

@@ -12,8 +12,10 @@ import torch
 import tracformer
 from tests.evaluation.known import known_subject, write_lines
 from tests.helpers import small_model
-from tracformer.evaluation import Result, Row, Task, make_task, manifest, parse_task, read_results, register_task, tasks
-from tracformer.evaluation.tasks import Silent, Subject
+from tracformer.evaluation import Result, Row, Task, make_task, parse_task, read_results, register_task
+from tracformer.evaluation import provenance as manifest
+from tracformer.evaluation import task as tasks
+from tracformer.evaluation.task import Silent, Subject
 
 
 @pytest.mark.parametrize(

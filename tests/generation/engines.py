@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from tracformer.generation.decode import Filled
 from tracformer.generation.engine import Engine, Request
-from tracformer.generation.fill import Filled
 
 PATIENCE = 60.0  # seconds: only a failure waits so long
 

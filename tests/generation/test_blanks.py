@@ -10,8 +10,8 @@ from tokenizers import decoders, models
 
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.tokenizer import reserve
-from tracformer.generation.blanks import Lengths, Template, frame, literal_fills, parse, parse_lengths, write
-from tracformer.generation.spelling import Spelling
+from tracformer.generation.template import Lengths, Template, frame, literal_fills, parse, parse_lengths, write
+from tracformer.generation.token_text import Spelling
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
 

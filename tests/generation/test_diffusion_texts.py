@@ -12,13 +12,12 @@ from tests.peers.diffusion_toys import SEQUENCES, toy
 from tests.peers.plaid_toys import small_plaid
 from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
 from tests.peers.test_dit import TRACFORMER, question, small_diffusion
-from tracformer import LanguageModel
+from tracformer import LanguageModel, loading
 from tracformer.attention import build_attention
-from tracformer.cli.main import main
+from tracformer.cli import main
 from tracformer.data import Tokenizer, train_bpe
-from tracformer.generation import loading
+from tracformer.generation.decode import fill
 from tracformer.generation.engine import Engine
-from tracformer.generation.fill import fill
 from tracformer.generation.orders import Ancestral, RandomOrder
 from tracformer.generation.results import Arrival
 from tracformer.generation.samplers import NOTHING_LEFT, Sampler

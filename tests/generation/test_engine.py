@@ -15,8 +15,8 @@ from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tracformer import LanguageModel
 from tracformer.data import char_tokenizer
+from tracformer.generation.decode import Revealed, fill
 from tracformer.generation.engine import Cancelled, Engine
-from tracformer.generation.fill import Revealed, fill
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.results import Arrival, Watcher
 from tracformer.generation.samplers import Sampler

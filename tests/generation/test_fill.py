@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
-from tracformer.generation.fill import Filled, Revealed, fill
+from tracformer.generation.decode import Filled, Revealed, fill
 from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.model.base import targets_of

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from tests.helpers import small_model
 from tests.peers.small import MODES, small_peer
-from tracformer.generation.fill import Filled, fill
-from tracformer.generation.filling import Filling
-from tracformer.generation.job import Job, Revealed
+from tracformer.generation.decode import Filled, fill
 from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
 from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.scheduler import Filling, Job, Revealed
 from tracformer.model.base import ConditionalModel
 
 SAMPLERS = [

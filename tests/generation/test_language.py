@@ -11,12 +11,12 @@ from tests.generation.chain import Chain
 from tests.generation.texts import TEXT, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.generation.blanks import write
-from tracformer.generation.infilling import Options, _best
+from tracformer.generation.infill import Options, _best
 from tracformer.generation.orders import ByConfidence, RandomOrder
-from tracformer.generation.randomness import derived_seed
 from tracformer.generation.results import Arrival, Infilled
 from tracformer.generation.samplers import Sampler
+from tracformer.generation.template import write
+from tracformer.rng import derived_seed
 
 
 def context_of(result: Infilled) -> list[bool]:

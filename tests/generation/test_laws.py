@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.helpers import small_model
 from tracformer import Tracformer
 from tracformer.generation import sessions
-from tracformer.generation.fill import fill
+from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
 
 V, T, TARGETS, N = 3, 5, (0, 2, 3), 1000

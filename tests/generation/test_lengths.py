@@ -8,11 +8,11 @@ import torch
 
 from tests.generation.chain import Chain
 from tracformer.data import char_tokenizer
-from tracformer.generation.blanks import Frame, Laid
-from tracformer.generation.fill import fill
-from tracformer.generation.language import LanguageModel
-from tracformer.generation.lengths import Candidates, Masses, candidates, choose, masses, middle, summarise
+from tracformer.generation.decode import fill
+from tracformer.generation.language_model import LanguageModel
+from tracformer.generation.length_posterior import Candidates, Masses, candidates, choose, masses, middle, summarise
 from tracformer.generation.samplers import Sampler
+from tracformer.generation.template import Frame, Laid
 
 EOT = 3
 NO_END = Sampler(banned=(EOT,))
@@ -162,7 +162,7 @@ def test_many_vectors_are_drawn_from_the_prior_given_that_they_fit() -> None:
     few = candidates(ranges, room=5, prior=lambda k: 1.0 / k, most=9, seed=1)  # ten fit
     assert 1 < len(few.vectors) <= 9
 
-    from tracformer.generation import lengths as module
+    from tracformer.generation import length_posterior as module
 
     weights = [module._prior_weights(lambda k: 1.0 / k, low, high) for low, high in ranges]
     vectors = module._draw(ranges, weights, 5, seed=9, most=most)

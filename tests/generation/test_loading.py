@@ -8,7 +8,7 @@ import torch
 from tests.generation.texts import TEXT
 from tracformer import LanguageModel, load
 from tracformer.data import char_tokenizer
-from tracformer.generation.loading import find_folder
+from tracformer.loading import find_folder
 
 
 @pytest.mark.parametrize("place", ["", "best", "model"])

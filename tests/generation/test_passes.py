@@ -14,12 +14,11 @@ from tests.generation.engines import PATIENCE, Slow, eventually, question
 from tests.peers.plaid_toys import small_plaid
 from tests.peers.test_dit import question as random_question
 from tests.peers.test_dit import small_diffusion
+from tracformer.baselines.sedd import SEDD
+from tracformer.generation.decode import Filled, fill
 from tracformer.generation.engine import Cancelled, DeadlineExceeded, Engine, Request
-from tracformer.generation.fill import Filled, fill
 from tracformer.generation.orders import Ancestral
-from tracformer.generation.passes import at_once, finish
-from tracformer.model.base import ConditionalModel
-from tracformer.peers.sedd import SEDD
+from tracformer.model.base import ConditionalModel, at_once, finish
 
 MANY = 1000  # steps: far more than the tests let it take
 

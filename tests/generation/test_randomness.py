@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tracformer.generation.randomness import LENGTH, ORDER, SAMPLE, TIME, derived_seed, uniforms
+from tracformer.rng import LENGTH, ORDER, SAMPLE, TIME, derived_seed, uniforms
 
 
 def chi_square(values: torch.Tensor, cells: int) -> float:

@@ -8,8 +8,8 @@ import pytest
 from tests.generation.engines import PATIENCE, Slow, endless, eventually, held, question
 from tests.generation.test_filling import assert_same
 from tests.helpers import small_model
+from tracformer.generation.decode import fill
 from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine
-from tracformer.generation.fill import fill
 
 
 def test_cancelling_frees_rows_before_the_next_step(engine: Engine, pool: ThreadPoolExecutor) -> None:
@@ -71,7 +71,7 @@ def test_an_error_reaches_its_own_request_alone(engine: Engine, pool: ThreadPool
 @pytest.mark.parametrize("where", ["empty_session", "choose", "_jobs"])
 def test_the_engine_survives_whatever_fails_in_a_step(engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(f"tracformer.generation.filling.{where}", lambda *_, **__: 1 // 0)
+        patch.setattr(f"tracformer.generation.scheduler.{where}", lambda *_, **__: 1 // 0)
         with pytest.raises((ZeroDivisionError, RuntimeError), match=r"by zero|step of the engine"):
             engine.request().fill(**question())
     assert_same(engine.request().fill(**question()), fill(engine.model, **question()))

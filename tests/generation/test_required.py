@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from tests.generation.test_fill import ways
 from tests.helpers import small_model
 from tracformer import LanguageModel
-from tracformer.generation.fill import fill
-from tracformer.generation.job import Job
+from tracformer.generation.decode import fill
 from tracformer.generation.orders import ByConfidence, LeftToRight, Order, RandomOrder
-from tracformer.generation.required import fit
 from tracformer.generation.samplers import Sampler
+from tracformer.generation.scheduler import Job, fit
 
 
 @settings(max_examples=200, deadline=None)

@@ -8,7 +8,7 @@ from tests.generation.chain import Chain
 from tests.generation.texts import make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.generation.rereading import left_to_right
+from tracformer.generation.infill import left_to_right
 from tracformer.generation.results import Infilled
 
 BLANK = "the cat [[2]] on the mat"

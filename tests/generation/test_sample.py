@@ -7,9 +7,9 @@ from tests.generation.texts import make, metaspace_tokenizer, wordpiece_tokenize
 from tracformer import LanguageModel, load
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.engine import Engine
-from tracformer.generation.randomness import derived_seed
 from tracformer.generation.results import Arrival
 from tracformer.generation.samplers import Sampler
+from tracformer.rng import derived_seed
 
 
 def test_samples_go_on_from_their_prompt_until_the_end_of_text(lm: LanguageModel) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tests.marks import needs_compiler
 from tracformer.generation import samplers
-from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted, choose, inverse_cdf, truncated
+from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted, choose, truncated
+from tracformer.rng import inverse_cdf
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:

@@ -5,7 +5,8 @@ import torch
 
 from tests.helpers import random_batch, small_model
 from tracformer.generation import sessions
-from tracformer.generation.sessions import WholePasses, open_session, without_targets
+from tracformer.generation.sessions import WholePasses, open_session
+from tracformer.model.base import without_targets
 from tracformer.model.cache import Cache
 
 

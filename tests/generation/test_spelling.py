@@ -10,11 +10,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from tests.generation.texts import fallback_tokenizer, llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
 from tracformer.data import Tokenizer, byte_tokenizer
 from tracformer.data.tokenizer import reserve
-from tracformer.generation.blanks import frame, literal_fills, parse
 from tracformer.generation.samplers import Sampler
-from tracformer.generation.spelling import Spelling
-from tracformer.server.growing import Growing
-from tracformer.server.spelt import Names
+from tracformer.generation.template import frame, literal_fills, parse
+from tracformer.generation.token_text import Spelling
+from tracformer.server.completion import Growing
+from tracformer.server.queue import Names
 
 Maker = Callable[[], Tokenizer]
 PIECES = [metaspace_tokenizer, llama_tokenizer, t5_tokenizer]  # a word has its space in its first token

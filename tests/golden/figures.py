@@ -17,12 +17,12 @@ from torch import Tensor
 
 from tests.data.test_identity import family as protein_family
 from tests.data.test_identity import written
+from tracformer.baselines import family_names, find_family, load_model, schema_of
 from tracformer.data import Tokenizer, char_tokenizer, prepare
-from tracformer.data.tokenizer_kinds import ALPHABETS
+from tracformer.data.make_tokenizer import ALPHABETS
 from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.exact import UniformModel, find_source
-from tracformer.evaluation.tasks import Silent, task_class, task_names
-from tracformer.families import family_names, find_family, load_model, schema_of
+from tracformer.evaluation.task import Silent, task_class, task_names
 from tracformer.model.base import BOUND, ConditionalModel
 
 FOLDER = Path(__file__).parent
@@ -113,7 +113,7 @@ def problem_of(kind: str, name: str, found: Figures, recorded: Figures | None) -
         under = f"{recorded.schemas}, not {found.schemas}"
         return f"figures of {what} are recorded under {under}; run `{COMMAND}`"
     if lines := found.differences(recorded):
-        where = "tracformer.families" if kind == "families" else task_class(name).__module__
+        where = "tracformer.baselines" if kind == "families" else task_class(name).__module__
         remedy = f"If this is intended, raise its schema in {where} and run `{COMMAND}`"
         return f"figures of {what} changed: {'; '.join(lines[:SHOWN])}. {remedy}"
     return None

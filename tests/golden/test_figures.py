@@ -15,8 +15,8 @@ from tests.golden.figures import (
     read_record,
     subjects,
 )
-from tracformer import families
-from tracformer.evaluation.tasks import task_class
+from tracformer import baselines as families
+from tracformer.evaluation.task import task_class
 from tracformer.model import likelihood
 
 SUBJECTS = list(subjects())
@@ -47,7 +47,7 @@ def test_a_changed_loss_fails_until_the_schema_is_raised(monkeypatch: pytest.Mon
     problem = problem_of("families", "tracformer", changed, recorded)
     assert problem is not None
     assert problem.startswith("figures of family 'tracformer' changed: car loss was")
-    assert problem.endswith(f"raise its schema in tracformer.families and run `{COMMAND}`")
+    assert problem.endswith(f"raise its schema in tracformer.baselines and run `{COMMAND}`")
     assert record.decide("families", "tracformer", changed, recorded) == (recorded, problem)
 
     family = families.find_family("tracformer")

@@ -17,17 +17,16 @@ from torch import Tensor
 import tracformer
 from tests.golden.figures import batch, model_folder, read_record, subject_of, task_of
 from tracformer import Tracformer, TracformerConfig
-from tracformer.evaluation.curves import recipe_hash
-from tracformer.evaluation.manifest import weights_hash
-from tracformer.evaluation.results import FORMAT, Result
+from tracformer.distributed import Ranks
+from tracformer.evaluation.provenance import weights_hash
+from tracformer.evaluation.result_files import FORMAT, Result
 from tracformer.evaluation.runner import evaluate
 from tracformer.renames import first_names
-from tracformer.training import config as training
-from tracformer.training.checkpoint import Reader, Shard, Writer
-from tracformer.training.config import OptimizerConfig, canonical_recipe
-from tracformer.training.distributed import Ranks
+from tracformer.reproduce.pilots import recipe_hash
+from tracformer.training import train_config as training
+from tracformer.training.checkpoint import Reader, Shard, State, Writer
 from tracformer.training.optimizer import build_optimizer
-from tracformer.training.state import State
+from tracformer.training.train_config import OptimizerConfig, canonical_recipe
 
 ROOT = Path(__file__).parents[2]
 OLD_KEYS = {"layers": "depth", "depth": "n_layer"}  # renamed twice
@@ -66,7 +65,7 @@ def old_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracformer.training.state.OLD_KEYS", {"start": "seed"})
+    monkeypatch.setattr("tracformer.training.checkpoint.OLD_KEYS", {"start": "seed"})
     monkeypatch.setattr(TracformerConfig, "old_config_keys", OLD_KEYS)
     monkeypatch.setattr(TracformerConfig, "old_tensor_names", OLD_TENSORS)
 
@@ -202,7 +201,7 @@ from pathlib import Path
 import torch, tracformer
 from tests.golden import figures
 from tests.golden.test_renames import logits_of
-from tracformer.evaluation.manifest import weights_hash
+from tracformer.evaluation.provenance import weights_hash
 from tracformer.evaluation.runner import evaluate
 
 task = figures.task_of("ratios", Path(sys.argv[1]))

@@ -10,7 +10,7 @@ import tracformer.hf as hf
 from tests.helpers import small_model
 from tracformer import Tracformer
 from tracformer.data import Tokenizer
-from tracformer.hf.card import evaluation_table
+from tracformer.hf.hub import evaluation_table
 
 EVALUATION = {
     "wikitext103, span:p=0.5,mean=10": {"answer": "exact", "perplexity": 29.38},

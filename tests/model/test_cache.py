@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer, TracformerConfig
-from tracformer.model import slots
+from tracformer.model import cache as slots
 from tracformer.model.base import targets_of
 from tracformer.model.cache import Cache
 

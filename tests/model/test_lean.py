@@ -13,10 +13,9 @@ from tests.helpers import random_batch, small_model
 from tests.marks import needs_compiler
 from tests.model.test_cache import answers, open_cache
 from tracformer import Tracformer
+from tracformer.baselines.gpt2 import GPT2, GPT2Config
 from tracformer.model.base import targets_of
-from tracformer.model.lean import KINDS, packed, unpacked
-from tracformer.model.step import bytes_read
-from tracformer.peers.gpt2 import GPT2, GPT2Config
+from tracformer.model.fast_step import KINDS, bytes_read, packed, unpacked
 
 LEAN = [kind for kind in KINDS if kind != "float32"]
 

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.marks import needs_compiler
-from tracformer.model.lean import KINDS, packed, unpacked
-from tracformer.model.linear import Linear, linear
+from tracformer.model.fast_step import KINDS, Linear, linear, packed, unpacked
 
 
 @needs_compiler

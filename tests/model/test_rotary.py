@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.marks import needs_compiler
-from tracformer.model.rotary import Angles, rotary_angles, rotate, split_heads
+from tracformer.model.blocks import Angles, rotary_angles, rotate, split_heads
 
 
 def plainly(x: Tensor, angles: Angles, heads: int, parts: int, turned: int) -> tuple[Tensor, ...]:

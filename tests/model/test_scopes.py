@@ -6,7 +6,7 @@ import torch
 from tests.helpers import small_model
 from tracformer.attention import Layout, implementations
 from tracformer.geometry import scope_size
-from tracformer.model.rotary import rotary_angles
+from tracformer.model.blocks import rotary_angles
 
 
 @pytest.mark.parametrize("attention", implementations())

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracformer.peers.d3pm import D3PM, D3PMConfig
-from tracformer.peers.diffusion import DiffusionModel
-from tracformer.peers.mdlm import MDLM, MDLMConfig
-from tracformer.peers.sedd import SEDD, SEDDConfig
+from tracformer.baselines.diffusion import DiffusionModel
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
+from tracformer.baselines.sedd import D3PM, SEDD, D3PMConfig, SEDDConfig
 
 LENGTH, LETTERS = 4, 3
 SEQUENCES = torch.tensor(list(itertools.product(range(LETTERS), repeat=LENGTH)))  # (81, 4)

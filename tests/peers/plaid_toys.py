@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tests.peers.diffusion_literal import dit_logits
 from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint
-from tracformer.peers.gaussian import RATE
-from tracformer.peers.plaid import Plaid, PlaidConfig
+from tracformer.baselines.plaid import RATE, Plaid, PlaidConfig
 
 SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8, "d_condition": 6, "d_embedding": 3}
 

@@ -6,7 +6,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from tracformer.families import find_family
+from tracformer.baselines import find_family
 from tracformer.model import ConditionalModel
 
 SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8}

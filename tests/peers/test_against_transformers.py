@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from tests.peers.small import random_question, small_peer
-from tracformer.peers.bart import Bart
-from tracformer.peers.bert import Bert
-from tracformer.peers.gpt2 import GPT2
-from tracformer.peers.gpt2_fim import GPT2Fim
+from tracformer.baselines.bart import Bart
+from tracformer.baselines.bert import Bert
+from tracformer.baselines.gpt2 import GPT2, GPT2Fim
 
 transformers = pytest.importorskip("transformers")
 SHAPE = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 12}

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint, toy, truth
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
-from tracformer.generation.fill import fill
+from tracformer.baselines.diffusion import pick
+from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, RandomOrder
 from tracformer.generation.samplers import Sampler
-from tracformer.peers.ancestral import pick
 
 GIVEN = torch.tensor([False, True, False, False])
 ROW = torch.tensor([0, 2, 0, 0])

@@ -9,8 +9,8 @@ import torch
 from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
+from tracformer.evaluation.order_consistency import order_log_prob
 from tracformer.model import ConditionalModel
-from tracformer.peers.any_order import order_log_prob
 
 MODELS = ["tracformer", "bert", *SYSTEMS, "mdlm-tracformer"]
 

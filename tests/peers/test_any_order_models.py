@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from tests.peers.small import random_question, small_peer
+from tracformer.evaluation.order_consistency import order_log_prob
 from tracformer.model.base import ConditionalModel, targets_of
 from tracformer.model.likelihood import token_log_probs
-from tracformer.peers.any_order import order_log_prob
-from tracformer.training.config import from_dict
+from tracformer.training.train_config import from_dict
 
 
 def along(model: ConditionalModel, tokens: Tensor, context: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:

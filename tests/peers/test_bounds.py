@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.peers.diffusion_literal import d3pm_loss
 from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint, toy, truth
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
-from tracformer.peers import bounds
-from tracformer.peers.any_order import order_log_prob
-from tracformer.peers.bounds import draw_noise
+from tracformer.baselines import diffusion as bounds
+from tracformer.baselines.diffusion import draw_noise
+from tracformer.evaluation.order_consistency import order_log_prob
 
 TOKENS = torch.tensor([[0, 2, 1, 1], [1, 1, 0, 2], [2, 0, 0, 1]])
 CONTEXT = torch.tensor([[False, False, False, False], [True, False, False, True], [False, False, True, False]])

@@ -5,7 +5,7 @@ import torch
 
 from tests.helpers import random_batch
 from tests.peers.small import small_peer
-from tracformer.peers import dense
+from tracformer.baselines import transformer as dense
 
 FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim", "mdlm"]
 

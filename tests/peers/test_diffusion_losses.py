@@ -8,7 +8,7 @@ import torch
 
 from tests.peers.diffusion_literal import d3pm_loss, mdlm_loss, sedd_loss, sigma_of
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, literal_logits, question, small_diffusion
-from tracformer.families import find_family
+from tracformer.baselines import find_family
 
 WEIGHTS = torch.linspace(0.5, 2.0, 3 * 9, dtype=torch.float64).view(3, 9)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.training.helpers import losses, small, story_data
-from tracformer.cli.main import main
-from tracformer.families import load_model
-from tracformer.objectives import Questioner, parse_objective
+from tracformer.baselines import load_model
+from tracformer.cli import main
 from tracformer.training.log import read_log
+from tracformer.training.objectives import Questioner, parse_objective
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.peers.diffusion_literal import dit_logits, sigma_of, subs_log_probs
-from tracformer.families import find_family, load_model
-from tracformer.peers.diffusion import DiffusionModel
+from tracformer.baselines import find_family, load_model
+from tracformer.baselines.diffusion import DiffusionModel
 
 SYSTEMS = ("mdlm", "sedd", "d3pm")
 SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8, "d_condition": 6}

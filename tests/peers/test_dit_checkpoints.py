@@ -19,11 +19,11 @@ import tracformer
 from tests.peers.diffusion_literal import dit_logits, sedd_loss, sigma_of
 from tests.peers.test_dit import question, small_diffusion
 from tests.peers.test_pickled import OMEGACONF, Calls, foreign, omegaconf_nodes, with_state
+from tracformer.baselines import load_model
+from tracformer.baselines.diffusion import DiffusionModel
+from tracformer.baselines.mdlm import MDLMConfig
+from tracformer.baselines.published import load_mdlm, load_sedd
 from tracformer.data import build_tokenizer
-from tracformer.families import load_model
-from tracformer.peers.diffusion import DiffusionModel
-from tracformer.peers.dit_checkpoints import load_mdlm, load_sedd
-from tracformer.peers.mdlm import MDLMConfig
 
 SHAPE = {"hidden_size": 8, "cond_dim": 6, "length": 12, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
 SEDD_CONFIG: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tracformer.peers.frequencies import Frequencies, FrequenciesConfig
+from tracformer.baselines.frequencies import Frequencies, FrequenciesConfig
 
 
 def model(**changes: int) -> Frequencies:

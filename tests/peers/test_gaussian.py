@@ -2,7 +2,7 @@
 
 import torch
 
-from tracformer.peers.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
+from tracformer.baselines.plaid import Schedule, alpha_sigma, gaussians, prior_kl, step_back
 
 
 def schedule(seed: int = 0) -> Schedule:

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.peers.small import random_question, small_peer
-from tracformer.families import load_model
-from tracformer.peers.bart import Bart
-from tracformer.peers.gpt2 import GPT2
-from tracformer.peers.gpt2_checkpoint import published_config
-from tracformer.peers.gpt2_fim import GPT2Fim
+from tracformer.baselines import load_model
+from tracformer.baselines.bart import Bart
+from tracformer.baselines.gpt2 import GPT2, GPT2Fim
+from tracformer.baselines.published import published_config
 
 transformers = pytest.importorskip("transformers")
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.peers.small import random_question, small_peer
-from tracformer.peers.gpt2_fim import GPT2Fim
+from tracformer.baselines.gpt2 import GPT2Fim
 
 
 def test_one_hole_is_prefix_suffix_middle() -> None:

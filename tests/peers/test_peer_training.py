@@ -9,8 +9,8 @@ import torch
 
 from tests.peers.small import FAMILIES, OWN
 from tests.training.helpers import SMALL, losses, small, story_data
-from tracformer.cli.main import main
-from tracformer.families import load_model
+from tracformer.baselines import load_model
+from tracformer.cli import main
 from tracformer.training.log import read_log
 
 pytest.importorskip("transformers")

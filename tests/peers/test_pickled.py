@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tracformer.peers.pickled import Placeholder, StoredTensor, lookup, read_checkpoint, read_pickle
+from tracformer.baselines.published import Placeholder, StoredTensor, lookup, read_checkpoint, read_pickle
 
 
 @contextmanager

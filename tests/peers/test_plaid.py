@@ -11,11 +11,10 @@ from tests.peers.plaid_toys import SMALL, literal_prior, literal_terms, small_pl
 from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
 from tests.peers.test_dit import question
 from tests.training.helpers import losses, small, story_data
-from tracformer.cli.main import main
-from tracformer.families import find_family, load_model
-from tracformer.generation.randomness import TIME, derived_seed, uniforms
-from tracformer.peers.gaussian import gaussians
-from tracformer.peers.plaid import Plaid, PlaidConfig
+from tracformer.baselines import find_family, load_model
+from tracformer.baselines.plaid import Plaid, PlaidConfig, gaussians
+from tracformer.cli import main
+from tracformer.rng import TIME, derived_seed, uniforms
 from tracformer.training.log import read_log
 
 WEIGHTS = torch.linspace(0.5, 2.0, 3 * 9, dtype=torch.float64).view(3, 9)

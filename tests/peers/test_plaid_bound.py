@@ -10,8 +10,8 @@ from torch import Tensor
 from tests.peers.diffusion_toys import SEQUENCES, joint, truth
 from tests.peers.plaid_toys import ToyPlaid, toy_plaid
 from tests.peers.test_bounds import CONTEXT, TOKENS
-from tracformer.peers import plaid
-from tracformer.peers.plaid import Plaid, PlaidConfig
+from tracformer.baselines import plaid
+from tracformer.baselines.plaid import Plaid, PlaidConfig
 
 
 def integrated(model: ToyPlaid, tokens: Tensor, context: Tensor) -> float:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.peers.small import MODES, random_question, small_peer
-from tracformer.generation.fill import fill
+from tracformer.generation.decode import fill
 from tracformer.generation.sessions import empty_session, open_session
 from tracformer.model.base import targets_of
 

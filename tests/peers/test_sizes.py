@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tracformer.families import find_family
+from tracformer.baselines import find_family
 
 pytest.importorskip("transformers")
 

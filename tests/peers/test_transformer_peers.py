@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.peers.small import FAMILIES, MODES, SMALL, UNTIED, random_question, small_peer
-from tracformer.families import find_family, load_model
+from tracformer.baselines import find_family, load_model
 
 pytest.importorskip("transformers")
 

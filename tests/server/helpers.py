@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tracformer import LanguageModel, Tracformer, TracformerConfig
 from tracformer.data import Tokenizer, train_bpe
-from tracformer.server.run import Server
-from tracformer.server.settings import Settings
+from tracformer.server.app import Server
+from tracformer.server.schema import Settings
 
 WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat", "naïve café, 10 €"] * 5
 NAME = "tiny"

@@ -12,9 +12,9 @@ from tests.generation.test_diffusion_texts import model_of
 from tests.server.helpers import NAME, WORDS, Running, running, same, until
 from tests.server.test_native import as_json
 from tracformer import LanguageModel
+from tracformer.baselines.plaid import Plaid
 from tracformer.data import train_bpe
 from tracformer.generation.orders import Ancestral
-from tracformer.peers.plaid import Plaid
 
 TEXT = "the cat [[3]] the [[2]] mat"
 LONG = {"text": "the [[8]] cat", "mode": "diffusion", "steps": 1000}  # of a slow model: many seconds

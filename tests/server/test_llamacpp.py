@@ -6,9 +6,9 @@ import pytest
 
 from tests.server.helpers import Running
 from tracformer import LanguageModel
-from tracformer.generation.blanks import write
 from tracformer.generation.samplers import Sampler
-from tracformer.server.writing import LENGTH_DRAWS, length_prior
+from tracformer.generation.template import write
+from tracformer.server.completion import LENGTH_DRAWS, length_prior
 
 ASKED: dict[str, Any] = {"input_prefix": "the cat ", "input_suffix": " on the mat", "n_predict": 5, "seed": 3}
 SAMPLER = Sampler(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)  # llama.cpp's defaults

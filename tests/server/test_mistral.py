@@ -7,8 +7,8 @@ from mistralai.client import Mistral, errors
 
 from tests.server.helpers import Running
 from tracformer import LanguageModel
-from tracformer.generation.blanks import write
-from tracformer.server.writing import LENGTH_DRAWS, length_prior
+from tracformer.generation.template import write
+from tracformer.server.completion import LENGTH_DRAWS, length_prior
 
 ASKED: dict[str, Any] = {"model": "tiny", "prompt": "the cat ", "suffix": " on the mat", "max_tokens": 6, "random_seed": 3}
 

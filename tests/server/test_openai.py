@@ -7,10 +7,10 @@ import pytest
 
 from tests.server.helpers import Running
 from tracformer import LanguageModel
-from tracformer.generation.blanks import Template, write
-from tracformer.generation.randomness import derived_seed
 from tracformer.generation.samplers import Sampler
-from tracformer.server.writing import LENGTH_DRAWS, length_prior
+from tracformer.generation.template import Template, write
+from tracformer.rng import derived_seed
+from tracformer.server.completion import LENGTH_DRAWS, length_prior
 
 PROMPT = "the cat"
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.helpers import Running, until
-from tracformer.server import logs
+from tracformer.server import observability as logs
 
 SECRET = "the cat sat secretly"
 
@@ -80,7 +80,7 @@ def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(server: Running, monk
         raise RuntimeError(SECRET)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tracformer.server.native.usage_of", broken)
+        patch.setattr("tracformer.server.native_protocol.usage_of", broken)
         error = server.refused("/v1/infill", {"text": "the [[1]]"}, 500)["error"]
         assert error["type"] == "server_error"
         assert "secretly" not in error["message"]
@@ -104,7 +104,7 @@ def test_every_answer_has_an_id(server: Running) -> None:
 
 
 def test_a_slip_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    from tracformer.cli.main import main
+    from tracformer.cli import main
 
     assert main(["serve", "no/such/folder/here"]) == 2
     assert "does not exist" in capsys.readouterr().err
@@ -118,8 +118,8 @@ def test_a_slip_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
-    from tracformer.server.run import Server
-    from tracformer.server.settings import Settings
+    from tracformer.server.app import Server
+    from tracformer.server.schema import Settings
 
     def load() -> Any:
         raise ValueError("no such weights")

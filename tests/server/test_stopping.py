@@ -28,7 +28,7 @@ LONG: dict[str, dict[str, Any]] = {  # of a slow model: more than a second
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
     """The whole command, in a process of its own."""
     folder = save_model(tmp_path / "letters", train_bpe(WORDS, 300), max_length=128, n_layer=7)
-    command = [sys.executable, "-m", "tracformer.cli.main", "serve", str(folder), "--port", "0", "--drain", "30", "--weights", "int8"]
+    command = [sys.executable, "-m", "tracformer", "serve", str(folder), "--port", "0", "--drain", "30", "--weights", "int8"]
     environment = {**os.environ, "TRACFORMER_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None

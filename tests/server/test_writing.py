@@ -7,8 +7,7 @@ import pytest
 from tests.generation.texts import llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
 from tracformer.data import Tokenizer
 from tracformer.generation.samplers import Sampler
-from tracformer.server.growing import Growing
-from tracformer.server.writing import LENGTHS, Wish, length_prior, write_on
+from tracformer.server.completion import LENGTHS, Growing, Wish, length_prior, write_on
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:

@@ -1,6 +1,6 @@
 import random
 
-from tracformer.synthetic import agreement
+from tracformer.data import toy_stories as agreement
 
 
 def test_stories_follow_the_rules_and_stay_in_the_vocabulary() -> None:

@@ -3,7 +3,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from tracformer.synthetic.hmm import HiddenMarkov
+from tracformer.evaluation.exact_sources import HiddenMarkov
 
 LENGTH, SYMBOLS = 5, 3
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tracformer.data import prepare
-from tracformer.synthetic.agreement import write_story
+from tracformer.data.toy_stories import write_story
 from tracformer.training.log import read_log
 
 SMALL = [
@@ -47,7 +47,7 @@ def command(data: Path, run: Path, *words: str, ranks: int = 1) -> list[str]:
     launcher = [sys.executable, "-m"]
     if ranks > 1:
         launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    return [*launcher, "tracformer.cli.main", "train", f"data={data}", f"run={run}", *small(*words)]
+    return [*launcher, "tracformer", "train", f"data={data}", f"run={run}", *small(*words)]
 
 
 def environment() -> dict[str, str]:

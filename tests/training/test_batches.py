@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tracformer.objectives import Questioner, parse_objective
+from tracformer.distributed import Ranks
 from tracformer.training.batches import Group, Stream
-from tracformer.training.distributed import Ranks
+from tracformer.training.objectives import Questioner, parse_objective
 
 
 class Uneven:

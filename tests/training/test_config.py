@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from tracformer.training.config import TrainConfig, from_dict, load_config, preset_names, read_preset
+from tracformer.training.train_config import TrainConfig, from_dict, load_config, preset_names, read_preset
 
 
 def test_defaults_are_the_papers() -> None:

@@ -1,7 +1,12 @@
 """Trained on a source whose conditionals are known, the models find them."""
 
+import json
+from pathlib import Path
+
 import pytest
-from benchmarks.take_off import GATE, SYSTEMS, measure
+from benchmarks.take_off import GATE, SYSTEMS, measure, table
+
+ROOT = Path(__file__).parents[2]
 
 ONE_EACH = {(system.family, system.mode): name for name, system in SYSTEMS.items()}.values()
 
@@ -26,3 +31,9 @@ def test_every_system_can_be_measured(name: str) -> None:
         assert -10.0 < figures["gain"] < figures["exact"] + 0.15
         assert figures["kl"] > -0.15
     assert not result["took_off"]
+
+
+def test_the_document_shows_the_recorded_table() -> None:
+    results = json.loads((ROOT / "results/take-off/hmm-16.json").read_text())
+    assert set(results) == set(SYSTEMS)
+    assert table(results) in (ROOT / "docs/peers.md").read_text()

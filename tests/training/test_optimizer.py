@@ -7,9 +7,9 @@ from torch import nn
 
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
-from tracformer.families import find_family
-from tracformer.training.config import OptimizerConfig
+from tracformer.baselines import find_family
 from tracformer.training.optimizer import Optimizer, build_optimizer, hidden_matrices, learning_rate
+from tracformer.training.train_config import OptimizerConfig
 
 
 def test_schedule() -> None:

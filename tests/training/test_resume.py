@@ -9,9 +9,9 @@ import pytest
 
 from tests.training.helpers import newest_state, small, weights_of
 from tracformer.training import loop
-from tracformer.training.config import TrainConfig, load_config
 from tracformer.training.log import read_log
 from tracformer.training.start import start
+from tracformer.training.train_config import TrainConfig, load_config
 
 
 def config(data: Path | str, run: Path, *words: str) -> TrainConfig:

@@ -10,11 +10,10 @@ from tests.helpers import small_model
 from tests.training.helpers import SMALL, losses, small, weights_of
 from tracformer import Tracformer
 from tracformer.data import PreparedData, char_tokenizer, prepare
-from tracformer.training.config import TrainConfig, load_config
-from tracformer.training.log import RunLog, read_log
+from tracformer.training.log import RunLog, plot_runs, read_log
 from tracformer.training.optimizer import Optimizer
-from tracformer.training.plot import plot_runs
 from tracformer.training.start import default_run, grown_weights, start
+from tracformer.training.train_config import TrainConfig, load_config
 
 
 def test_a_grown_vocabulary_keeps_what_was_learnt() -> None:

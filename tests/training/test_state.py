@@ -3,11 +3,10 @@ from pathlib import Path
 import torch
 
 from tests.helpers import small_model
-from tracformer.training.checkpoint import Reader, Writer
-from tracformer.training.config import OptimizerConfig
-from tracformer.training.distributed import Ranks
+from tracformer.distributed import Ranks
+from tracformer.training.checkpoint import Reader, State, Writer
 from tracformer.training.optimizer import build_optimizer
-from tracformer.training.state import State
+from tracformer.training.train_config import OptimizerConfig
 
 
 def state_of(ema: float) -> State:

@@ -1,16 +1,61 @@
-"""The same attentions in C++ for the CPU: float32 and float64, forward and backward, without rearranged copies or saved weights.
+"""The compiled operations with their gradients. Each forward leaves its result and the logsumexp of its scores; weights are recomputed.
+
+The same attentions in C++ for the CPU: float32 and float64, forward and backward, without rearranged copies or saved weights.
 
 Other dtypes and devices, and machines without a compiler, are served by `triton`: its kernels on a GPU that has them, else `blocked`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from tracformer.attention.compiled import strided_attention, window_attention
 from tracformer.attention.layout import Layout
 from tracformer.attention.triton import Triton
-from tracformer.geometry import arithmetic_run
+from tracformer.geometry import Run, arithmetic_run
 from tracformer.native import available
+
+
+def strided_attention(q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor) -> Tensor:
+    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,). Returns (N, H, D)."""
+    return _StridedAttention.apply(q, k, v, stride, rows, lengths)
+
+
+class _StridedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor) -> Tensor:
+        out, lse = torch.ops.tracformer.strided_forward(q, k, v, rows, lengths, stride)
+        ctx.stride = stride
+        ctx.save_for_backward(q, k, v, out, lse, rows, lengths)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        grads = torch.ops.tracformer.strided_backward(grad_out, *ctx.saved_tensors, ctx.stride)
+        return *grads, None, None, None
+
+
+def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    """Attention over the keys that `run` describes. All (B, T, H, D); rows read left to right."""
+    return _WindowAttention.apply(q, k, v, run)
+
+
+class _WindowAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+        out, lse = torch.ops.tracformer.window_forward(q, k, v, run.step, run.count, run.extra)
+        ctx.run = run
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        run: Run = ctx.run
+        grads = torch.ops.tracformer.window_backward(grad_out, *ctx.saved_tensors, run.step, run.count, run.extra)
+        return *grads, None
 
 
 class Native:

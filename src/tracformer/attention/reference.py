@@ -1,10 +1,53 @@
-"""The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for tests and for reading."""
+"""Dense masks, filled key by key from the geometry: the readable statement that every fast path is tested against.
+
+The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for tests and for reading.
+"""
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from tracformer.attention import masks
+from tracformer import geometry
 from tracformer.attention.layout import Layout, mirrored
+
+
+@lru_cache(maxsize=64)
+def prefix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
+    """(T, T) bool, query by key; `offsets=None` is the full encoder, dense causal."""
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for t in range(1, length + 1):
+        keys = range(1, t + 1) if offsets is None else geometry.prefix_encoder_keys(t, offsets)
+        mask[t - 1, [key - 1 for key in keys]] = True
+    return mask
+
+
+@lru_cache(maxsize=64)
+def suffix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
+    """(T, T) bool; `offsets=None` is the full encoder, reverse-causal."""
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for t in range(1, length + 1):
+        keys = range(t, length + 1) if offsets is None else geometry.suffix_encoder_keys(t, offsets, length)
+        mask[t - 1, [key - 1 for key in keys]] = True
+    return mask
+
+
+@lru_cache(maxsize=64)
+def prefix_decoder_mask(length: int, stride: int) -> Tensor:
+    """(T, T) bool, Eq. 5."""
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for t in range(1, length + 1):
+        mask[t - 1, [key - 1 for key in geometry.prefix_decoder_keys(t, stride)]] = True
+    return mask
+
+
+@lru_cache(maxsize=64)
+def suffix_decoder_mask(length: int, stride: int) -> Tensor:
+    """(T, T) bool, Eq. 6."""
+    mask = torch.zeros(length, length, dtype=torch.bool)
+    for t in range(1, length + 1):
+        mask[t - 1, [key - 1 for key in geometry.suffix_decoder_keys(t, stride, length)]] = True
+    return mask
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -22,12 +65,12 @@ class Reference:
     def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
         B, T = layout.batch, layout.length
         inside = self._inside(layout)
-        mask = masks.prefix_encoder_mask(T, offsets).to(q.device) & inside
+        mask = prefix_encoder_mask(T, offsets).to(q.device) & inside
         prefix = masked_attention(q[:B], k[:B], v[:B], mask)
         if layout.readings == 1:
             return prefix
         q, k, v = (mirrored(x[B:], layout.mirror) for x in (q, k, v))
-        mask = masks.suffix_encoder_mask(T, offsets).to(q.device) & inside
+        mask = suffix_encoder_mask(T, offsets).to(q.device) & inside
         suffix = masked_attention(q, k, v, mask)
         return torch.cat((prefix, mirrored(suffix, layout.mirror)))
 
@@ -35,12 +78,12 @@ class Reference:
         B, T = layout.batch, layout.length
         queries = q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
         inside = self._inside(layout)
-        mask = masks.prefix_decoder_mask(T, stride).to(q.device) & inside
+        mask = prefix_decoder_mask(T, stride).to(q.device) & inside
         if layout.readings == 2:
             # one softmax over both directions: the suffix keys stand behind the prefix keys
             k = torch.cat((k[:B], mirrored(k[B:], layout.mirror)), dim=1)  # (B, 2T, H, D)
             v = torch.cat((v[:B], mirrored(v[B:], layout.mirror)), dim=1)
-            mask = torch.cat((mask, masks.suffix_decoder_mask(T, stride).to(q.device) & inside), dim=2)
+            mask = torch.cat((mask, suffix_decoder_mask(T, stride).to(q.device) & inside), dim=2)
         return masked_attention(queries, k, v, mask).flatten(0, 1)[layout.rows]
 
     @staticmethod

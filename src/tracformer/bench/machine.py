@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracformer.bench.measure import least_time, processor_name
-from tracformer.bench.results import Figures, Found, Piece, Row
-from tracformer.bench.scale import Scale
+from tracformer.bench.pieces import Figures, Found, Piece, Row, Scale, least_time, processor_name
 
 PART = "machine"
 PIECE = "machine/limits"

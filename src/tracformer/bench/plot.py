@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tracformer.bench import attention_rows, machine
-from tracformer.bench.results import Figures, Found
+from tracformer.bench import attention_speed as attention_rows
+from tracformer.bench import machine
+from tracformer.bench.pieces import Figures, Found
 from tracformer.files import optional_package, write_atomically
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's

@@ -1,4 +1,7 @@
-"""A run: every piece in a fresh process, saved as soon as it is there, so that a kill loses one piece at most."""
+"""The table of a run, as text for a terminal and as markdown.
+
+A run: every piece in a fresh process, saved as soon as it is there, so that a kill loses one piece at most.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +10,97 @@ from typing import Any
 
 import torch
 
-from tracformer.bench import attention, generation, long, machine, training, wide
-from tracformer.bench.measure import processor_name
-from tracformer.bench.results import FAILED, Figures, Found, Piece, Row, Store
-from tracformer.bench.scale import Scale
+from tracformer.bench import attention_speed as attention
+from tracformer.bench import generation_speed as generation
+from tracformer.bench import long_sequences as long
+from tracformer.bench import machine
+from tracformer.bench import training_speed as training
+from tracformer.bench import wide_models as wide
+from tracformer.bench.pieces import FAILED, Figures, Found, Piece, Row, Scale, Store, processor_name
 from tracformer.bench.worker import OTHERS, measured
-from tracformer.evaluation.manifest import code_version
-from tracformer.evaluation.pace import duration
+from tracformer.evaluation.provenance import code_version
+from tracformer.reproduce import duration
+
+HEADS = ("what", "setting", "measured", "ratio", "of what", "target")
+RIGHT = (2, 3)  # columns of numbers
+
+
+def number(value: float) -> str:
+    """
+    >>> number(1234.5), number(12.34), number(0.6789), number(0.0)
+    ('1234', '12.3', '0.68', '0.00')
+    """
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def cells(row: Row) -> list[str]:
+    value = "" if row.value is None else f"{number(row.value)} {row.unit}".strip()
+    return [row.what, row.setting, value, "" if row.ratio is None else number(row.ratio), row.of, target(row)]
+
+
+def target(row: Row) -> str:
+    """
+    >>> target(Row("p", "w", "s", ratio=0.7, target=0.65)), target(Row("p", "w", "s", ratio=1.2, target=1.05, at_most=True))
+    ('at least 0.65: met', 'at most 1.05: not met')
+    """
+    if row.target is None:
+        return ""
+    wanted = f"{'at most' if row.at_most else 'at least'} {row.target:g}"
+    return wanted if row.met is None else f"{wanted}: {'met' if row.met else 'not met'}"
+
+
+def text(rows: Sequence[Row]) -> str:
+    """One table, a heading for each part."""
+    body = [cells(row) for row in rows]
+    widths = [max(len(line[i]) for line in [list(HEADS), *body]) for i in range(len(HEADS))]
+
+    def line(words: Sequence[str]) -> str:
+        padded = (word.rjust(width) if i in RIGHT else word.ljust(width) for i, (word, width) in enumerate(zip(words, widths, strict=True)))
+        return "  ".join(padded).rstrip()
+
+    lines = [line(HEADS)]
+    part = ""
+    for row, words in zip(rows, body, strict=True):
+        if row.part != part:
+            part = row.part
+            lines += ["", part]
+        lines.append(line(words))
+        if row.note:
+            lines.append(f"    {row.note}")
+    return "\n".join(lines)
+
+
+def markdown(rows: Sequence[Row], run: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+    """Tables to paste: first every figure that has a target, then a table a part."""
+    told = [f"`{run['processor']}`, {run['threads']} threads, PyTorch {run['torch']}, scale `{run['scale']}`."]
+    parts = [" ".join([*told, *notes])]
+    if aimed := [row for row in rows if row.target is not None]:
+        parts.append("### Targets\n\n" + _grid(aimed))
+    for part in dict.fromkeys(row.part for row in rows):
+        parts.append(f"### {part.capitalize()}\n\n" + _grid([row for row in rows if row.part == part], notes=True))
+    return "\n\n".join(parts) + "\n"
+
+
+def _grid(rows: Sequence[Row], notes: bool = False) -> str:
+    heads = [*HEADS, *(["note"] if notes and any(row.note for row in rows) else [])]
+    lines = [_bar(heads), _bar(["---:" if i in RIGHT else "---" for i in range(len(heads))])]
+    for row in rows:
+        lines.append(_bar([*cells(row), *([row.note] if len(heads) > len(HEADS) else [])]))
+    return "\n".join(lines)
+
+
+def _bar(words: Sequence[str]) -> str:
+    return "| " + " | ".join(words) + " |"
+
+
+def warnings(pieces: Mapping[str, Figures], doubtful: Sequence[str]) -> list[str]:
+    """Sentences about figures that are missing or mean little."""
+    told = [f"{name} failed: {figures[FAILED]}." for name, figures in pieces.items() if FAILED in figures]
+    if doubtful:
+        shown = ", ".join(doubtful[:4]) + (f" and {len(doubtful) - 4} more" if len(doubtful) > 4 else "")
+        told.append(f"Others kept the machine busy during {len(doubtful)} of {len(pieces)} pieces ({shown}): these figures mean little.")
+    return told
+
 
 BUSY = 0.15  # cores that others may use before a figure is doubtful
 

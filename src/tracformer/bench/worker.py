@@ -6,8 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tracformer.bench.measure import Neighbours
-from tracformer.bench.results import FAILED, Figures, Piece
+from tracformer.bench.pieces import FAILED, Figures, Neighbours, Piece
 
 OTHERS = "others"  # the figure that tells how many cores other processes kept busy meanwhile
 

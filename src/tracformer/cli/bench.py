@@ -18,10 +18,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracformer.cli import show
+from tracformer.cli import output as show
 
 if TYPE_CHECKING:
-    from tracformer.bench.results import Store
+    from tracformer.bench.pieces import Store
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from tracformer.bench import plot, suite, tables
-    from tracformer.bench.results import Store
-    from tracformer.bench.scale import FULL, QUICK
+    from tracformer.bench import plot, suite
+    from tracformer.bench import suite as tables
+    from tracformer.bench.pieces import FULL, QUICK, Store
 
     scale = dataclasses.replace(QUICK if arguments.quick else FULL, device=arguments.device, dtype=arguments.dtype)
     check_device(arguments.device)
@@ -90,7 +90,7 @@ def check_device(device: str) -> None:
 
 
 def warn_if_busy(threads: int) -> None:
-    from tracformer.bench.measure import load_average
+    from tracformer.bench.pieces import load_average
 
     load = load_average()
     if load is not None and load > 0.3:

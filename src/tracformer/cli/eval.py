@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracformer.cli import sampling, show
+from tracformer.cli import arguments as sampling
+from tracformer.cli import output as show
 
 if TYPE_CHECKING:
-    from tracformer.evaluation.tasks import Task
+    from tracformer.evaluation.task import Task
 
 DTYPES = ("float32", "float64", "bfloat16")
 OPTIONS = (
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.evaluation.tasks import parse_task, task_class, task_names
+    from tracformer.evaluation.task import parse_task, task_class, task_names
 
     if arguments.tasks:
         for name in task_names():
@@ -98,11 +99,11 @@ def sort_words(words: Sequence[str], known: Sequence[str]) -> tuple[list[str], l
 def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argparse.Namespace) -> int:
     import torch
 
-    from tracformer.cli.tables import tables
+    from tracformer.devices import keep_freed_memory
+    from tracformer.distributed import join_ranks
     from tracformer.evaluation.runner import evaluate, load_subjects
-    from tracformer.model.lean import KINDS
-    from tracformer.runtime import keep_freed_memory
-    from tracformer.training.distributed import join_ranks
+    from tracformer.model.fast_step import KINDS
+    from tracformer.report.tables import tables
 
     modes, kinds = ([word.strip() for word in words.split(",") if word.strip()] for words in (arguments.mode, arguments.weights))
     if not kinds:

@@ -18,10 +18,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracformer.cli import sampling, show, texts
+from tracformer.cli import arguments as sampling
+from tracformer.cli import arguments as texts
+from tracformer.cli import output as show
 
 if TYPE_CHECKING:
-    from tracformer.generation.language import LanguageModel
+    from tracformer.generation.language_model import LanguageModel
     from tracformer.generation.orders import Order
     from tracformer.generation.results import Infilled
 
@@ -127,7 +129,7 @@ def _check_stream(arguments: argparse.Namespace) -> None:
 
 def _check_blanks(lines: Sequence[texts.Line]) -> None:
     """Every blank of every line, before a model is loaded."""
-    from tracformer.generation.blanks import parse, parse_lengths
+    from tracformer.generation.template import parse, parse_lengths
 
     texts.check(lines, lambda text: [parse_lengths(content) for content in parse(text).contents])
 
@@ -176,7 +178,7 @@ def _plain(result: "Infilled", marks: bool) -> str:
     """With marks, a text that `tracformer score` reads again: brackets of the text's own are escaped."""
     if not marks:
         return result.text
-    from tracformer.generation.blanks import write
+    from tracformer.generation.template import write
 
     edges = [0, *(edge for span in result.spans for edge in (span.start, span.stop)), len(result.text)]
     pieces = [result.text[start:stop] for start, stop in zip(edges[0::2], edges[1::2], strict=True)]
@@ -203,8 +205,8 @@ def _put_numbers(result: "Infilled", colour: bool) -> None:
 
 
 def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: argparse.Namespace) -> None:
-    from tracformer.cli.live import Canvas, Writer
-    from tracformer.generation.blanks import escaped, frame, parse, parse_lengths
+    from tracformer.cli.output import Canvas, Writer
+    from tracformer.generation.template import escaped, frame, parse, parse_lengths
 
     template = parse(text)
     of = frame(template, lm.spelling, options["whole"])

@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracformer.cli import show, texts
+from tracformer.cli import arguments as texts
+from tracformer.cli import output as show
 
 if TYPE_CHECKING:
-    from tracformer.generation.language import LanguageModel
+    from tracformer.generation.language_model import LanguageModel
 
 ANSWERS = {
     "exact": "exact joint probability of all targets",
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.folder and arguments.model:
         raise ValueError(f"two models are named, {arguments.folder} and --model {arguments.model}; leave one of them out")
-    from tracformer.generation.loading import find_folder
+    from tracformer.loading import find_folder
 
     lm = texts.open_model(arguments.folder or arguments.model or texts.default_model())
     facts = describe(lm, find_folder(lm.name))

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.families import family_names
+    from tracformer.baselines import family_names
 
     systems = [{**describe(name), **(training_cost(name) if arguments.flops else {})} for name in family_names()]
     if arguments.json:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def describe(name: str) -> dict[str, Any]:
     import torch
 
-    from tracformer.families import find_family
+    from tracformer.baselines import find_family
 
     family = find_family(name)
     kind = family.model_class
@@ -72,8 +72,8 @@ def describe(name: str) -> dict[str, Any]:
 
 def training_cost(name: str) -> dict[str, Any]:
     """Return the size of a system at preset mini, where all systems are of one size, and the operations of a trained token there."""
-    from tracformer.bench.flops import flops_per_token, parameters_of
-    from tracformer.families import find_family
+    from tracformer.baselines import find_family
+    from tracformer.evaluation.flops import flops_per_token, parameters_of
 
     family = find_family(name)
     try:

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.training.plot import plot_runs
+    from tracformer.training.log import plot_runs
 
     out = Path(arguments.out) if arguments.out else Path(arguments.runs[0]) / "curves.png"
     plot_runs([Path(folder) for folder in arguments.runs], out)

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if isinstance(where, str) and where.startswith(DRAWN):
         if options or held or arguments.folder or arguments.tokenizer != "auto" or arguments.identity is not None:
             raise ValueError(f"{where!r} is drawn, not read: it has its own alphabet and validation, and takes no option of files")
-        from tracformer.evaluation.exact.data import parse_exact
+        from tracformer.evaluation.exact import parse_exact
 
         drawn = parse_exact(where)
         data = prepare(arguments.out, drawn.splits(), drawn.tokenizer, overwrite=arguments.overwrite, quiet=arguments.json)

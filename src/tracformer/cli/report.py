@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.evaluation.report import write_report
+    from tracformer.report import write_report
 
     path = write_report(arguments.folders, arguments.out, title=arguments.title)
     print(json.dumps({"page": str(path)}) if arguments.json else path)

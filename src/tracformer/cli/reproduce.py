@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.evaluation.experiment import experiment_names, read_experiment, scale_names
+    from tracformer.reproduce.experiment import experiment_names, read_experiment, scale_names
 
     if arguments.list:
-        from tracformer.evaluation.plan import summary
+        from tracformer.reproduce import summary
 
         experiments = {name: read_experiment(name) for name in experiment_names()}
         costs = {name: summary(experiment) for name, experiment in experiments.items()}
@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = read_experiment(names[0], own.get("scale", ""), words)
 
     from tracformer.cli.eval import Meter
-    from tracformer.cli.show import is_terminal
-    from tracformer.evaluation.reproduce import Reproduction
-    from tracformer.runtime import keep_freed_memory
+    from tracformer.cli.output import is_terminal
+    from tracformer.devices import keep_freed_memory
+    from tracformer.reproduce import Reproduction
     from tracformer.training.loop import TrainingError
 
     first = _is_first_rank()
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=int(batch),
     )
     if arguments.dry_run:
-        from tracformer.evaluation.plan import plan
+        from tracformer.reproduce import plan
 
         lines = list(plan(work))
         print(json.dumps({"plan": lines}) if arguments.json else "\n".join(lines))

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tracformer.cli import sampling, show, texts
+from tracformer.cli import arguments as sampling
+from tracformer.cli import arguments as texts
+from tracformer.cli import output as show
 
 if TYPE_CHECKING:
-    from tracformer.generation.language import LanguageModel
+    from tracformer.generation.language_model import LanguageModel
     from tracformer.generation.results import Sampled, Span
-    from tracformer.generation.spelling import Spelling
+    from tracformer.generation.token_text import Spelling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
-    from tracformer.cli.live import Writer
-    from tracformer.generation.writing import prompted
+    from tracformer.cli.output import Writer
+    from tracformer.generation.continuation import prompted
 
     of = prompted(options["prompt"], lm.spelling)  # a space may belong to what comes
 
@@ -80,8 +82,8 @@ def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
 
 def written(result: "Sampled", spelling: "Spelling", prompt: str) -> "Span":
     """What came after the prompt, without the end of text."""
+    from tracformer.generation.continuation import prompted
     from tracformer.generation.results import Span
-    from tracformer.generation.writing import prompted
 
     count = len(result.token_ids) - result.ended
     ids = result.token_ids[:count]

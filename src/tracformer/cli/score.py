@@ -12,7 +12,9 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from tracformer.cli import sampling, show, texts
+from tracformer.cli import arguments as sampling
+from tracformer.cli import arguments as texts
+from tracformer.cli import output as show
 
 if TYPE_CHECKING:
     from tracformer.generation.results import Scored

@@ -11,7 +11,7 @@ import argparse
 import os
 from pathlib import Path
 
-from tracformer.cli import texts
+from tracformer.cli import arguments as texts
 from tracformer.files import optional_package
 
 KEY = "TRACFORMER_API_KEY"
@@ -41,11 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         optional_package(package, "tracformer serve", "serve")
     from tracformer.devices import pick_device
-    from tracformer.generation.loading import find_folder
-    from tracformer.model.lean import check_kind
-    from tracformer.server import logs
-    from tracformer.server.run import Server
-    from tracformer.server.settings import Limits, Settings
+    from tracformer.loading import find_folder
+    from tracformer.model.fast_step import check_kind
+    from tracformer.server import observability as logs
+    from tracformer.server.app import Server
+    from tracformer.server.schema import Limits, Settings
 
     folder = arguments.model or texts.default_model()
     settings = Settings(

@@ -18,7 +18,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracformer.training.config import TrainConfig
+    from tracformer.training.train_config import TrainConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _listed(config: "TrainConfig") -> dict[str, Any]:
     """`model` with every key of its family; those that the data and the objective decide are left out."""
     shape = {key: value for key, value in config.model_config(vocab_size=256).to_dict().items() if key not in ("vocab_size", "modes")}
-    from tracformer.training.config import DEFAULT_PRESET
+    from tracformer.training.train_config import DEFAULT_PRESET
 
     model = {"family": "tracformer", "preset": DEFAULT_PRESET, **config.model, **shape}
     return {"model": model, "eval_contexts": list(config.eval_contexts)}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.training import config as configs
+    from tracformer.training import train_config as configs
 
     if arguments.presets:
         names = configs.preset_names()
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(keys) if arguments.json else yaml.safe_dump(keys, sort_keys=False).removesuffix("\n"))
         return 0
 
-    from tracformer.cli.main import MISTAKES
-    from tracformer.runtime import keep_freed_memory
+    from tracformer.cli import MISTAKES
+    from tracformer.devices import keep_freed_memory
     from tracformer.training.loop import TrainingError
     from tracformer.training.start import start
 

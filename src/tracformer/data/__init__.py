@@ -1,17 +1,40 @@
-"""Data: tokenisers, sources of documents, prepared folders of token shards, and the order in which they are read."""
+"""Data: tokenisers, sources of documents, prepared folders of token shards, and the order in which they are read.
 
-from tracformer.data.choice import choose_tokenizer
+Text that the package writes itself, with rules that can be checked.
+"""
+
 from tracformer.data.detokenize import DETOKENIZERS
-from tracformer.data.formats import FORMATS, Reading
-from tracformer.data.hub import NAMED, HubSource, named_source
-from tracformer.data.loader import PreparedData, Split
-from tracformer.data.order import ExampleOrder
-from tracformer.data.shards import is_made_from, prepare, require_tokenizer
-from tracformer.data.sources import SETS, FileSource, Source, TextSource, documents, named_sets, open_source, open_sources, parse_validation
+from tracformer.data.make_tokenizer import (
+    ALPHABETS,
+    KINDS,
+    build_tokenizer,
+    byte_tokenizer,
+    char_tokenizer,
+    choose_tokenizer,
+    load_tokenizer,
+    name_of,
+    read_alphabet,
+    train_bpe,
+)
+from tracformer.data.preparation import is_made_from, prepare, require_tokenizer
+from tracformer.data.readers import FORMATS, Reading
+from tracformer.data.rows import ExampleOrder, Examples, PackedBlocks, Records, examples
+from tracformer.data.shards import PreparedData, Split
+from tracformer.data.sources import (
+    NAMED,
+    SETS,
+    FileSource,
+    HubSource,
+    Source,
+    TextSource,
+    documents,
+    named_sets,
+    named_source,
+    open_source,
+    open_sources,
+    parse_validation,
+)
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
-from tracformer.data.tokenizer_kinds import ALPHABETS, byte_tokenizer, char_tokenizer, name_of, read_alphabet, train_bpe
-from tracformer.data.tokenizer_load import KINDS, build_tokenizer, load_tokenizer
-from tracformer.data.views import Examples, PackedBlocks, Records, examples
 
 __all__ = [
     "ALPHABETS",

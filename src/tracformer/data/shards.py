@@ -1,320 +1,197 @@
-"""From documents to a folder of token shards: tokenise, write, count, hash, and rename the finished folder into place."""
+"""A prepared folder on disk: which files it holds and what its `manifest.json` says.
 
-import glob
+train-00000.bin ...   token ids, little-endian, all shards but the last of equal length
+train.index.bin       int64: where each document begins, and at last where the split ends
+tokenizer.json        and tokenizer_config.json
+manifest.json         counts, hashes, sources; written last
+
+Open a prepared folder: its splits as long rows of token ids, read through memory maps.
+"""
+
 import hashlib
-import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+import json
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from tracformer.data.carve import Rule, Whole, choose_rule
-from tracformer.data.choice import choose_tokenizer
-from tracformer.data.identity import identity_rule
-from tracformer.data.loader import PreparedData
-from tracformer.data.manifest import DTYPES, INDEX_DTYPE, MANIFEST_FILE, Manifest, SplitCounts, dtype_name, index_file, shard_file
-from tracformer.data.sources import Source, Where, contents, open_sources, with_gaps_of
-from tracformer.data.text import Piece
-from tracformer.data.tokenizer import CONFIG_FILE, FOREIGN, TOKENIZER_FILE, AlphabetError, Ids, Tokenizer
-from tracformer.data.tokenizer_kinds import ALPHABETS
-from tracformer.data.tokenizer_load import build_tokenizer
-from tracformer.files import flush, sha256_of, write_atomically
+from tracformer.data.tokenizer import CONFIG_FILE, Tokenizer
+from tracformer.files import sha256_of
 
-SHARD_TOKENS = 1 << 28
-BATCH_CHARACTERS, BATCH_PIECES = 1 << 21, 4096
-SPLIT_NAME = re.compile(r"[a-z][a-z0-9_]*")
+MANIFEST_FILE = "manifest.json"
+FORMAT, VERSION = "tracformer-data", 1
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+INDEX_DTYPE = np.dtype("<i8")
 
 
-def prepare(
-    folder: str | PathLike[str],
-    sources: Where | Source | Mapping[str, Source],
-    tokenizer: Tokenizer | str | PathLike[str] = "auto",
-    *,
-    validation: float = 0.05,
-    identity: float | None = None,
-    shard_tokens: int = SHARD_TOKENS,
-    overwrite: bool = False,
-    quiet: bool = False,
-) -> PreparedData:
-    """Tokenise sources into `folder` and open it.
-
-    `sources` is a file, folder, glob or name (see `open_sources`), a source, or sources by split. If there is none for `validation`,
-    that fraction of `train` is held back (see `carve`); with `identity`, in clusters of aligned FASTA records, and as much again for `test`
-    (see `identity`). Nothing appears at `folder` before everything is written.
-    """
-    target = Path(folder)
-    _check_arguments(target, validation, shard_tokens, overwrite)
-    by_split = _by_split(sources)
-    asked = "" if isinstance(tokenizer, Tokenizer) else str(tokenizer)
-    if not isinstance(tokenizer, Tokenizer):
-        spec = choose_tokenizer(by_split) if str(tokenizer) == "auto" else tokenizer
-        # An alphabet must cover every split; merges are learnt from what the model may learn from.
-        learn_from = list(by_split) if str(spec) == "char" else ["train"] if "train" in by_split else list(by_split)
-        tokenizer = build_tokenizer(spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces()))
-    by_split = {name: with_gaps_of(tokenizer, source) for name, source in by_split.items()}
-    rules: dict[str, Rule] = {name: Whole(name) for name in by_split}
-    if identity is not None:
-        if set(by_split) != {"train"}:
-            raise ValueError(f"identity holds records back from one source, and there are sources for {', '.join(by_split)}; leave one out")
-        rules["train"] = identity_rule(by_split["train"], identity, validation)
-    elif "train" in by_split and "validation" not in by_split:
-        rules["train"] = choose_rule(by_split["train"].pieces(), validation)
-    _remove_abandoned(target)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.mkdir(parents=True)
-        _write(part, by_split, rules, tokenizer, asked, shard_tokens, quiet)
-        _put_in_place(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return PreparedData.open(target)
+def dtype_name(vocab_size: int) -> str:
+    return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
-def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool = True) -> bool:
-    """Files of the same names and sizes, read in the same way; with hashes, of the same content, unless the folder is too old to say."""
-    with_gaps = {name: with_gaps_of(data.tokenizer, source) for name, source in sources.items()}
-    described = [{name: source.describe() for name, source in read.items()} for read in (sources, with_gaps)]
-    if data.manifest.sources not in described:
-        return False
-    known = data.manifest.contents if hashes else {}
-    return all(contents(sources[name]) == digests for name, digests in known.items())
+def shard_file(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.bin"
 
 
-def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
-    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be told without the data or the hub."""
-    kind, _, argument = wanted.partition(":")
-    found, asked = data.tokenizer, data.manifest.tokenizer.get("asked", "")
-    if wanted == "auto":
-        same = True
-    elif wanted == "char" or kind == "bpe":  # learnt from the data, which may have too few words for so many tokens
-        learnt = found.kind == kind and not (argument.isdecimal() and found.vocab_size > int(argument))
-        same = asked == wanted if asked.startswith("bpe:") else learnt
-    elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
-        same = build_tokenizer(wanted).fingerprint == found.fingerprint
-    else:
-        same = found.kind == FOREIGN
-    if not same:
-        told = asked if asked.startswith("bpe:") else f"kind {found.kind}"
-        raise ValueError(
-            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({told}, {found.vocab_size} tokens); "
-            "prepare the data anew, in another folder, or write auto to use it as it is"
-        )
+def index_file(split: str) -> str:
+    return f"{split}.index.bin"
 
 
-class SplitWriter:
-    """Writes one split's shards and index, hashing on the way."""
-
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, files: ExitStack) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
-        self.documents = self.tokens = self.bytes = 0
-        self.facts: dict[str, dict[str, Any]] = {}
-        self._files = files
-        self._index = self._open(index_file(split))
-        self._shard: _HashedFile | None = None
-        self._add_to_index()
-
-    def add(self, ids: NDArray[np.unsignedinteger[Any]]) -> None:
-        data = ids.astype(self.dtype, copy=False)
-        while len(data):
-            number, filled = divmod(self.tokens, self.shard_tokens)
-            if filled == 0 or self._shard is None:
-                self._finish_shard()
-                self._shard = self._open(shard_file(self.split, number))
-            now, data = data[: self.shard_tokens - filled], data[self.shard_tokens - filled :]
-            self._shard.write(now.tobytes())
-            self.tokens += len(now)
-
-    def end_document(self, eot: NDArray[np.unsignedinteger[Any]]) -> None:
-        self.add(eot)
-        self.documents += 1
-        self._add_to_index()
-
-    def finish(self) -> SplitCounts:
-        self._finish_shard()
-        self.facts[index_file(self.split)] = self._index.finish()
-        return SplitCounts(self.documents, self.tokens, self.bytes)
-
-    def _open(self, name: str) -> "_HashedFile":
-        return _HashedFile(self._files.enter_context(open(self.folder / name, "wb")))
-
-    def _add_to_index(self) -> None:
-        self._index.write(np.array(self.tokens, INDEX_DTYPE).tobytes())
-
-    def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self.facts[shard_file(self.split, len(self.facts))] = self._shard.finish()
-            self._shard = None
+@dataclass(frozen=True)
+class SplitCounts:
+    documents: int
+    tokens: int  # an end of text behind each document included
+    bytes: int  # of the text, in UTF-8, as it was tokenised: bits per byte need it
 
 
-class _HashedFile:
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+@dataclass(frozen=True)
+class Manifest:
+    dtype: str
+    shard_tokens: int
+    tokenizer: dict[str, Any]
+    splits: dict[str, SplitCounts]
+    sources: dict[str, dict[str, Any]]
+    carving: dict[str, Any]
+    files: dict[str, dict[str, Any]]  # name: bytes, sha256
+    contents: dict[str, list[str]] = field(default_factory=dict)  # the SHA-256 of each source's files; older folders do not say
 
-    def write(self, data: bytes) -> None:
-        self.file.write(data)
-        self.digest.update(data)
-        self.bytes += len(data)
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"  # ASCII: a file's name may be no UTF-8
 
-    def finish(self) -> dict[str, Any]:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
-
-
-def _write(
-    folder: Path,
-    sources: Mapping[str, Source],
-    rules: Mapping[str, Rule],
-    tokenizer: Tokenizer,
-    asked: str,
-    shard_tokens: int,
-    quiet: bool,
-) -> None:
-    tokenizer.save(folder)
-    name = dtype_name(tokenizer.vocab_size)
-    eot = np.array([tokenizer.eot_id], DTYPES[name])
-    writers: dict[str, SplitWriter] = {}
-    sizes = [source.size() for source in sources.values()]
-    total = sum(size for size in sizes if size is not None) if None not in sizes else None
-    with (
-        ExitStack() as files,
-        tqdm(total=total, unit="B", unit_scale=True, desc=f"preparing {', '.join(sources)}", disable=True if quiet else None) as bar,
-    ):
-        for given, source in sources.items():
-            for split, piece, ids in _encode(tokenizer, rules[given].route(source.pieces())):
-                writer = writers.get(split)
-                if writer is None:
-                    writer = writers[split] = SplitWriter(folder, split, DTYPES[name], shard_tokens, files)
-                size = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
-                writer.bytes += size
-                writer.add(ids)
-                if piece.end:
-                    writer.end_document(eot)
-                bar.update(size)
-        counts = {split: writer.finish() for split, writer in writers.items()}
-    for split in {split: None for rule in rules.values() for split in rule.splits}:
-        if split not in counts:
-            raise ValueError(
-                f"split {split!r} came out empty: there is no document for it, or all documents are copies of one another; "
-                "give more text, or name a source for validation"
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{folder} holds no prepared data: there is no {MANIFEST_FILE} in it; make one with `tracformer prepare`"
             )
-    facts = {name: fact for writer in writers.values() for name, fact in writer.facts.items()}
-    for file in (TOKENIZER_FILE, CONFIG_FILE):
-        facts[file] = {"bytes": (folder / file).stat().st_size, "sha256": sha256_of(folder / file)}
-    manifest = Manifest(
-        dtype=name,
-        shard_tokens=shard_tokens,
-        tokenizer={
-            "kind": tokenizer.kind,
-            "fingerprint": tokenizer.fingerprint,
-            "vocab_size": tokenizer.vocab_size,
-            "eot_id": tokenizer.eot_id,
-            "mask_id": tokenizer.mask_id,
-            **({"asked": asked} if asked else {}),  # bpe:4096 may have learnt less
-        },
-        splits=counts,
-        sources={given: source.describe() for given, source in sources.items()},
-        carving={given: rule.describe() for given, rule in rules.items()},
-        files=dict(sorted(facts.items())),
-        contents={given: contents(source) for given, source in sources.items()},
-    )
-    write_atomically(folder / MANIFEST_FILE, manifest.to_json())
-    flush(folder)
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["format"] != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
+            if document["version"] != VERSION:
+                raise ValueError(
+                    f"its version is {document['version']!r}, and this program reads version {VERSION}; prepare the data again"
+                )
+            splits = {name: SplitCounts(**counts) for name, counts in document["splits"].items()}
+            names = ("dtype", "shard_tokens", "tokenizer", "sources", "carving", "files")
+            manifest = cls(splits=splits, contents=document.get("contents", {}), **{name: document[name] for name in names})
+            if manifest.dtype not in DTYPES:
+                raise ValueError(f"its dtype is {manifest.dtype!r}; known: {', '.join(DTYPES)}")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is not a manifest that can be used: {what}") from error
+        return manifest
+
+    @property
+    def fingerprint(self) -> str:
+        """Of tokens, documents and tokeniser: the hashes of all files but the one that is there for other tools."""
+        hashes = {name: facts["sha256"] for name, facts in self.files.items() if name != CONFIG_FILE}
+        return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+
+    def shards(self, split: str) -> list[tuple[str, int]]:
+        """Names and lengths of a split's shards."""
+        tokens, size = self.splits[split].tokens, self.shard_tokens
+        return [(shard_file(split, i), min(size, tokens - i * size)) for i in range(-(-tokens // size))]
+
+    def check_files(self, folder: Path, hashes: bool) -> None:
+        """Every file is there and of the right size; with hashes, of the right content."""
+        problems = []
+        for name, facts in self.files.items():
+            path = folder / name
+            if not path.is_file():
+                problems.append(f"{name} is missing")
+            elif (size := path.stat().st_size) != facts["bytes"]:
+                problems.append(f"{name} has {size} bytes where {facts['bytes']} were written")
+            elif hashes and sha256_of(path) != facts["sha256"]:
+                problems.append(f"{name} does not match its SHA-256")
+        width = DTYPES[self.dtype].itemsize
+        needed = {name: length * width for split in self.splits for name, length in self.shards(split)}
+        needed |= {index_file(split): (counts.documents + 1) * INDEX_DTYPE.itemsize for split, counts in self.splits.items()}
+        problems += [f"{name} is not of the length that the counts call for" for name, size in needed.items() if self._size(name) != size]
+        if problems:
+            shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+            raise ValueError(f"{folder} is damaged: {shown}; prepare the data again")
+
+    def _size(self, name: str) -> int | None:
+        size: int | None = self.files.get(name, {}).get("bytes")
+        return size
 
 
-def _encode(tokenizer: Tokenizer, routed: Iterable[tuple[str, Piece]]) -> Iterator[tuple[str, Piece, Ids]]:
-    """Pieces with their ids, tokenised in batches that fill all cores and little memory."""
-    batch: list[tuple[str, Piece]] = []
-    characters = 0
-    for item in routed:
-        batch.append(item)
-        characters += len(item[1].text)
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_PIECES:
-            yield from _encode_batch(tokenizer, batch)
-            batch, characters = [], 0
-    yield from _encode_batch(tokenizer, batch)
+Array = NDArray[np.int64]
 
 
-def _encode_batch(tokenizer: Tokenizer, batch: list[tuple[str, Piece]]) -> Iterator[tuple[str, Piece, Ids]]:
-    try:
-        encoded = tokenizer.encode_batch([piece.text for _, piece in batch])
-    except AlphabetError as error:
-        piece = batch[error.text_number][1]
-        excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
-        raise ValueError(f"{piece.origin}: {error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}") from error
-    for (split, piece), ids in zip(batch, encoded, strict=True):
-        if piece.offset and tokenizer.puts_spaces:  # of a document that came in several pieces
-            ids = np.array(tokenizer.encode(piece.text, inside=True), np.uint32)
-        yield split, piece, ids
+class Tokens:
+    """All shards of a split as one sequence; only what is asked for is read from disk."""
+
+    def __init__(self, shards: list[NDArray[Any]], shard_tokens: int) -> None:
+        self._shards, self._shard_tokens = shards, shard_tokens
+        self._length = sum(map(len, shards))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self, start: int, stop: int) -> Array:
+        """Ids start..stop-1, as int64."""
+        if not 0 <= start <= stop <= self._length:
+            raise ValueError(f"tokens {start}..{stop} were asked for; the split has {self._length}")
+        out = np.empty(stop - start, np.int64)
+        done = 0
+        while start + done < stop:
+            shard, offset = divmod(start + done, self._shard_tokens)
+            part = self._shards[shard][offset : offset + stop - start - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+        return out
 
 
-def _by_split(sources: Where | Source | Mapping[str, Source]) -> dict[str, Source]:
-    if isinstance(sources, str | PathLike):
-        return open_sources(sources)
-    by_split = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
-    if not by_split:
-        raise ValueError("there is no source; give at least one")
-    if wrong := [name for name in by_split if not SPLIT_NAME.fullmatch(name)]:
-        raise ValueError(
-            f"split name {wrong[0]!r} cannot be used; use lower-case letters, digits and _, for instance train, validation, test"
-        )
-    return by_split
+@dataclass(frozen=True)
+class Split:
+    name: str
+    tokens: Tokens
+    index: Array  # (documents + 1,): where each document begins, then where the last one ends
+    counts: SplitCounts
+    eot_id: int
+
+    def document(self, number: int) -> Array:
+        """A document's ids, its end of text included."""
+        return self.tokens.read(int(self.index[number]), int(self.index[number + 1]))
 
 
-def _check_arguments(target: Path, validation: float, shard_tokens: int, overwrite: bool) -> None:
-    if not 0.0 <= validation <= 0.5:
-        raise ValueError(f"validation is {validation!r}; it is the fraction of the data to hold back, from 0 to 0.5")
-    if shard_tokens < 1:
-        raise ValueError(f"shard_tokens is {shard_tokens!r}; it must be a positive integer")
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not target.is_dir():
-        raise ValueError(f"{target} is a file; name a folder for the prepared data")
-    if not overwrite:
-        raise ValueError(f"{target} exists already; name another folder, or replace it with overwrite=True (--overwrite)")
-    if not (target / MANIFEST_FILE).is_file():
-        raise ValueError(f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not overwritten; name another")
+class PreparedData:
+    """A folder that `prepare` wrote."""
 
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer) -> None:
+        self.folder, self.manifest, self.tokenizer = folder, manifest, tokenizer
 
-def _remove_abandoned(target: Path) -> None:
-    """What a process that was killed had begun to write for this folder."""
-    for part in target.parent.glob(f"{glob.escape(f'.{target.name}.')}*.part"):
-        process = part.name.split(".")[-2]
-        if process.isdecimal() and not _is_alive(int(process)):
-            shutil.rmtree(part, ignore_errors=True)
+    @classmethod
+    def open(cls, folder: str | PathLike[str], verify: bool = False) -> Self:
+        """Checks names, sizes and the tokeniser; with `verify`, also the SHA-256 of every file."""
+        path = Path(folder)
+        manifest = Manifest.read(path)
+        manifest.check_files(path, hashes=verify)
+        tokenizer = Tokenizer.load(path)
+        if tokenizer.fingerprint != manifest.tokenizer.get("fingerprint"):
+            raise ValueError(f"{path} is damaged: its tokeniser is not the one that its tokens were made with; prepare the data again")
+        return cls(path, manifest, tokenizer)
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.manifest.splits)
 
-def _is_alive(process: int) -> bool:
-    if os.name == "nt":  # where signal 0 is Ctrl-C
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
+    def split(self, name: str) -> Split:
+        if name not in self.manifest.splits:
+            raise ValueError(f"{self.folder} has no split {name!r}; it has: {', '.join(self.splits)}")
+        dtype = DTYPES[self.manifest.dtype]
+        shards = [self._map(file, dtype, length) for file, length in self.manifest.shards(name)]
+        counts = self.manifest.splits[name]
+        index = self._map(index_file(name), INDEX_DTYPE, counts.documents + 1)
+        if index[0] != 0 or index[-1] != counts.tokens:
+            raise ValueError(f"{self.folder} is damaged: the index of split {name!r} does not end where its tokens end; prepare it again")
+        return Split(name, Tokens(shards, self.manifest.shard_tokens), index, counts, self.tokenizer.eot_id)
 
-
-def _put_in_place(part: Path, target: Path) -> None:
-    """Rename, the last act. An older folder steps aside first and comes back if the rename fails."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
-    replaced = target.exists()
-    if replaced:
-        os.rename(target, aside)
-    try:
-        os.rename(part, target)
-    except OSError:
-        if replaced:
-            os.rename(aside, target)
-        raise
-    flush(target.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    def _map(self, file: str, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
+        """A plain array over the map: slices of np.memmap's own class cost several times as much."""
+        return np.memmap(self.folder / file, dtype, "r", shape=(length,)).view(np.ndarray)

@@ -1,7 +1,18 @@
-"""Where documents come from: files, folders and globs of them, or data sets by name, fetched or from a folder that holds them."""
+"""Data sets of the Hugging Face hub, the paper's by name. Needs the package `datasets` (extra `hub`).
+
+Named data sets from files that lie in one folder, instead of a download.
+
+    FOLDER/wikitext-2/{train,valid,test}.txt     FOLDER/ptb/ptb.{valid,test}.txt     FOLDER/lambada/test.jsonl
+    FOLDER/1bw/dev.txt                           FOLDER/wikipedia-2006.txt, or enwik8, enwik8.zip, enwik8.gz
+
+A set is a folder of its name, with files whose names tell their splits, or a single file of its name. Files are read as the set itself is.
+
+Where documents come from: files, folders and globs of them, or data sets by name, fetched or from a folder that holds them.
+"""
 
 import glob
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
@@ -9,16 +20,175 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracformer.data.detokenize import detokenizer
-from tracformer.data.formats import FORMATS, READ_WITH, SUFFIXES, Reading, format_of, read_file
-from tracformer.data.hub import HUB_PREFIX, NAMED, HubSource, named_source
-from tracformer.data.shelf import find_set, reading_of
+from tracformer.data.readers import DOCUMENTS, FORMATS, READ_WITH, SUFFIXES, Piece, Reading, as_pieces, format_of, read_file
 from tracformer.data.stories import HALVES, HeldOutStories
 from tracformer.data.stories import NAME as STORIES
-from tracformer.data.text import Piece, as_pieces
-from tracformer.data.tokenizer import Tokenizer
+from tracformer.data.tokenizer import EOT, Tokenizer
 from tracformer.data.wikipedia import NAME as WIKIPEDIA
 from tracformer.data.wikipedia import Wikipedia2006
-from tracformer.files import sha256_of
+from tracformer.files import optional_package, sha256_of
+
+HUB_PREFIX = "hf:"
+PARQUET_BRANCH = "refs/convert/parquet"  # the hub's own copy of a data set whose main branch is still a script
+ROWS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class HubSource:
+    path: str  # "owner/name", a local folder, or a builder such as "json" with data_files
+    config: str | None = None
+    split: str = "train"
+    field: str = "text"
+    documents: str = "row"  # or a way of `text.DOCUMENTS`, over the rows as lines
+    detokenize: str | None = None
+    revision: str | None = None
+    data_files: str | list[str] | None = None
+    data_dir: str | None = None
+    streaming: bool = False  # read over the network without a copy on disk
+    cache_dir: str | None = None
+    rows: int | None = None  # how many the split must have: the hub's parquet copies of large data sets may be partial
+
+    def __post_init__(self) -> None:
+        if self.documents != "row" and self.documents not in DOCUMENTS:
+            raise ValueError(f"documents is {self.documents!r}; allowed: row, {', '.join(DOCUMENTS)}")
+        detokenizer(self.detokenize)
+
+    def pieces(self) -> Iterator[Piece]:
+        natural, empty = detokenizer(self.detokenize), True
+        for piece in self._documents():
+            empty = False
+            yield piece._replace(text=natural(piece.text)) if self.detokenize else piece
+        if empty:
+            raise ValueError(f"{self._name()} holds no text in its column {self.field!r}")
+
+    def describe(self) -> dict[str, Any]:
+        # data_files and data_dir are places on this machine, and no concern of the manifest
+        names = ("path", "config", "split", "field", "documents", "detokenize", "revision")
+        return {name: getattr(self, name) for name in names}
+
+    def size(self) -> int | None:
+        return None
+
+    def _documents(self) -> Iterator[Piece]:
+        if self.documents == "row":
+            for number, text in enumerate(self._rows(), 1):
+                yield from as_pieces(text, f"{self._name()}, row {number}")
+        else:
+            lines = (text if text.endswith("\n") else text + "\n" for text in self._rows())
+            yield from DOCUMENTS[self.documents](lines, self._name(), EOT)
+
+    def _rows(self) -> Iterator[str]:
+        data = self._load()
+        columns = list(data.column_names or [])
+        if columns and self.field not in columns:
+            raise ValueError(f"{self._name()} has no column {self.field!r}; it has {', '.join(columns)}: name one with field=")
+        if self.rows is not None and not self.streaming and len(data) != self.rows:
+            raise ValueError(
+                f"{self._name()} has {len(data):,} rows where {self.rows:,} are expected: the copy on the hub is partial or was changed; "
+                f"give another copy as {HUB_PREFIX}owner/name"
+            )
+        for batch in data.select_columns([self.field]).iter(batch_size=ROWS_AT_ONCE):
+            for text in batch[self.field]:
+                if not isinstance(text, str):
+                    raise ValueError(
+                        f"{self._name()}: column {self.field!r} holds a {type(text).__name__}, not text; name another with field="
+                    )
+                yield text
+
+    def _load(self) -> Any:
+        datasets = optional_package("datasets", f"reading the data set {self.path!r} of the Hugging Face hub", "hub")
+        options: dict[str, Any] = {
+            "split": self.split,
+            "streaming": self.streaming,
+            "cache_dir": self.cache_dir,
+            "data_files": self.data_files,
+        }
+        try:
+            try:
+                return datasets.load_dataset(self.path, self.config, revision=self.revision, data_dir=self.data_dir, **options)
+            except RuntimeError as error:
+                if self.revision is not None or "script" not in str(error).lower():
+                    raise
+                # That branch keeps each config as a folder.
+                return datasets.load_dataset(self.path, revision=PARQUET_BRANCH, data_dir=self.config, **options)
+        except Exception as error:  # many kinds: no network, no such name, config or split, a damaged file
+            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ValueError(
+                f"{self._name()} could not be loaded: {first}; check the name, the config, the split and the network, "
+                "or fetch the files yourself and name them instead"
+            ) from error
+
+    def _name(self) -> str:
+        return " ".join(part for part in (f"data set {self.path!r}", self.config, f"split {self.split!r}") if part)
+
+
+THREE = {"train": "train", "validation": "validation", "test": "test"}
+OPENWEBTEXT = HubSource("Skylion007/openwebtext", "plain_text")
+
+# The paper's data sets: how to read one, and which of its splits is which of ours.
+NAMED: dict[str, tuple[HubSource, Mapping[str, str]]] = {
+    "wikitext2": (HubSource("Salesforce/wikitext", "wikitext-2-raw-v1", documents="article", detokenize="wikitext"), THREE),
+    "wikitext103": (HubSource("Salesforce/wikitext", "wikitext-103-raw-v1", documents="article", detokenize="wikitext"), THREE),
+    "lambada": (HubSource("cimec/lambada", "plain_text", detokenize="lambada"), THREE),
+    "1bw": (HubSource("dvruette/lm1b", detokenize="1bw"), {"train": "train", "validation": "test"}),  # heldout section; there is no third
+    "ptb": (HubSource("ptb-text-only/ptb_text_only", "penn_treebank", field="sentence", detokenize="ptb"), THREE),
+    # One split on the hub; the last 100,000 documents validate, as in the papers compared with.
+    "openwebtext": (OPENWEBTEXT, {"train": "train[:-100000]", "validation": "train[-100000:]"}),
+}
+ROWS = {("openwebtext", "train"): 7_913_769, ("openwebtext", "validation"): 100_000}
+
+
+def named_source(name: str, **options: Any) -> dict[str, HubSource]:
+    """A data set of the paper, by split; options replace fields of every split's source."""
+    if name not in NAMED:
+        raise ValueError(f"data set is {name!r}; named ones: {', '.join(NAMED)}")
+    source, splits = NAMED[name]
+    try:
+        return {ours: replace(source, **{"split": theirs, "rows": ROWS.get((name, ours)), **options}) for ours, theirs in splits.items()}
+    except TypeError as error:
+        raise ValueError(f"data set {name!r}: {error}") from error
+
+
+SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}  # how the files of a split are called
+ALSO_CALLED = {"wikitext2": ("wikitext-2",), "wikitext103": ("wikitext-103",), "1bw": ("lm1b",)}
+ENDINGS = (*SUFFIXES["text"], *SUFFIXES["jsonl"])
+
+Files = list[Path]
+
+
+def find_set(name: str, folder: str | PathLike[str]) -> dict[str, Files]:
+    """The files of a named set by split; a single file is its `train`."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is no folder; name the one that holds the data sets")
+    names = (name, *ALSO_CALLED.get(name, ()))
+    for place in (root / each for each in names):
+        if place.is_dir() and (found := split_files(place)):
+            return found
+    for file in (root / f"{each}{ending}" for each in names for ending in ENDINGS):
+        if file.is_file():
+            return {"train": [file]}
+    raise FileNotFoundError(
+        f"{root} holds no {name}: neither a folder {' or '.join(names)} with files called train, valid or test, nor a file {name}.txt"
+    )
+
+
+def split_files(folder: Path) -> dict[str, Files]:
+    """The folder's files by the split that their names tell; nothing where no name tells any."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    found = {split: [path for path in files if re.search(pattern, path.name.lower())] for split, pattern in SPLITS.items()}
+    return {split: paths for split, paths in found.items() if paths}
+
+
+def reading_of(name: str, documents: str = "", detokenize: str = "") -> dict[str, Any]:
+    """How files of a named set are read: WikiText by article and detokenised, 1BW line by line. Words given here go before."""
+    named = NAMED[name][0] if name in NAMED else None
+    documents = documents or (named.documents if named else "")
+    documents = "line" if documents == "row" else documents  # a row of the hub is a line of a file
+    detokenize = detokenize or (named.detokenize if named else "") or ""
+    options = {"documents": documents, "detokenize": "" if detokenize == "none" else detokenize}
+    return {key: value for key, value in options.items() if value}
+
 
 Where = str | PathLike[str]
 SETS = (*NAMED, WIKIPEDIA, STORIES)

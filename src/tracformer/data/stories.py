@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tracformer.data.text import Piece, as_pieces, by_separator, read_text
+from tracformer.data.readers import Piece, as_pieces, by_separator, read_text
 from tracformer.data.tokenizer import EOT
 
 NAME = "tinystories"

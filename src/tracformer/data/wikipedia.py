@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracformer.data.text import Piece, as_pieces, lines_of, read_text
+from tracformer.data.readers import Piece, as_pieces, lines_of, read_text
 from tracformer.files import cache_folder, sha256_of, write_atomically
 
 NAME = "wikipedia-2006"

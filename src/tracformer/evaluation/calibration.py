@@ -17,11 +17,11 @@ import torch
 
 from tracformer.contexts import Geometric, Spans
 from tracformer.evaluation.bootstrap import LEVEL, ratio, resampled, share_interval
-from tracformer.evaluation.gathering import Floats, by_sequence
-from tracformer.evaluation.manifest import array_hash
-from tracformer.evaluation.results import Result, Row
-from tracformer.evaluation.sequences import Flags, Sequences, TextTask
-from tracformer.evaluation.tasks import Progress, Subject
+from tracformer.evaluation.provenance import array_hash
+from tracformer.evaluation.questions import Floats, by_sequence
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.task import Progress, Subject
+from tracformer.evaluation.windows import Flags, Sequences, TextTask
 
 LOGITS_AT_ONCE = 2**25  # 256 MiB in float64
 SUMS = ("targets", "right", "confidence", "variance")  # of the targets in a bin; the last is c (1 - c)

@@ -19,13 +19,13 @@ import numpy as np
 
 from tracformer.contexts import DLogistic, Empty, Geometric, LengthLaw, Prefix, Spans, Strategy, parse
 from tracformer.evaluation import bootstrap
-from tracformer.evaluation.answers import Answers, ask, noise_groups
-from tracformer.evaluation.manifest import array_hash
-from tracformer.evaluation.results import Result, Row
-from tracformer.evaluation.sequences import Flags, Sequences, TextTask, Windows
-from tracformer.evaluation.tasks import Progress, Subject
-from tracformer.generation.randomness import derived_seed
+from tracformer.evaluation.provenance import array_hash
+from tracformer.evaluation.questions import Answers, ask, noise_groups
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.task import Progress, Subject
+from tracformer.evaluation.windows import Flags, Sequences, TextTask, Windows
 from tracformer.model.base import BOUND
+from tracformer.rng import derived_seed
 
 TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 PAPER_RANGES = {  # targets, in the order of the paper's rows

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 
+from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.evaluation.results import Result, file_name
-from tracformer.evaluation.tasks import ALONE, Progress, Silent, Subject, Task
-from tracformer.generation import loading
-from tracformer.model.base import ConditionalModel
-from tracformer.model.check import check_mode, preferred_mode
-from tracformer.model.lean import check_kind
-from tracformer.training.distributed import Ranks
+from tracformer.distributed import Ranks
+from tracformer.evaluation.result_files import Result, file_name
+from tracformer.evaluation.task import ALONE, Progress, Silent, Subject, Task
+from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
+from tracformer.model.fast_step import check_kind
 
 PARTIAL = ".partial"  # in the folder of results: what an unfinished task has so far
 

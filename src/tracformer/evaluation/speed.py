@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from tracformer.contexts import Context, draw_contexts, parse
-from tracformer.evaluation.manifest import array_hash
-from tracformer.evaluation.results import Result, Row
-from tracformer.evaluation.tasks import Progress, Subject, Task
-from tracformer.generation.fill import fill
+from tracformer.evaluation.provenance import array_hash
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.task import Progress, Subject, Task
+from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral
 
 NOTE = "of this machine: compare models measured one after the other"

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tracformer.generation.randomness import ORDER, TIME, uniforms
+from tracformer.rng import ORDER, TIME, uniforms
 
 CONFIDENCES = ("probability", "entropy", "margin")
 MOST_STEPS = 2**53  # times are uniform numbers of 53 bits

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tracformer import native
+from tracformer.rng import inverse_cdf
 
 NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
 NOTHING_LEFT = "no token is left to choose from: what is banned, allowed, required and not to be repeated contradicts itself here"
@@ -190,15 +191,6 @@ def _nucleus_floor(scores: Tensor, top_p: float) -> Tensor:
             last = (reached < top_p).sum(1, keepdim=True).clamp(max=count - 1)
             return best.gather(1, last)
         count = scores.shape[1]
-
-
-def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """(N,) the first token whose cumulative probability exceeds u. probabilities: (N, V) float64, of any total."""
-    cumulative = probabilities.cumsum(1)
-    total = cumulative[:, -1:]
-    at = torch.searchsorted(cumulative, uniforms.to(cumulative.device)[:, None] * total, right=True)
-    last = (cumulative >= total).to(torch.uint8).argmax(1, keepdim=True)  # rounding may not carry u beyond the last possible token
-    return torch.minimum(at, last)[:, 0]
 
 
 def _penalise(scores: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> None:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from tracformer.generation import sessions
-from tracformer.generation.sessions import Session, without_targets
-from tracformer.model.base import EXACT, ConditionalModel, targets_of
-from tracformer.model.check import check_batch
+from tracformer.generation.sessions import Session
+from tracformer.model.base import EXACT, ConditionalModel, check_batch, targets_of, without_targets
 
 METHODS = ("best-first", "beam")
 SIBLINGS = 64  # children remembered of an opened node; should search want more of them, the node is asked again

@@ -99,9 +99,3 @@ def open_session(model: ConditionalModel, tokens: Tensor, context: Tensor, mode:
     session = empty_session(model, mode, *tokens.shape, cached=cached)
     session.admit(tokens, context, lengths)
     return session
-
-
-def without_targets(tokens: Tensor, context: Tensor) -> Tensor:
-    """Zero wherever a token is not given, so that anything may stand there. A context that does not fit is left to the batch's check."""
-    fits = context.shape == tokens.shape and context.dtype == torch.bool and context.device == tokens.device
-    return tokens.masked_fill(~context, 0) if fits else tokens

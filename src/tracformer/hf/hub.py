@@ -1,11 +1,121 @@
-"""Upload a model's folder to the Hugging Face hub."""
+"""The model card: what the model is, how to load it, and its evaluation, as markdown with the front matter that the hub reads.
 
+Upload a model's folder to the Hugging Face hub.
+"""
+
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
-from tracformer.files import optional_package
-from tracformer.hf.card import CARD_FILE, Evaluation, write_model_card
-from tracformer.model import TracformerConfig, storage
+import torch
+import yaml
+
+from tracformer.data.tokenizer import Tokenizer
+from tracformer.files import optional_package, write_atomically
+from tracformer.model import Tracformer, TracformerConfig, storage
+
+CARD_FILE = "README.md"
+Evaluation = Mapping[str, Mapping[str, float | str]]  # row -> column -> value
+
+QUESTIONS = {
+    "car": "each target from what is given and all before it; their product is the exact probability of the filling",
+    "ac": "each target from what is given alone: a marginal",
+    "ar": "left to right, from what stands before; exact",
+}
+
+LOADING = """```python
+import tracformer.hf
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="{name}")
+```
+
+or, for exact probabilities of any filling, with the library alone:
+
+```python
+from tracformer import Tracformer
+
+model = Tracformer.from_pretrained("FOLDER")  # a local copy of this repository
+```"""
+
+
+def model_card(
+    config: TracformerConfig,
+    tokenizer: Tokenizer | None = None,
+    evaluation: Evaluation | None = None,
+    *,
+    name: str = "",
+    license: str = "apache-2.0",
+    tags: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+    language: str | None = None,
+) -> str:
+    """`evaluation` maps a row of the table (a data set and its contexts) to its columns. Name the kind of answer in a column of
+    perplexities, exact, marginal or bound: they do not compare.
+    """
+    front: dict[str, object] = {"license": license, "library_name": "tracformer", "pipeline_tag": "fill-mask"}
+    front["tags"] = list(dict.fromkeys(("tracformer", "infilling", "fill-mask", *tags)))
+    if datasets:
+        front["datasets"] = list(datasets)
+    if language is not None:
+        front["language"] = language
+    with torch.device("meta"):
+        size = Tracformer(config, attention="reference").num_parameters()
+    facts = [
+        f"A Tracformer of {size:,} parameters ({config.n_layer} encoder and {config.n_layer} decoder layers, width {config.d_model}) for "
+        f"sequences of up to {config.max_length} tokens out of {config.vocab_size:,}. It fills holes anywhere in a sequence."
+    ]
+    if tokenizer is not None:
+        facts.append(f"Tokeniser: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.fingerprint}`.")
+    modes = "\n".join(f"- `{mode}`: {QUESTIONS[mode]}" for mode in config.modes)
+    sections = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
+        f"# {name or 'Tracformer'}",
+        "\n\n".join(facts),
+        f"## Use\n\n{LOADING.format(name=name or 'OWNER/NAME')}",
+        f"## Modes\n\nTrained for:\n\n{modes}",
+        f"## Evaluation\n\n{evaluation_table(evaluation) if evaluation else 'None was recorded.'}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def evaluation_table(evaluation: Evaluation) -> str:
+    """A markdown table with every column that any row has, in the order of first mention.
+
+    >>> print(evaluation_table({"wikitext103": {"answer": "exact", "perplexity": 29.376}, "ptb": {"perplexity": 100.0}}))
+    |  | answer | perplexity |
+    |---|---|---|
+    | wikitext103 | exact | 29.38 |
+    | ptb |  | 100 |
+    """
+    columns = list(dict.fromkeys(column for row in evaluation.values() for column in row))
+    lines = [["", *columns], *([name, *(_cell(row.get(column, "")) for column in columns)] for name, row in evaluation.items())]
+    rendered = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines]
+    return "\n".join([rendered[0], "|---" * (len(columns) + 1) + "|", *rendered[1:]])
+
+
+def write_model_card(
+    folder: str | PathLike[str],
+    *,
+    evaluation: Evaluation | None = None,
+    tokenizer: Tokenizer | None = None,
+    name: str = "",
+    license: str = "apache-2.0",
+    tags: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+    language: str | None = None,
+) -> Path:
+    """Write the card of the folder's model as its `README.md`, over one that is there."""
+    config = storage.load_config(folder, TracformerConfig)
+    card = model_card(config, tokenizer, evaluation, name=name, license=license, tags=tags, datasets=datasets, language=language)
+    path = Path(folder) / CARD_FILE
+    write_atomically(path, card)
+    return path
+
+
+def _cell(value: float | str) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 # What belongs to a model. A training run keeps its checkpoints and logs close by, and they are nobody else's business.
 FILES = [

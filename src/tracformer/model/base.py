@@ -1,21 +1,102 @@
-"""What every system offers, whatever its network: logits, log-probabilities, a loss, a folder on disk.
+"""Work that takes several passes of the network, of which each can wait for its turn: others compute in between.
+
+Every complaint about a batch, in one place: each quotes the value and says what is allowed.
+
+What every system offers, whatever its network: logits, log-probabilities, a loss, a folder on disk.
 
 A system is a `ModelConfig` and a `ConditionalModel` that says one thing: the final hidden states of the wanted positions (`hidden`),
 from which `head` makes logits. Training, generation, evaluation and the command line speak to this class alone.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tracformer.model import likelihood, storage
-from tracformer.model.check import check_batch
 from tracformer.model.config import ModelConfig
-from tracformer.model.lean import check_kind
+from tracformer.model.fast_step import check_kind
+
+A = TypeVar("A")
+
+Passes = Generator[None, None, A]
+"""Each `next` computes for at most one pass; the result comes at the end. It may be left at any pass."""
+
+
+def finish(passes: Passes[A]) -> A:
+    """All of them, one right after another."""
+    while True:
+        try:
+            next(passes)
+        except StopIteration as end:
+            result: A = end.value
+            return result
+
+
+def at_once(f: Callable[[], A]) -> Passes[A]:
+    """Everything in one."""
+    yield from ()
+    return f()
+
+
+PREFERRED = ("car", "ac", "ar")
+IDS = (torch.int32, torch.int64)  # what embeddings take
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_batch(config: ModelConfig, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool = False) -> Tensor:
+    """The batch's true lengths (B,), or a ValueError."""
+    check_mode(config, mode, insist)
+    if tokens.dim() != 2 or tokens.dtype not in IDS:
+        raise ValueError(f"tokens is {_describe(tokens)}; it must be a (B, T) tensor of int64 or int32")
+    B, T = tokens.shape
+    if B == 0 or T == 0:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)}: an empty batch; give at least one sequence of at least one token")
+    if T > config.max_length:
+        raise ValueError(f"sequences are {T} tokens long; this model takes at most max_length = {config.max_length}")
+    if context.shape != tokens.shape or context.dtype != torch.bool:
+        raise ValueError(f"context is {_describe(context)}; it must be a bool tensor of tokens' shape {tuple(tokens.shape)}")
+    if context.device != tokens.device:
+        raise ValueError(f"context is on {context.device} and tokens on {tokens.device}; they must be on one device")
+    if lengths is None:
+        lengths = torch.full((B,), T, device=tokens.device)
+        inside = tokens
+    else:
+        if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
+            raise ValueError(f"lengths is {_describe(lengths)}; it must be a ({B},) tensor of integers")
+        lengths = lengths.to(tokens.device, torch.int64).contiguous()  # compiled code walks over them
+        low, high = (int(x) for x in lengths.aminmax())
+        if low < 1 or high > T:
+            raise ValueError(f"lengths range from {low} to {high}; each must lie in 1..{T}, the padded length")
+        inside = tokens[torch.arange(T, device=tokens.device) < lengths[:, None]]
+    low, high = (int(x) for x in inside.aminmax())
+    if low < 0 or high >= config.vocab_size:
+        wrong = low if low < 0 else high
+        raise ValueError(f"token id {wrong} is out of range; ids must lie in 0..{config.vocab_size - 1} (vocab_size {config.vocab_size})")
+    return lengths
+
+
+def check_mode(config: ModelConfig, mode: str, insist: bool = False) -> None:
+    if mode not in config.possible_modes:
+        raise ValueError(f"mode is {mode!r}; allowed for {config.model_type}: {', '.join(config.possible_modes)}")
+    if mode not in config.modes and not insist:
+        raise ValueError(
+            f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; "
+            "pass insist=True, in Python, to run it all the same"
+        )
+
+
+def preferred_mode(config: ModelConfig) -> str:
+    """The mode of a question that names none: of those the weights were trained for, the first of car, ac, ar, else the first."""
+    return next((mode for mode in PREFERRED if mode in config.modes), config.modes[0])
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+
 
 EXACT, MARGINAL, BOUND = "exact", "marginal", "bound"
 
@@ -244,3 +325,9 @@ def targets_of(context: Tensor, lengths: Tensor) -> Tensor:
     """(B, T): not given, and not padding."""
     inside = torch.arange(context.shape[1], device=context.device) < lengths[:, None]
     return ~context & inside
+
+
+def without_targets(tokens: Tensor, context: Tensor) -> Tensor:
+    """Zero wherever a token is not given, so that anything may stand there. A context that does not fit is left to the batch's check."""
+    fits = context.shape == tokens.shape and context.dtype == torch.bool and context.device == tokens.device
+    return tokens.masked_fill(~context, 0) if fits else tokens

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tracformer.model.linear import linear
-from tracformer.precision import wide
+from tracformer.devices import wide
+from tracformer.model.fast_step import linear
 
 LOGITS_AT_ONCE = 2**24  # elements: 64 MiB in float32
 

@@ -8,16 +8,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from tracformer.generation.language import LanguageModel
+from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
-from tracformer.server import sse
+from tracformer.server import completion as sse
+from tracformer.server.completion import Piece, Wish, Written, read_prompt, write_on
 from tracformer.server.errors import ApiError, body_of
-from tracformer.server.fields import Lenient, Name, Stops, Text, listed
-from tracformer.server.growing import Piece
-from tracformer.server.jobs import Job, Tell
+from tracformer.server.queue import Job, Names, Tell
+from tracformer.server.schema import Lenient, Name, Stops, Text, listed
 from tracformer.server.service import Service, service_of, usage_of
-from tracformer.server.spelt import Names
-from tracformer.server.writing import Wish, Written, read_prompt, write_on
 
 router = APIRouter()
 PATH = "/infill"

@@ -9,15 +9,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from tracformer.generation.language import LanguageModel
+from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
-from tracformer.server import sse
+from tracformer.server import completion as sse
+from tracformer.server.completion import Piece, Prompt, Wish, Written, read_prompt, score_prompt, write_on
 from tracformer.server.errors import ApiError, body_of
-from tracformer.server.fields import Count, Lenient, Name, Seed, Stops, Text, TokenId, listed
-from tracformer.server.growing import Piece
-from tracformer.server.jobs import Job, Tell
+from tracformer.server.queue import Job, Tell
+from tracformer.server.schema import Count, Lenient, Name, Seed, Stops, Text, TokenId, listed
 from tracformer.server.service import Service, service_of, usage_of
-from tracformer.server.writing import Prompt, Wish, Written, read_prompt, score_prompt, write_on
 
 router = APIRouter()
 PATH = "/v1/completions"

@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import Request
 
-from tracformer.generation.language import LanguageModel
+from tracformer.generation.language_model import LanguageModel
 from tracformer.server.errors import NOT_FOUND, UNAVAILABLE, ApiError
-from tracformer.server.jobs import Desk, Job
-from tracformer.server.metrics import Metrics
-from tracformer.server.settings import Settings
+from tracformer.server.observability import Metrics
+from tracformer.server.queue import Desk, Job
+from tracformer.server.schema import Settings
 
 
 class Service:

@@ -7,10 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tracformer.data.order import ExampleOrder
-from tracformer.data.views import Examples
-from tracformer.objectives import Question, Questioner
-from tracformer.training.distributed import Ranks
+from tracformer.data.rows import ExampleOrder, Examples
+from tracformer.distributed import Ranks
+from tracformer.training.objectives import Question, Questioner
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tracformer.data.rows import Examples
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.data.views import Examples
+from tracformer.distributed import Ranks
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel, storage
-from tracformer.objectives import Questioner, parse_objective
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.batches import Batch, Group, Stream
-from tracformer.training.config import TrainConfig
-from tracformer.training.distributed import Ranks
+from tracformer.training.checkpoint import State
 from tracformer.training.log import LiveLine, RunLog
+from tracformer.training.objectives import Questioner, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
-from tracformer.training.state import State
+from tracformer.training.train_config import TrainConfig
 from tracformer.training.validation import conditional_perplexity, sample_hole
 
 EXPORTED = "model.json"  # of which step `model` is

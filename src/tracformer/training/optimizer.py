@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tracformer.distributed import local
 from tracformer.model import ConditionalModel
-from tracformer.training.config import OptimizerConfig
-from tracformer.training.distributed import local
+from tracformer.training.train_config import OptimizerConfig
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),

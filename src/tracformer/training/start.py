@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from tracformer.baselines import find_family, load_model
 from tracformer.data import (
     PreparedData,
     Tokenizer,
@@ -22,16 +23,15 @@ from tracformer.data import (
     require_same_tokenizer,
     require_tokenizer,
 )
-from tracformer.data.manifest import MANIFEST_FILE
+from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
-from tracformer.families import find_family, load_model
+from tracformer.distributed import Ranks, join_ranks
 from tracformer.files import held, write_atomically
-from tracformer.generation.loading import find_folder, tokenizer_of
+from tracformer.loading import find_folder, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.training.checkpoint import list_checkpoints
-from tracformer.training.config import DataConfig, TrainConfig
-from tracformer.training.distributed import Ranks, join_ranks
 from tracformer.training.loop import Outcome, Trainer
+from tracformer.training.train_config import DataConfig, TrainConfig
 
 SMALL = 1_000_000  # tokens below which the tiny model is plenty
 EPOCHS = 20  # passes over small data

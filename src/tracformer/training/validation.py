@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
-from tracformer.data.views import Examples
-from tracformer.generation.fill import fill
+from tracformer.data.rows import Examples
+from tracformer.distributed import Ranks
+from tracformer.generation.decode import fill
 from tracformer.model import ConditionalModel
 from tracformer.model.base import BOUND, targets_of
-from tracformer.training.distributed import Ranks
 
 CONTEXT_SEED = 20250  # held-out contexts are the same in every run
 BOUND_DRAWS = 8  # of noise for each sequence, where the model answers with a bound

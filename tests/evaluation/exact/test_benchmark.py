@@ -9,17 +9,26 @@ import torch
 
 from tests.evaluation.ranks import on_ranks
 from tests.helpers import small_model
-from tracformer.evaluation.exact import PATTERNS, Exact, TruthModel, UniformModel, draw_sequences, find_source, source_names
-from tracformer.evaluation.exact.benchmark import rank
-from tracformer.evaluation.exact.compare import kl, truth_of
-from tracformer.evaluation.exact.patterns import draw_pattern
-from tracformer.evaluation.results import Result, Row
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
+from tracformer.evaluation.exact import (
+    PATTERNS,
+    Exact,
+    TruthModel,
+    UniformModel,
+    draw_pattern,
+    draw_sequences,
+    find_source,
+    kl,
+    rank,
+    source_names,
+    truth_of,
+)
+from tracformer.evaluation.order_consistency import order_log_prob
+from tracformer.evaluation.result_files import Result, Row
 from tracformer.evaluation.runner import evaluate
-from tracformer.evaluation.tasks import Silent, Subject, parse_task
-from tracformer.generation.fill import fill
+from tracformer.evaluation.task import Silent, Subject, parse_task
+from tracformer.generation.decode import fill
 from tracformer.model.base import ConditionalModel
-from tracformer.peers.any_order import order_log_prob
-from tracformer.peers.mdlm import MDLM, MDLMConfig
 
 MODES = ("car", "ac", "ar")
 

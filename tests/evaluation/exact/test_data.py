@@ -4,11 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracformer.cli.main import main
+from tracformer.cli import main
 from tracformer.data import PackedBlocks, PreparedData
-from tracformer.evaluation.exact import draw_sequences, find_source
-from tracformer.evaluation.exact.data import parse_exact
-from tracformer.evaluation.results import read_results
+from tracformer.evaluation.exact import draw_sequences, find_source, parse_exact
+from tracformer.evaluation.result_files import read_results
 
 
 def test_a_packed_row_is_one_sequence_and_its_end(tmp_path: Path) -> None:

@@ -7,10 +7,16 @@ import pytest
 from numpy.typing import NDArray
 
 from tracformer.evaluation.exact import draw_sequences, find_source, log_joint, source_names
-from tracformer.evaluation.exact.chains import ChainSource, mixing_chain, second_order_chain
-from tracformer.evaluation.exact.copies import CopySource
-from tracformer.evaluation.exact.grammar import Grammar, GrammarSource
-from tracformer.evaluation.exact.sources import Source, picked
+from tracformer.evaluation.exact_sources import (
+    ChainSource,
+    CopySource,
+    Grammar,
+    GrammarSource,
+    Source,
+    mixing_chain,
+    picked,
+    second_order_chain,
+)
 
 SYMBOLS, LENGTH = 3, 5
 EVERY = np.array(list(product(range(SYMBOLS), repeat=LENGTH)))  # (243, 5)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.server.page.conftest import Screen, shown
-from tracformer.server import sse
+from tracformer.server import completion as sse
 
 TEXT = "the cat [[3]] the mat and [[2]] dog"
 

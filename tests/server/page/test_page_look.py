@@ -3,7 +3,7 @@
 from typing import Literal
 
 from tests.server.page.conftest import Open, Screen, Site
-from tracformer.generation.blanks import parse
+from tracformer.generation.template import parse
 
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 

@@ -12,7 +12,7 @@ import pytest
 import tracformer
 from tests.server.helpers import running
 from tests.server.page.conftest import Open, Screen, Site, shown
-from tracformer.generation import blanks
+from tracformer.generation import template as blanks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

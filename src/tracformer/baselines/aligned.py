@@ -1,0 +1,172 @@
+"""The aligned model: a two-sided encoder and a causal decoder that meet at every position, without
+cross-attention.
+
+    e_t   the encoder's feature at t, of the text with masks in its holes
+    input of the decoder's row for t:  emb(x_{t-1}) + W LN(e_t)
+
+The encoder reads only what is given, so it runs once; the decoder is a plain causal transformer,
+and alone runs for each generated token. The row for t says p(x_t | x_C, x_<t), and the chain rule
+gives the exact joint. `ar`: one feature for all, of masks alone. `ac`: hidden predecessors are
+masks, so that each target is answered from what is given alone.
+
+In the encoder's first layer (`neighbours=1`) the query at t reads only t-1 and t+1.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask, two_sided
+from tracformer.baselines.row_cache import RowCache, compressed
+from tracformer.baselines.transformer import attend, inside_of, pick, shifted_right
+from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.blocks import initialise, run_blocks
+from tracformer.model.fast_step import Linear
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "vocab_size": 50257,
+        "max_length": 1024,
+        "n_encoder": 5,
+        "n_layer": 7,
+        "n_head": 12,
+        "d_model": 768,
+        "dropout": 0.1,
+    },
+    "tiny": {
+        "vocab_size": 256,
+        "max_length": 128,
+        "n_encoder": 3,
+        "n_layer": 4,
+        "n_head": 4,
+        "d_model": 128,
+        "init_std": 0.05,
+    },
+    "mini": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_encoder": 3,
+        "n_layer": 5,
+        "n_head": 3,
+        "d_model": 144,
+        "init_std": 0.05,
+    },
+    "laptop": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_encoder": 4,
+        "n_layer": 5,
+        "n_head": 4,
+        "d_model": 256,
+        "init_std": 0.04,
+    },
+}
+
+
+@dataclass(frozen=True)
+class AlignedConfig(ModernConfig):
+    model_type = "aligned"
+    possible_modes = ("car", "ac", "ar")
+    presets = PRESETS
+
+    n_encoder: int = 5  # encoder layers
+    n_layer: int = 7  # decoder layers
+    neighbours: int = 1  # first layers of the encoder that read only t-1 and t+1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("n_encoder")
+        self.check_neighbours(self.neighbours, self.n_encoder)
+
+
+class Aligned(ModernModel):
+    config: AlignedConfig
+    config_class = AlignedConfig
+    extra_rows = 2  # the mask, and the start token
+    answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
+    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+
+    def __init__(self, config: AlignedConfig) -> None:
+        super().__init__(config)
+        self.encoder = self.stack(config.n_encoder)
+        self.norm_feature = nn.LayerNorm(config.d_model)
+        self.join = Linear(config.d_model, config.d_model)
+        self.layers = self.stack(config.n_layer)  # the decoder
+        initialise(self, config.init_std, branches=2 * (config.n_encoder + config.n_layer))
+
+    def blocks(self) -> list[nn.Module]:
+        return [*self.encoder, *self.layers]
+
+    @property
+    def start_id(self) -> int:
+        return self.config.vocab_size + 1
+
+    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+        T = tokens.shape[1]
+        given = tokens.masked_fill(~context, self.config.mask_id)
+        x = self.embed(shifted_right(given if mode == "ac" else tokens, self.start_id))
+        x = x + (self.nothing() if mode == "ar" else self.features(given, lengths))
+        mask = causal_mask(T, tokens.device)
+
+        def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q, k, v, mask)
+
+        angles = self.angles(torch.arange(T, device=tokens.device))
+        return self.norm(pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked))
+
+    def features(self, given: Tensor, lengths: Tensor) -> Tensor:
+        """Return W LN(e_t) (B, T, d) for ids `given` (B, T), masks in the holes."""
+        T = given.shape[1]
+        angles = self.angles(torch.arange(T, device=given.device))
+        read = two_sided(lengths, T, self.config.neighbours)
+        encoded = run_blocks(self.encoder, self.embed(given), angles, read, recompute=self.recompute)
+        joined: Tensor = self.join(self.norm_feature(encoded))
+        return joined
+
+    def nothing(self) -> Tensor:
+        """Return the feature (d,) used in mode `ar`: that of a mask between two masks.
+
+        It knows nothing of the text, not even its length.
+        """
+        masks = torch.full((1, 3), self.config.mask_id, device=self.embedding.weight.device)
+        return self.features(masks, torch.tensor([3], device=masks.device))[0, 1]
+
+    def empty_cache(self, mode: str, rows: int, length: int) -> "AlignedCache | None":
+        return AlignedCache(self, mode, rows, length) if mode != "ac" else None
+
+
+class AlignedCache(RowCache):
+    """The encoder's features, and keys and values of the decoder's rows.
+
+    Slot t belongs to the row that predicts token t.
+    """
+
+    model: Aligned
+    feature: Tensor  # (rows, length, d)
+
+    def slots_for(self, length: int) -> int:
+        return length
+
+    def row_state(self, rows: int, length: int, weight: Tensor) -> dict[str, Tensor]:
+        return {"feature": weight.new_zeros(rows, length if self.mode == "car" else 0, weight.shape[1])}
+
+    def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
+        if self.mode == "car":
+            given = tokens.masked_fill(~context & inside_of(tokens, lengths), self.model.config.mask_id)
+            self.feature[rows, : tokens.shape[1]] = self.model.features(given, lengths)
+
+    def states(self, rows: Tensor, positions: Tensor) -> Tensor:
+        row, t, answers = self.pending(rows, positions, torch.ones_like(self.tokens, dtype=torch.bool))
+        ids = torch.where(t > 0, self.tokens[row, (t - 1).clamp(min=0)], self.model.start_id)
+        x = self.model.embed(ids) + (self.feature[row, t] if self.mode == "car" else self.model.nothing())
+        index, present = compressed(torch.arange(self.length, device=t.device) <= t[:, None])
+        flat = row * self.slots + t
+
+        def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.layers[layer].write(flat, k[0], v[0])
+            return self.attend(layer, q, row, index, present)
+
+        x = run_blocks(self.model.layers, x[None], self.model.angles(t[None]), read)[0]
+        return self.model.norm(x[answers])

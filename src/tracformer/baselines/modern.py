@@ -1,0 +1,380 @@
+"""BERT, BART and BERT-bidir as one would build them today, beside the published ones.
+
+What differs from the published systems, in all three alike: norms before the branches and a final
+norm before the tied head, rotary positions in self- and cross-attention instead of a learned table,
+a softmax in float32, no GELU before the head. BERT-bidir reads its two features at t-1 and t+1, so
+that a target does not spend them on its own mask.
+
+With `neighbours=1` the first layer of each stack reads only the neighbours of its position: in an
+encoder t-1 and t+1; in BART's decoder, whose row for t holds x_{t-1}, that row itself and the
+encoder's features at t-1 and t+1. It tells a network where its neighbours are, which it otherwise
+has to learn.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tracformer.baselines.transformer import DenseModel, attend, attend_at, inside_of, pick, shifted_right
+from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.blocks import Angles, Block, Read, initialise, rotary_angles, run_blocks, split_heads
+from tracformer.model.config import ModelConfig
+from tracformer.model.fast_step import Linear
+
+
+@dataclass(frozen=True)
+class ModernConfig(ModelConfig):
+    """Shape of a stack of `Block`s."""
+
+    n_layer: int = 12
+    n_head: int = 12
+    d_model: int = 768
+    dropout: float = 0.0  # on embeddings and residual branches, never inside attention
+    rotary_base: float = 10000.0
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("n_layer", "n_head", "d_model")
+        if self.d_model % self.n_head or (self.d_model // self.n_head) % 2:
+            raise ValueError(f"d_model is {self.d_model} and n_head {self.n_head}; d_model must be n_head times an even head size")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
+        for field in ("rotary_base", "init_std"):
+            if not getattr(self, field) > 0.0:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; it must be positive")
+
+    @property
+    def head_size(self) -> int:
+        return self.d_model // self.n_head
+
+    def check_neighbours(self, value: int, layers: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= layers:
+            raise ValueError(f"neighbours is {value!r}; it must be a number of layers in 0..{layers}")
+
+
+class ModernModel(DenseModel):
+    """What the stacks of blocks share: one embedding, which is also the head, and a final norm."""
+
+    config: ModernConfig
+    extra_rows: ClassVar[int] = 1  # of the embedding, behind the vocabulary: the mask first
+
+    def __init__(self, config: ModernConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size + self.extra_rows, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm = nn.LayerNorm(config.d_model)
+
+    def stack(self, layers: int) -> nn.ModuleList:
+        config = self.config
+        return nn.ModuleList(Block(config.d_model, config.n_head, config.dropout) for _ in range(layers))
+
+    @property
+    def head(self) -> Tensor:
+        return self.embedding.weight[: self.config.vocab_size]
+
+    def embedding_tables(self) -> list[Tensor]:
+        return [self.embedding.weight]
+
+    def angles(self, positions: Tensor) -> Angles:
+        """Rotary angles of positions (...)."""
+        return rotary_angles(positions, self.config.head_size, self.config.rotary_base, self.embedding.weight.dtype)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        embedded: Tensor = self.dropout(self.embedding(ids))
+        return embedded
+
+    @property
+    def recompute(self) -> bool:
+        return self.checkpoint_activations and self.training
+
+
+def next_to(lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return for each position t of (B, T) the index (B, T, 2) of t-1 and t+1, and which of them
+    exist.
+    """
+    t = torch.arange(length, device=lengths.device)
+    index = torch.stack((t - 1, t + 1), dim=1).expand(len(lengths), -1, -1)
+    return index.clamp(0, length - 1), (index >= 0) & (index < lengths[:, None, None])
+
+
+def two_sided(lengths: Tensor, length: int, neighbours: int) -> Read:
+    """Every position reads all others; in the first `neighbours` layers only those next to it."""
+    inside = torch.arange(length, device=lengths.device) < lengths[:, None]
+    mask = None if bool(inside.all()) else inside[:, None]  # (B, 1, T)
+    near = next_to(lengths, length)
+
+    def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_at(q, k, v, *near) if layer < neighbours else attend(q, k, v, mask)
+
+    return read
+
+
+def causal_mask(length: int, device: torch.device) -> Tensor:
+    """(1, T, T): each position reads itself and those before it."""
+    return torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
+
+
+# ---- BERT
+
+
+@dataclass(frozen=True)
+class BertModernConfig(ModernConfig):
+    model_type = "bert-modern"
+    possible_modes = ("ac",)
+    presets = {  # noqa: RUF012
+        "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "dropout": 0.1},
+        "tiny": {
+            "vocab_size": 256,
+            "max_length": 128,
+            "n_layer": 7,
+            "n_head": 4,
+            "d_model": 128,
+            "init_std": 0.05,
+        },
+        "mini": {
+            "vocab_size": 4096,
+            "max_length": 256,
+            "n_layer": 8,
+            "n_head": 3,
+            "d_model": 144,
+            "init_std": 0.05,
+        },
+        "laptop": {
+            "vocab_size": 4096,
+            "max_length": 256,
+            "n_layer": 9,
+            "n_head": 4,
+            "d_model": 256,
+            "init_std": 0.04,
+        },
+    }
+
+    n_layer: int = 10
+    neighbours: int = 0  # first layers that read only t-1 and t+1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_neighbours(self.neighbours, self.n_layer)
+
+
+class BertModern(ModernModel):
+    """One two-sided encoder reads the text with every target as the mask: p(x_t | x_C)."""
+
+    config: BertModernConfig
+    config_class = BertModernConfig
+    answers = {"ac": MARGINAL}  # noqa: RUF012
+
+    def __init__(self, config: BertModernConfig) -> None:
+        super().__init__(config)
+        self.layers = self.stack(config.n_layer)
+        initialise(self, config.init_std, branches=2 * config.n_layer)
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+        T = tokens.shape[1]
+        x = self.embed(tokens.masked_fill(~context, self.config.mask_id))
+        angles = self.angles(torch.arange(T, device=tokens.device))
+        read = two_sided(lengths, T, self.config.neighbours)
+        return self.norm(pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked))
+
+
+# ---- BART
+
+
+@dataclass(frozen=True)
+class BartModernConfig(ModernConfig):
+    model_type = "bart-modern"
+    possible_modes = ("car",)
+    presets = {  # noqa: RUF012
+        "paper": {"vocab_size": 50257, "max_length": 1024, "dropout": 0.1},
+        "tiny": {
+            "vocab_size": 256,
+            "max_length": 128,
+            "n_layer": 6,
+            "n_head": 3,
+            "d_model": 96,
+            "init_std": 0.06,
+        },
+        "mini": {
+            "vocab_size": 4096,
+            "max_length": 256,
+            "n_layer": 8,
+            "n_head": 3,
+            "d_model": 96,
+            "init_std": 0.06,
+        },
+        "laptop": {
+            "vocab_size": 4096,
+            "max_length": 256,
+            "n_layer": 7,
+            "n_head": 3,
+            "d_model": 192,
+            "init_std": 0.04,
+        },
+    }
+
+    n_layer: int = 8  # encoder layers, and as many decoder layers
+    n_head: int = 9
+    d_model: int = 576
+    neighbours: int = 0  # first layers of each stack that read only the neighbours
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_neighbours(self.neighbours, self.n_layer)
+
+
+class CrossBlock(Block):
+    """A decoder block: causal self-attention, attention to the encoder, feed-forward."""
+
+    def __init__(self, d_model: int, n_head: int, dropout: float) -> None:
+        super().__init__(d_model, n_head, dropout)
+        self.norm_cross = nn.LayerNorm(d_model)
+        self.cross_q = Linear(d_model, d_model)
+        self.cross_kv = Linear(d_model, 2 * d_model)
+        self.cross_out = Linear(d_model, d_model)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        angles: Angles,
+        near: tuple[Tensor, Tensor] | None,
+        inside: Tensor,
+    ) -> Tensor:
+        """Run decoder states x (B, T, d) over encoder features `memory` (B, T, d).
+
+        `near` are the keys of a neighbours layer, else None; `inside` (B, 1, T) is memory that is
+        not padding.
+        """
+        q, k, v = self.project(x, angles)
+        mixed = v if near is not None else attend(q, k, v, causal_mask(x.shape[1], x.device))
+        x = x + self.dropout(self.out(mixed.flatten(-2)))
+        (q,) = split_heads(self.cross_q(self.norm_cross(x)), angles, self.n_head)
+        k, v = split_heads(self.cross_kv(memory), angles, self.n_head, parts=2, turned=1)
+        mixed = attend(q, k, v, inside) if near is None else attend_at(q, k, v, *near)
+        x = x + self.dropout(self.cross_out(mixed.flatten(-2)))
+        return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
+
+
+class BartModern(ModernModel):
+    """A two-sided encoder reads the given text, a causal decoder writes all of it: p(x_t | x_C,
+    x_<t).
+
+    The decoder's row for t holds x_{t-1} and stands at position t. The mask opens the decoder's
+    text.
+    """
+
+    config: BartModernConfig
+    config_class = BartModernConfig
+    answers = {"car": EXACT}  # noqa: RUF012
+
+    def __init__(self, config: BartModernConfig) -> None:
+        super().__init__(config)
+        self.encoder = self.stack(config.n_layer)
+        self.norm_memory = nn.LayerNorm(config.d_model)
+        self.decoder = nn.ModuleList(CrossBlock(config.d_model, config.n_head, config.dropout) for _ in range(config.n_layer))
+        initialise(self, config.init_std, branches=3 * config.n_layer)
+
+    def blocks(self) -> list[nn.Module]:
+        return [*self.encoder, *self.decoder]
+
+    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+        T = tokens.shape[1]
+        angles = self.angles(torch.arange(T, device=tokens.device))
+        memory = self.embed(tokens.masked_fill(~context, self.config.mask_id))
+        read = two_sided(lengths, T, self.config.neighbours)
+        memory = self.norm_memory(run_blocks(self.encoder, memory, angles, read, recompute=self.recompute))
+        near, inside = next_to(lengths, T), inside_of(tokens, lengths)[:, None]
+        x = self.embed(shifted_right(tokens, self.config.mask_id))
+        for number, block in enumerate(self.decoder):
+            inputs = (x, memory, angles, near if number < self.config.neighbours else None, inside)
+            x = checkpoint(block, *inputs, use_reentrant=False) if self.recompute else block(*inputs)
+        return self.norm(pick(x, asked))
+
+
+# ---- BERT-bidir
+
+
+@dataclass(frozen=True)
+class BertBidirModernConfig(ModernConfig):
+    model_type = "bert-bidir-modern"
+    possible_modes = ("ac",)
+    presets = {  # noqa: RUF012
+        "paper": {"vocab_size": 50257, "max_length": 1024, "dropout": 0.1},
+        "tiny": {
+            "vocab_size": 256,
+            "max_length": 128,
+            "n_layer": 6,
+            "n_head": 4,
+            "d_model": 128,
+            "init_std": 0.05,
+        },
+        "mini": {
+            "vocab_size": 4096,
+            "max_length": 256,
+            "n_layer": 7,
+            "n_head": 3,
+            "d_model": 144,
+            "init_std": 0.05,
+        },
+        "laptop": {
+            "vocab_size": 4096,
+            "max_length": 256,
+            "n_layer": 8,
+            "n_head": 4,
+            "d_model": 256,
+            "init_std": 0.04,
+        },
+    }
+
+
+class BertBidirModern(ModernModel):
+    """A causal and a reverse-causal reading with shared weights, joined by an MLP: p(x_t | x_C).
+
+        state = LN(W2 GELU(W1 [f_{t-1}; b_{t+1}])),  f of x_1 .. x_{t-1}, b of x_T .. x_{t+1},
+            targets read as masks
+
+    A feature beyond the text's ends is zero.
+    """
+
+    config: BertBidirModernConfig
+    config_class = BertBidirModernConfig
+    answers = {"ac": MARGINAL}  # noqa: RUF012
+
+    def __init__(self, config: BertBidirModernConfig) -> None:
+        super().__init__(config)
+        d = config.d_model
+        self.layers = self.stack(config.n_layer)
+        self.norm_feature = nn.LayerNorm(d)
+        self.join = nn.Sequential(Linear(2 * d, 4 * d), nn.GELU(), Linear(4 * d, d))
+        initialise(self, config.init_std, branches=2 * config.n_layer)
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+        B, T = tokens.shape
+        given = tokens.masked_fill(~context, self.config.mask_id)
+        t = torch.arange(T, device=tokens.device)
+        # its own inverse; padding stays on the right
+        mirror = torch.where(t < lengths[:, None], lengths[:, None] - 1 - t, t)
+        x = self.embed(torch.cat((given, given.gather(1, mirror))))
+        mask = causal_mask(T, tokens.device)
+
+        def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q, k, v, mask)
+
+        angles = self.angles(torch.cat((t.expand(B, -1), mirror)))
+        features = self.norm_feature(run_blocks(self.layers, x, angles, read, recompute=self.recompute))
+        # column 0: nothing; the feature at slot s is in column s + 1
+        features = nn.functional.pad(features, (0, 0, 1, 0))
+        row, position = asked.nonzero(as_tuple=True)
+        before, after = features[row, position], features[B + row, mirror[row, position]]
+        return self.norm(self.join(torch.cat((before, after), dim=1)))

@@ -1,0 +1,798 @@
+"""Read PyTorch files of other programs without running anything that they contain.
+
+- `read_pickle`: files of tensors and plain values, by `torch.load(weights_only=True)`.
+- `read_checkpoint`: training checkpoints too, whose pickles name classes of other packages. None of
+  these is imported or called: each object becomes a `Placeholder` with its arguments and state,
+  except for those in `REBUILD`. Tensors are read on demand: optimizer state costs nothing.
+
+GPT-2 folders in the layout of `transformers`, such as the published `gpt2`: their `config.json` and weights, as our system reads them.
+
+Their configuration and ours both say `model_type: gpt2`. Theirs has `n_embd` and `n_positions`, ours never; that tells them apart.
+Whatever would make the network another function than ours is refused with its reason.
+
+Read the weights that the authors of SEDD and MDLM published, and their training checkpoints.
+
+| written by | weights | configuration |
+|---|---|---|
+| SEDD, published | `pytorch_model.bin` | `config.json`: the whole training tree |
+| SEDD, training | {model, ema, optimizer, step} | `.hydra/config.yaml` of the run |
+| MDLM, published | `model.safetensors`, names under `backbone.` | `config.json` |
+| MDLM, training | Lightning file {state_dict, ema, hyper_parameters, ...} | in the file itself |
+
+MDLM's code also trains SEDD (`parameterization: sedd`), and writes it in its own layout.
+
+**The mask.** With a tokenizer without a mask token, as GPT-2's, MDLM's code adds one row behind the
+vocabulary, and so does this library: the rows are taken as they are. With a tokenizer that has a
+mask token, as BERT's, that token's row is the mask. Then `vocab_size` is the tokenizer's, all ids
+keep their meaning, the mask's rows are copied behind them, and the mask's own id gets probability
+zero, as it has in the original.
+"""
+
+import errno
+import io
+import json
+import logging
+import math
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+import torch
+import yaml
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tracformer.baselines.diffusion import DiffusionConfig, DiffusionModel
+from tracformer.baselines.dit import ROTARY_BASE
+from tracformer.baselines.mdlm import MDLM, MDLMConfig
+from tracformer.baselines.sedd import SEDD, SEDDConfig
+from tracformer.model import storage
+from tracformer.model.storage import CONFIG_FILE, WEIGHTS_FILE, compare, load_document, on_meta
+
+ZIP_MAGIC = b"PK\x03\x04"
+STORAGES = {
+    "torch.DoubleStorage": torch.float64,
+    "torch.FloatStorage": torch.float32,
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+}  # weights; tensors of other types, such as random states, become placeholders
+
+
+def read_pickle(path: Path) -> Any:
+    """Return what `torch.load(weights_only=True)` reads; else a ValueError with advice."""
+    with path.open("rb"):  # a missing or unreadable file raises its own error
+        pass
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise nearly every kind
+        _refuse(
+            error,
+            f"{path} cannot be read as tensors alone: it is damaged, or it holds more, and could "
+            "then run code when read. If it was downloaded, get it again, best as "
+            "model.safetensors. If you trust it, load it where it was written and save it again: "
+            "torch.save(weights, NEW) for weights by name; for a training checkpoint torch.save("
+            "{key: checkpoint[key] for key in ('model', 'state_dict', 'ema') if key in checkpoint}"
+            ", NEW), since its EMA weights are under 'ema'",
+        )
+
+
+def read_checkpoint(path: Path) -> Any:
+    """Return the contents of a checkpoint: `StoredTensor` for tensors, `Placeholder` for objects.
+
+    Files older than torch 1.6, which are not zip files, go through `read_pickle`.
+
+    Raises:
+        ValueError: The file is damaged or cut short, or it is an old one that holds objects.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != ZIP_MAGIC:
+            return read_pickle(path)
+    try:
+        return _Unpickler(_Archive(path)).load()
+    except Exception as error:
+        _refuse(error, f"{path} is damaged or cut short, or not a PyTorch checkpoint; get it again")
+
+
+def lookup(value: Any, *keys: str) -> Any:
+    """Return the value at a path of keys, through dictionaries and placeholders, or None."""
+    value = _unwrapped(value)
+    for key in keys:
+        value = _unwrapped(value.get(key)) if isinstance(value, dict) else None
+    return value
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return what an OmegaConf node holds; the state and entries of any other placeholder."""
+    for _ in range(8):  # nodes may hold nodes; a hostile file may make a circle
+        if not isinstance(value, Placeholder):
+            break
+        state = value.entries if value.state is None else value.state
+        if isinstance(state, dict):
+            state = {**value.entries, **state}
+            state = state.get("_content", state.get("_val", state))
+        value = state
+    return value
+
+
+class Global(NamedTuple):
+    """A class or function that a pickle names. It is never imported."""
+
+    name: str
+
+
+@dataclass(eq=False, repr=False)
+class Placeholder:
+    """What a pickle says about an object whose class is not imported."""
+
+    kind: str
+    args: tuple[Any, ...] = ()
+    state: Any = None  # the argument of its `__setstate__`, mostly a dictionary of attributes
+    items: list[Any] = field(default_factory=list)  # of a subclass of list or set
+    entries: dict[Any, Any] = field(default_factory=dict)  # of a subclass of dict
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}>"
+
+    def append(self, item: Any) -> None:  # this and the next two are called by the unpickler
+        self.items.append(item)
+
+    add = append
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.entries[key] = value
+
+
+class Storage(NamedTuple):
+    """Where the numbers of some tensors lie in a file."""
+
+    path: Path
+    start: int
+    size: int  # bytes, by the file's directory
+    dtype: torch.dtype
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file. Check its shape before `load`: the shape is what the file claims."""
+
+    storage: Storage
+    offset: int  # elements
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def span(self) -> int:
+        """Return the number of elements from the first to the last one."""
+        steps = zip(self.shape, self.stride, strict=True)
+        return 0 if 0 in self.shape else 1 + sum((n - 1) * step for n, step in steps)
+
+    def load(self) -> Tensor:
+        path, start, _, dtype = self.storage
+        numbers = torch.empty(self.span(), dtype=dtype)
+        raw: Any = numbers.view(torch.uint8).numpy()
+        with path.open("rb") as file:
+            file.seek(start + self.offset * dtype.itemsize)
+            if file.readinto(raw) != len(raw):
+                raise ValueError(f"{path} was cut short while it was read")
+        return numbers.as_strided(self.shape, self.stride).contiguous()
+
+
+class _Archive:
+    """The records of a zip file. They must be stored uncompressed, so that none can grow."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with zipfile.ZipFile(path) as archive:
+            self.records = {info.filename.split("/", 1)[-1]: info for info in archive.infolist()}
+        if "byteorder" in self.records and self.read("byteorder") != b"little":
+            raise zipfile.BadZipFile("its numbers are big-endian; only little-endian is supported")
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Return where a record starts in the file, and its size in bytes."""
+        if (info := self.records.get(name)) is None:
+            raise zipfile.BadZipFile(f"record {name} is missing")
+        with self.path.open("rb") as file:
+            file.seek(info.header_offset)
+            header = file.read(30)
+        start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:]))
+        inside = start + info.file_size <= self.path.stat().st_size
+        if info.compress_type != zipfile.ZIP_STORED or not inside:
+            raise zipfile.BadZipFile(f"record {name} is compressed or reaches beyond the file")
+        return start, info.file_size
+
+    def read(self, name: str) -> bytes:
+        start, size = self.place(name)
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+
+class _Unpickler(pickle._Unpickler):
+    """An unpickler that calls nothing but the functions in `REBUILD`.
+
+    It is the one written in Python because its opcodes can be replaced one by one, and because the
+    one in C allocates as much memory for its memo as the file demands.
+    """
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    stack: list[Any]
+
+    def __init__(self, archive: _Archive) -> None:
+        raw = archive.read("data.pkl")
+        super().__init__(io.BytesIO(raw))
+        self.archive = archive
+        self.room = 1000 + 4 * len(raw)  # elements that may be copied; a file may share its lists
+
+    def find_class(self, module: str, name: str) -> Global:
+        return Global(f"{module.replace('__builtin__', 'builtins')}.{name}")
+
+    def get_extension(self, code: int) -> None:
+        raise pickle.UnpicklingError(f"extension {code} is not supported")
+
+    def persistent_load(self, pid: Any) -> Any:
+        match pid:
+            case ("storage", Global(name), str(key), *_) if name in STORAGES:
+                place = self.archive.place(f"data/{key}")
+                return Storage(self.archive.path, *place, STORAGES[name])
+        return Placeholder("storage")
+
+    def _instantiate(self, kind: Any, args: Any) -> None:
+        """Push what stands for `kind(*args)`; opcodes INST and OBJ end here too."""
+        name = kind.name if isinstance(kind, Global) else "result of a call"
+        rebuild = REBUILD.get(name)
+        self.room -= sum(len(arg) for arg in args if hasattr(arg, "__len__"))
+        if self.room < 0:
+            raise pickle.UnpicklingError("it copies one object over and over")
+        self.stack.append(rebuild(*args) if rebuild else Placeholder(name, tuple(args)))
+
+    def _load_call(self) -> None:
+        args = self.stack.pop()
+        self._instantiate(self.stack.pop(), args)
+
+    def _load_call_ex(self) -> None:
+        self.stack.pop()  # keyword arguments
+        self._load_call()
+
+    def _load_build(self) -> None:
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], Placeholder):
+            self.stack[-1].state = state
+
+    dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _load_call
+    dispatch[pickle.NEWOBJ_EX[0]] = _load_call_ex
+    dispatch[pickle.BUILD[0]] = _load_build
+    del dispatch[pickle.BYTEARRAY8[0]]  # it allocates as much memory as the file demands
+
+
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Any:
+    """rest: requires_grad, backward hooks, and metadata such as a conjugate bit."""
+    if not isinstance(storage, Storage) or any(rest[2:]):
+        return Placeholder("tensor")
+    tensor = StoredTensor(storage, offset, tuple(shape), tuple(stride))
+    numbers = (offset, *tensor.shape, *tensor.stride)
+    valid = all(type(number) is int and number >= 0 for number in numbers)
+    if not valid or (offset + tensor.span()) * storage.dtype.itemsize > storage.size:
+        raise pickle.UnpicklingError(f"a tensor of shape {tensor.shape} exceeds its storage")
+    return tensor
+
+
+def _bytes(text: str = "", encoding: str = "latin1") -> bytes:
+    """Bytes are text in pickles of protocol 2, which torch writes."""
+    return str.encode(text, "latin1")
+
+
+def _number(dtype: Any, raw: Any) -> Any:
+    """Return a NumPy scalar as a Python number."""
+    code = dtype.args[0]  # such as "f8"; the byte order is in the state
+    if not re.fullmatch(r"[fiu][1248]|b1", code):
+        return Placeholder("numpy.scalar")
+    return np.frombuffer(raw, f"{'>' if '>' in dtype.state else '<'}{code}")[0].item()
+
+
+REBUILD: dict[str, Callable[..., Any]] = {
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_parameter": lambda data, *rest: data,
+    "torch.Size": tuple,
+    "collections.OrderedDict": dict,
+    "collections.defaultdict": lambda *args: {},
+    "builtins.set": set,
+    "builtins.bytes": _bytes,
+    "_codecs.encode": _bytes,
+    "numpy.core.multiarray.scalar": _number,
+    "numpy._core.multiarray.scalar": _number,
+}
+
+
+def _refuse(error: Exception, message: str) -> NoReturn:
+    """Raise a ValueError, or the error itself where it is no fault of the file's."""
+    failing = isinstance(error, OSError) and error.errno != errno.EINVAL  # a seek in a short file
+    if failing or isinstance(error, MemoryError) or "allocate memory" in str(error):
+        raise error
+    lines = [line.strip() for line in str(error).splitlines()]
+    # torch writes many lines on how to read the file all the same; one of them has the reason
+    named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
+    reason = named[0] if named else lines[0] if len(lines) == 1 else ""
+    found = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    raise ValueError(f"{message}. Reason: {found}") from error
+
+
+PICKLE_FILE = "pytorch_model.bin"
+THEIR_KEYS = ("n_embd", "n_positions", "n_ctx")
+SIZES = ("vocab_size", "n_embd", "n_layer", "n_head")
+# What our network computes; a file that leaves a key out means the same.
+FIXED = {
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+CAUSAL_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # the causal mask, which older files carry along
+
+
+def is_published(document: Mapping[str, Any]) -> bool:
+    """Is this the `config.json` of a GPT-2 that `transformers` wrote, and not of our own folder?"""
+    return document.get("model_type") == "gpt2" and any(key in document for key in THEIR_KEYS)
+
+
+def published_config(folder: str | PathLike[str], vocab_size: int | None = None) -> dict[str, Any]:
+    """The fields of our `GPT2Config`. `vocab_size`, where given, is what a tokeniser calls for."""
+    document, path = storage.load_document(folder), Path(folder) / storage.CONFIG_FILE
+    if document.get("model_type") != "gpt2":
+        raise ValueError(f"{path} describes a model of type {document.get('model_type')!r}; expected 'gpt2'")
+    if not is_published(document):
+        raise ValueError(f"{path} has none of the keys {', '.join(THEIR_KEYS)}: it is not a GPT-2 folder that transformers wrote")
+    positions = document.get("n_positions", document.get("n_ctx"))
+    sizes = {key: document.get(key) for key in SIZES} | {"n_positions": positions}
+    for key, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{path}: {key} is {value!r}; it must be a positive integer")
+    for key, value in FIXED.items():
+        if document.get(key, value) != value:
+            raise ValueError(f"{path}: {key} is {document[key]!r}; this system computes GPT-2 with {key} = {value!r} only")
+    if document.get("n_inner") not in (None, 4 * document["n_embd"]):
+        raise ValueError(f"{path}: n_inner is {document['n_inner']!r}; only 4 * n_embd = {4 * document['n_embd']} is read")
+    if vocab_size is not None and document["vocab_size"] != vocab_size:
+        raise ValueError(f"{path}: vocab_size is {document['vocab_size']}, but the tokeniser has {vocab_size} tokens")
+    bos = document.get("bos_token_id")
+    return {
+        "vocab_size": document["vocab_size"],
+        "max_length": positions,
+        "n_layer": document["n_layer"],
+        "n_head": document["n_head"],
+        "d_model": document["n_embd"],
+        "dropout": document.get("resid_pdrop", 0.1),
+        "bos_id": -1 if bos is None else bos,
+    }
+
+
+def published_weights(folder: str | PathLike[str], expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The tensors of a `GPT2Model` by its own names, checked against the names and shapes that the configuration calls for."""
+    path, tensors = _read_gpt2(Path(folder))
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    head = tensors.pop("lm_head.weight", None)
+    table = tensors.get("wte.weight")
+    if head is not None and (table is None or not torch.equal(head, table)):
+        raise ValueError(f"{path}: lm_head.weight differs from wte.weight; this system's head is the embedding itself")
+    tensors = {name: tensor for name, tensor in tensors.items() if not CAUSAL_BUFFERS.fullmatch(name)}
+    storage.compare(path, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
+    return tensors
+
+
+def _read_gpt2(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    safe, pickled = folder / storage.WEIGHTS_FILE, folder / PICKLE_FILE
+    if safe.is_file():
+        try:
+            return safe, load_file(safe)
+        except SafetensorError as error:
+            raise ValueError(f"{safe} is damaged or not a safetensors file: {error}") from error
+    if not pickled.is_file():
+        parts = [path.name for path in (safe, pickled) if path.with_name(f"{path.name}.index.json").is_file()]
+        told = f"its {parts[0]} is split into parts; save it as one file" if parts else f"there is no {safe.name} or {PICKLE_FILE} in it"
+        raise FileNotFoundError(f"{folder} holds no weights: {told}")
+    found = read_pickle(pickled)
+    if not isinstance(found, dict) or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):
+        raise ValueError(f"{pickled} does not hold tensors by name; get the model as {safe.name}")
+    return pickled, found
+
+
+LOGGER = logging.getLogger(__name__)
+HYDRA_FILE = ".hydra/config.yaml"  # in the folder of a run, whose files are in `checkpoints/`
+PREFIX = "backbone."
+FREQUENCIES = "rotary_emb.inv_freq"  # a buffer of theirs, computed here
+TABLE = "vocab_embed.embedding"
+HEAD_BIAS = "output_layer.linear.bias"
+TOKEN_ROWS = (TABLE, "output_layer.linear.weight", HEAD_BIAS)  # one row for each token
+IMPOSSIBLE = -3e4  # logit of a token with probability zero; float16 can hold it
+
+Weights = Mapping[str, Tensor | StoredTensor]
+M = TypeVar("M", bound=DiffusionModel)
+
+
+class Vocabulary(NamedTuple):
+    """What a tokenizer says about the rows of a model."""
+
+    size: int
+    mask: int | None  # the id of its mask token
+
+
+GPT2 = Vocabulary(50257, None)
+BERT = Vocabulary(30522, 103)
+TOKENIZERS = {
+    "gpt2": GPT2,
+    "openai-community/gpt2": GPT2,
+    "bert-base-uncased": BERT,
+    "google-bert/bert-base-uncased": BERT,
+    "text8": Vocabulary(35, 4),  # of MDLM's own code
+}  # by their names in MDLM's configuration
+
+
+class Layout(NamedTuple):
+    """How a training code writes a system: names of tensors, keys of its configuration."""
+
+    family: str
+    prefix: str  # of tensor names
+    rows: tuple[str, int] | None  # key of the vocabulary's size, and the number of rows beyond it
+    keys: Mapping[str, str]  # from our fields to their keys
+    required: Mapping[str, Any]  # the only values that our network computes
+
+
+SHAPE = {
+    "max_length": ("model.length", "model_length"),
+    "n_layer": ("model.n_blocks", "n_blocks"),
+    "n_head": ("model.n_heads", "n_heads"),
+    "d_model": ("model.hidden_size", "hidden_dim"),
+    "d_condition": ("model.cond_dim", "cond_dim"),
+    "dropout": ("model.dropout", "dropout"),
+}  # in a training tree, and in MDLM's published configuration
+TREE = {field: keys[0] for field, keys in SHAPE.items()}
+FLAT = {field: keys[1] for field, keys in SHAPE.items()}
+TIME = {"time_conditioning": "time_conditioning"}
+ABSORBING = {"graph.type": "absorb", "noise.type": "loglinear", "model.scale_by_sigma": True}
+DIT = {"backbone": "dit", "noise.type": "loglinear"}
+SEDD_OWN = Layout("SEDD", "", ("tokens", 1), TREE, ABSORBING)
+SEDD_BY_MDLM = Layout("SEDD", PREFIX, None, TREE, {**DIT, "time_conditioning": True})
+MDLM_TRAINED = Layout("MDLM", PREFIX, None, {**TREE, **TIME}, DIT)
+MDLM_PUBLISHED = Layout("MDLM", PREFIX, ("vocab_size", 0), {**FLAT, **TIME}, {})
+
+
+def load_sedd(
+    path: str | PathLike[str],
+    *,
+    config: SEDDConfig | None = None,
+    mask_token_id: int | None = None,
+    ema: bool = True,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    report: Callable[[str], None] = LOGGER.info,
+) -> SEDD:
+    """Return the SEDD of a published folder or a training file, of SEDD's own code or of MDLM's.
+
+    Args:
+        path: Folder with `config.json` and weights, or a file of weights.
+        config: Configuration to use instead of the one that is found at `path`.
+        mask_token_id: Row of the mask, where the checkpoint does not say which it is.
+        ema: Load the EMA weights where the file has them. False: the raw weights.
+        dtype: Type of the loaded weights.
+        device: Device of the loaded weights.
+        report: Called with one line that says which weights were loaded.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder, or it holds no weights.
+        ValueError: The file is damaged, of another family, or does not match its configuration.
+    """
+    return _load(SEDD, Path(path), config, mask_token_id, ema, dtype, device, report)
+
+
+def load_mdlm(
+    path: str | PathLike[str],
+    *,
+    config: MDLMConfig | None = None,
+    mask_token_id: int | None = None,
+    ema: bool = True,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    report: Callable[[str], None] = LOGGER.info,
+) -> MDLM:
+    """Return the MDLM of a published folder or a Lightning file; see `load_sedd`."""
+    if config is not None and config.backbone != "dit":
+        raise ValueError(f"config has backbone {config.backbone!r}; these weights are of 'dit'")
+    return _load(MDLM, Path(path), config, mask_token_id, ema, dtype, device, report)
+
+
+def reader_of(document: Mapping[str, Any]) -> Callable[..., DiffusionModel] | None:
+    """Return the function that reads the folder with this `config.json`, if one of them does."""
+    layout = _layout(document)
+    return None if layout is None else load_sedd if layout.family == "SEDD" else load_mdlm
+
+
+def _load(
+    kind: type[M],
+    path: Path,
+    config: DiffusionConfig | None,
+    mask_token_id: int | None,
+    ema: bool,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    report: Callable[[str], None],
+) -> M:
+    checkpoint = _Checkpoint(path, kind.__name__, config)
+    file, rows = checkpoint.file, checkpoint.rows
+    mask, vocab_size = checkpoint.find_mask(mask_token_id)
+    config = config or checkpoint.read_config(kind.config_class, vocab_size)
+    blocks = {name.split(".")[1] for name in checkpoint.weights if name.startswith("blocks.")}
+    if len(blocks) != config.n_layer:
+        raise ValueError(f"{file} has {len(blocks)} blocks; expected {config.n_layer}")
+    with on_meta():
+        model = kind(config)
+    shapes = {name: tuple(value.shape) for name, value in model.backbone.state_dict().items()}
+    shapes |= {name: (rows, *shapes[name][1:]) for name in TOKEN_ROWS}
+    weights = checkpoint.weights
+    if (frequencies := weights.pop(FREQUENCIES, None)) is not None:
+        _check_frequencies(file, frequencies, config.d_model // config.n_head)
+    compare(file, {name: tuple(value.shape) for name, value in weights.items()}, shapes)
+    averages = lookup(checkpoint.document, "ema")
+    if averages is not None and ema:
+        weights = _ema_weights(file, lookup(averages, "shadow_params"), weights)
+    raw = "raw weights (the file has no EMA weights)" if averages is None else "raw weights"
+    report(f"{file}: loaded {'EMA weights' if averages is not None and ema else raw}")
+    tensors = {name: _loaded(value) for name, value in weights.items()}
+    if vocab_size == rows:
+        tensors = _with_mask_behind(tensors, mask, kind is SEDD)
+    tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    model.backbone.load_state_dict(tensors, assign=True)
+    return model.eval()
+
+
+class _Checkpoint:
+    """A file of weights and its configuration, of the family `family`."""
+
+    def __init__(self, path: Path, family: str, config: DiffusionConfig | None) -> None:
+        self.file, self.document = _read(path)
+        self.given = config
+        self.hyper = lookup(self.document, "hyper_parameters")  # of Lightning
+        self.inside = lookup(self.hyper, "config") or self.hyper
+        self.tree, self.where = self._find_tree()
+        self.layout = self._find_layout(family)
+        self.weights = self._named_weights()
+        table = self.weights.get(TABLE)
+        if table is None or len(table.shape) != 2:
+            found = _some(self.weights)
+            raise ValueError(f"{self.file}: expected a matrix {TABLE}; found only {found}")
+        self.rows: int = table.shape[0]
+
+    def _find_tree(self) -> tuple[Any, str]:
+        """Return the configuration, and where it stands: beside the file, in it, or in its run.
+
+        Where the caller gives a configuration, only the one in the file is read, if any.
+        """
+        folder, inside = self.file.parent, self.inside
+        if self.given is None and (folder / CONFIG_FILE).is_file():
+            return load_document(folder), str(folder / CONFIG_FILE)
+        if inside or self.given is not None:
+            return inside, f"{self.file}: hyper_parameters"
+        for path in (folder / HYDRA_FILE, folder.parent / HYDRA_FILE):
+            if path.is_file():
+                try:
+                    return yaml.safe_load(path.read_text(encoding="utf-8")), str(path)
+                except (yaml.YAMLError, UnicodeDecodeError) as error:
+                    raise ValueError(f"{path} is not valid YAML: {error}") from error
+        advice = f"put its {CONFIG_FILE} beside it, or pass config="
+        raise ValueError(f"{self.file} holds weights without a configuration; {advice}")
+
+    def _find_layout(self, family: str) -> Layout:
+        layout, inside = _layout(self.tree), _layout(self.inside)
+        if inside is not None and inside.family != family:
+            found = f"hyper_parameters are {inside.family}'s"
+            raise ValueError(f"{self.file}: {found}; expected {family}'s")
+        named = lookup(self.tree, "parameterization")
+        if layout is None and self.given is not None and named is None:
+            prefixed = any(str(name).startswith(PREFIX) for name in self._raw())
+            return MDLM_TRAINED if family == "MDLM" else SEDD_BY_MDLM if prefixed else SEDD_OWN
+        if layout is None or layout.family != family:
+            other = f"parameterization={named!r}, model_type={lookup(self.tree, 'model_type')!r}"
+            found = f"of another system ({other})" if layout is None else f"{layout.family}'s"
+            raise ValueError(f"{self.where} is {found}; expected {family}'s")
+        return layout
+
+    def _raw(self) -> dict[Any, Any]:
+        parts = (self.document.get(key) for key in ("state_dict", "model"))
+        return next((part for part in parts if isinstance(part, dict)), self.document)
+
+    def _named_weights(self) -> dict[str, Tensor | StoredTensor]:
+        """Return the raw weights without their prefix, in the file's order."""
+        found, prefix = self._raw(), self.layout.prefix
+        strange = [
+            f"{name} is {value!r:.100}"
+            for name, value in found.items()
+            if not isinstance(name, str) or not isinstance(value, Tensor | StoredTensor)
+        ]
+        if strange:
+            raise ValueError(f"{self.file}: expected tensors by name; {_some(strange, '; ')}")
+        foreign = [name for name in found if name.startswith(PREFIX) != bool(prefix)]
+        if foreign:
+            wanted = f"names {'under' if prefix else 'without'} {PREFIX!r}"
+            raise ValueError(f"{self.file}: expected {wanted}; found {_some(foreign)}")
+        return {name.removeprefix(prefix): value for name, value in found.items()}
+
+    def read_config(self, kind: Callable[..., Any], size: int) -> DiffusionConfig:
+        for key, wanted in self.layout.required.items():
+            if (found := self._get(key)) != wanted:
+                raise ValueError(f"{self.where}: {key} is {found!r}; only {wanted!r} is supported")
+        key = "training.change_of_variables"  # with which the network is told t, not sigma(t)
+        if lookup(self.tree, "time_conditioning") and lookup(self.tree, *key.split(".")):
+            raise ValueError(f"{self.where}: {key} is True; only False is supported")
+        values = {field: self._get(key) for field, key in self.layout.keys.items()}
+        try:
+            config: DiffusionConfig = kind(vocab_size=size, **values)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {error}") from error
+        return config
+
+    def _get(self, key: str) -> Any:
+        if (value := lookup(self.tree, *key.split("."))) is None:
+            raise ValueError(f"{self.where} has no {key}")
+        return value
+
+    # ---- the mask
+
+    def find_mask(self, given: int | None) -> tuple[int, int]:
+        """Return the mask's row, and the number of tokens: all rows if it is one of the tokens.
+
+        Every source that says something about the mask must say the same.
+        """
+        rows, config = self.rows, self.given
+        name = lookup(self.tree, "data", "tokenizer_name_or_path")
+        tokenizer = lookup(self.hyper, "tokenizer")
+        vocabulary = _vocabulary(tokenizer) or TOKENIZERS.get(str(name))
+        own = vocabulary is not None and vocabulary.mask is not None
+        found: dict[str, Any] = {}
+        if vocabulary is not None:
+            described = f"{vocabulary.size} tokens, mask token {vocabulary.mask}"
+            self._require_rows(f"its tokenizer ({described})", vocabulary.size + (not own))
+            found["its tokenizer"] = vocabulary.mask if own else rows - 1
+        if config is not None:
+            self._require_rows("config", config.vocab_size + 1, config.vocab_size)
+        elif self.layout.rows is not None:
+            key, extra = self.layout.rows
+            if type(size := self._get(key)) is not int or size < 1:
+                raise ValueError(f"{self.where}: {key} is {size!r}; it must be a positive integer")
+            self._require_rows(f"{key} of {self.where}", size + extra)
+        for key in ("mask_index", "mask_token_id"):
+            if (value := lookup(self.tree, key)) is not None:
+                found[f"{key} of {self.where}"] = value
+        if self.layout is SEDD_OWN or (config is not None and config.vocab_size == rows - 1):
+            found["the size of its vocabulary"] = rows - 1
+        if given is not None:
+            found["the argument mask_token_id"] = given
+        if not found and name is None and tokenizer is None and rows == GPT2.size + 1:
+            found["the size of GPT-2's vocabulary"] = rows - 1  # as published, with nothing else
+        if not found:
+            raise ValueError(
+                f"{self.file} does not say which of its {rows} rows is the mask. Pass "
+                f"mask_token_id=, or add mask_token_id to its {CONFIG_FILE}: the id of the "
+                f"tokenizer's mask token, or {rows - 1} if the tokenizer has none"
+            )
+        valid = all(type(mask) is int and 0 <= mask < rows for mask in found.values())
+        if not valid or len(set(found.values())) > 1:
+            listed = "; ".join(f"{source} gives {mask!r}" for source, mask in found.items())
+            expected = f"expected one row in 0..{rows - 1}"
+            raise ValueError(f"{self.file}: the row of the mask is not clear, {expected}: {listed}")
+        mask = next(iter(found.values()))
+        own = own or mask < rows - 1 or (config is not None and config.vocab_size == rows)
+        return mask, rows if own else rows - 1
+
+    def _require_rows(self, source: str, *sizes: int) -> None:
+        if self.rows not in sizes:
+            found = f"{self.file} has {self.rows} rows in {TABLE}"
+            raise ValueError(f"{found}; {source} calls for {sizes[0]}, the mask included")
+
+
+def _layout(tree: Any) -> Layout | None:
+    """Return the layout that a configuration belongs to; None if it is of another system."""
+    if lookup(tree, "graph", "type") is not None:
+        return SEDD_OWN
+    if lookup(tree, "model", "hidden_size") is not None:
+        trained = {"sedd": SEDD_BY_MDLM, "subs": MDLM_TRAINED}
+        return trained.get(str(lookup(tree, "parameterization")))
+    flat = lookup(tree, "hidden_dim") is not None and lookup(tree, "n_blocks") is not None
+    return MDLM_PUBLISHED if flat else None
+
+
+def _vocabulary(tokenizer: Any) -> Vocabulary | None:
+    """Return what a pickled tokenizer of `transformers` says; None if it is of another kind."""
+    ids = _token_ids(tokenizer) if isinstance(tokenizer, dict) else None
+    special = lookup(tokenizer, "_special_tokens_map")  # since transformers 4.46
+    if ids is None or not (isinstance(special, dict) or "_mask_token" in tokenizer):
+        return None
+    token = lookup(special, "mask_token") if special else lookup(tokenizer, "_mask_token")
+    text = token.get("content") if isinstance(token, dict) else token  # an AddedToken, or a string
+    if text is None:
+        return Vocabulary(len(ids), None)
+    return Vocabulary(len(ids), ids[text]) if isinstance(text, str) and text in ids else None
+
+
+def _token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the vocabulary: the largest table of integers, or that in a fast tokenizer's JSON."""
+    tables = [lookup(value) for value in tokenizer.values()]
+    raw = lookup(tokenizer, "_tokenizer")
+    if isinstance(raw, bytes):
+        try:
+            vocab = json.loads(raw)["model"]["vocab"]
+            pairs = isinstance(vocab, list)  # of a piece and its score
+            tables = [{pair[0]: i for i, pair in enumerate(vocab)} if pairs else vocab]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+    tables = [table for table in tables if isinstance(table, dict)]
+    tables = [table for table in tables if all(type(i) is int for i in table.values())]
+    return max(tables, key=len, default=None)
+
+
+# ---- weights
+
+
+def _read(path: Path) -> tuple[Path, dict[str, Any]]:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    if path.is_dir():
+        files = [path / name for name in (WEIGHTS_FILE, PICKLE_FILE) if (path / name).is_file()]
+        if not files:
+            names = f"neither {WEIGHTS_FILE} nor {PICKLE_FILE} is in it"
+            raise FileNotFoundError(f"{path} holds no weights: {names}")
+        path = files[0]
+    if path.suffix == ".safetensors":
+        try:
+            return path, load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    document = read_checkpoint(path)
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} holds {document!r:.100}; expected a dictionary of tensors")
+    return path, document
+
+
+def _check_frequencies(file: Path, found: Tensor | StoredTensor, head_size: int) -> None:
+    expected = ROTARY_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    alike = tuple(found.shape) == tuple(expected.shape)
+    if not alike or not torch.allclose(_loaded(found).double(), expected, rtol=1e-2, atol=0.0):
+        wanted = f"expected those of base {ROTARY_BASE:g} and head size {head_size}"
+        raise ValueError(f"{file}: {FREQUENCIES} differ, {wanted}; is n_heads right?")
+
+
+def _ema_weights(file: Path, averages: Any, raw: Weights) -> dict[str, Tensor | StoredTensor]:
+    """Name the averages: a list in the order of the parameters, as are the raw weights."""
+    listed = averages if isinstance(averages, list) else []
+    alike = [tuple(value.shape) for value in raw.values()] == [
+        tuple(value.shape) if isinstance(value, Tensor | StoredTensor) else None for value in listed
+    ]
+    if not alike:
+        wanted = f"{len(raw)} tensors with the shapes of the raw weights"
+        found = f"{len(listed)} that do not match; pass ema=False to load the raw weights"
+        raise ValueError(f"{file}: expected ema.shadow_params to be {wanted}; found {found}")
+    return dict(zip(raw, listed, strict=True))
+
+
+def _with_mask_behind(tensors: dict[str, Tensor], mask: int, scores: bool) -> dict[str, Tensor]:
+    """Copy the mask's rows behind all others, and make the mask impossible as a prediction."""
+    rows = {name: torch.cat((tensors[name], tensors[name][mask, None])) for name in TOKEN_ROWS}
+    bias = rows[HEAD_BIAS] = rows[HEAD_BIAS].double()
+    if scores:  # SEDD subtracts the logarithm of the number of tokens, which is one more now
+        bias += math.log((len(bias) - 1) / (len(bias) - 2))
+    bias[mask] = IMPOSSIBLE
+    return tensors | rows
+
+
+def _loaded(value: Tensor | StoredTensor) -> Tensor:
+    return value.load() if isinstance(value, StoredTensor) else value
+
+
+def _some(names: Any, join: str = ", ") -> str:
+    listed = [str(name) for name in names]
+    return join.join(listed[:5]) + (f"{join}and {len(listed) - 5} more" if len(listed) > 5 else "")

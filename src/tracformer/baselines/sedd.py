@@ -1,0 +1,204 @@
+"""SEDD (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities, trained by score entropy.
+
+With s_y the log-score of token y behind a mask and r = 1/expm1(sigma) its scale, published networks answer
+s_y = g_y + log r, g_y = logits_y - log(number of real tokens). Then a masked target's score entropy
+
+    sigma' [ sum_y e^{s_y} - r s_{x_0} + r (log r - 1) ] = sigma' r [ sum_y e^{g_y} - 1 - g_{x_0} ],   sigma' r = 1/t,
+
+which is at least -log p(x_0) / t under p = softmax(g), with equality where the scores sum as they should.
+
+D3PM (Austin et al., 2021) with absorbing noise: T discrete steps, a network that predicts x_0, and the variational bound.
+
+beta_t = 1/(T-t+1), so that at step i a token is masked with probability t = i/T, and all are at T. With s = t - 1/T, alpha_t = 1 - t and m
+the probability that the network leaves on the mask token, a masked target adds at step i
+
+    KL = (1/(T t)) (log(1 + alpha_t m / t) - log p(x_0)) + (1 - 1/(T t)) (log(1 + alpha_t m / t) - log(1 + alpha_s m / s)).
+
+At i = 1 the second part is 0 times infinity, and dropped. After the last step the network reads the clean text at t = 0 and has to repeat
+it: the reconstruction term.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tracformer.baselines.diffusion import (
+    EPSILON,
+    DiffusionConfig,
+    DiffusionModel,
+    Draws,
+    Filled,
+    over_logits,
+    posterior,
+    random_masks,
+    random_times,
+)
+from tracformer.devices import wide
+from tracformer.model.base import Estimate, Passes, targets_of
+from tracformer.model.likelihood import logits_of
+
+
+def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """t times the loss of masked targets: sum_y e^{g_y} - 1 - g_{x_0}. logits: (N, V), real tokens only; targets: (N,)"""
+    g = logits - math.log(logits.shape[-1])
+    return g.logsumexp(-1).expm1() - g.gather(1, targets[:, None])[:, 0]
+
+
+def leaving(logits: Tensor, t: float, s: float) -> Tensor:
+    """(N,): probability that a mask is left between t and s, (e^{sigma(t) - sigma(s)} - 1) sum_y e^{s_y} = (1 - s/t) sum_y e^{g_y}.
+
+    It is the analytic (Tweedie) step, for masks with probability t; scores that sum to too much are cut at 1.
+    """
+    total = (logits.double() - math.log(logits.shape[-1])).logsumexp(-1).exp()
+    return ((1.0 - s / t) * total).clamp(max=1.0)
+
+
+@dataclass(frozen=True)
+class SEDDConfig(DiffusionConfig):
+    model_type = "sedd"
+
+
+class SEDD(DiffusionModel):
+    """Mode `ac` normalises the scores over real tokens, at the noise whose share of masks is that of the sequence."""
+
+    config: SEDDConfig
+    config_class = SEDDConfig
+
+    def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
+        return over_logits(score_entropy, hidden, self.head, self.head_bias, targets)
+
+    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """Score entropy at one uniform t a sequence."""
+        t = random_times(len(tokens), tokens.device, stratified=False)
+        masked = random_masks(targets, (1 - EPSILON) * t)
+        terms = self.costs(tokens, masked, lengths, t)
+        terms = terms / t[:, None].to(terms.dtype)
+        return (terms if weights is None else terms * weights).sum()
+
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
+        """`steps` equal steps from t = 1 to 0; by default as many as the longest sequence takes tokens."""
+        steps = self.config.max_length if steps is None else steps
+        times = [1.0 - step / steps for step in range(steps)] + [0.0]
+        return posterior(self._leave, tokens, context, lengths, times, draws)
+
+    def _leave(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        time = torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)
+        logits = logits_of(self.states(tokens, masked, lengths, time, wanted), self.head, self.head_bias)
+        logits = logits.to(wide(logits.dtype))
+        return logits, leaving(logits, t, s)
+
+
+def step_cost(logits: Tensor, targets: Tensor, t: Tensor, steps: int) -> Tensor:
+    """T t KL of masked targets. logits: (N, V + 1), the mask last; targets: (N,); t: (N,), multiples of 1/steps"""
+    log_p = logits.log_softmax(-1)
+    m, t = log_p[:, -1].exp(), t.to(log_p.dtype)
+    s = (t - 1.0 / steps).clamp(min=0.5 / steps)  # only i = 1 is changed, where its factor is zero
+    at_t, at_s = torch.log1p((1 - t) * m / t), torch.log1p((1 - s) * m / s)
+    return at_t - log_p.gather(1, targets[:, None])[:, 0] + (steps * t - 1).round() * (at_t - at_s)
+
+
+def leaving_by_steps(logits: Tensor, t: float, s: float) -> Tensor:
+    """(N,): probability that a mask is left between t and s, (t - s) (1 - m) / (t + alpha_t m)."""
+    m = logits.double().softmax(-1)[:, -1]
+    return (t - s) * (1 - m) / (t + (1 - t) * m)
+
+
+@dataclass(frozen=True)
+class D3PMConfig(DiffusionConfig):
+    model_type = "d3pm"
+
+    n_step: int = 1000  # T
+    cross_entropy: float = 0.01  # weight of the auxiliary loss
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_positive("n_step")
+        if not self.cross_entropy >= 0.0:
+            raise ValueError(f"cross_entropy is {self.cross_entropy!r}; it must be zero or more")
+
+
+class D3PM(DiffusionModel):
+    """Mode `ac` normalises the prediction of x_0 over real tokens."""
+
+    config: D3PMConfig
+    config_class = D3PMConfig
+
+    @property
+    def steps(self) -> int:
+        return self.config.n_step
+
+    @property
+    def _whole_head(self) -> tuple[Tensor, Tensor]:
+        """Weight (V + 1, d) and bias (V + 1,): the mask can be predicted here."""
+        linear = self.dit.output_layer.linear
+        return linear.weight, linear.bias
+
+    def time_of(self, share: Tensor) -> Tensor:
+        return share
+
+    def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
+        def of(logits: Tensor, targets: Tensor, t: Tensor) -> Tensor:
+            return step_cost(logits, targets, t, self.steps)
+
+        return over_logits(of, hidden, *self._whole_head, targets, t)
+
+    def reconstruction(self, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T): log p(x_0) of the targets where the clean text is read at t = 0."""
+        nothing, start = torch.zeros_like(targets), torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
+        values = over_logits(_log_p, self.states(tokens, nothing, lengths, start, targets), *self._whole_head, tokens[targets].long())
+        return values.new_zeros(tokens.shape).masked_scatter(targets, values)
+
+    def estimate(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "diffusion",
+        lengths: Tensor | None = None,
+        *,
+        draws: int | None = None,
+        seed: int = 0,
+        insist: bool = False,
+    ) -> Estimate:
+        estimate = super().estimate(tokens, context, mode, lengths, draws=draws, seed=seed, insist=insist)
+        if mode != "diffusion":
+            return estimate
+        lengths = self._check(tokens, context, mode, lengths, insist)
+        with torch.no_grad():
+            return Estimate(estimate.values + self.reconstruction(tokens, targets_of(context, lengths), lengths), estimate.standard_error)
+
+    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+        """The bound at one uniform step a sequence, T KL; plus 0.01 times the cross-entropy of x_0 at every target; plus reconstruction."""
+        T = self.steps
+        t = torch.randint(1, T + 1, (len(tokens),), device=tokens.device).double() / T
+        masked = random_masks(targets, t)
+
+        def of(logits: Tensor, x0: Tensor, t: Tensor, hit: Tensor) -> Tensor:
+            bound = torch.where(hit, step_cost(logits, x0, t, T) / t.to(logits.dtype), 0.0)
+            return bound - self.config.cross_entropy * _log_p(logits, x0)
+
+        hidden = self.states(tokens, masked, lengths, t, targets)
+        rows = (tokens[targets].long(), t[:, None].expand_as(targets)[targets], masked[targets])
+        terms = over_logits(of, hidden, *self._whole_head, *rows)
+        terms = terms - self.reconstruction(tokens, targets, lengths)[targets]
+        return (terms if weights is None else terms * weights[targets]).sum()
+
+    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
+        """`steps` of the T steps, evenly; by default all."""
+        T = self.steps
+        steps = T if steps is None else steps
+        if steps > T:
+            raise ValueError(f"steps is {steps}; this process has {T}")
+        times = [round(T * (steps - step) / steps) / T for step in range(steps + 1)]
+        return posterior(self._leave, tokens, context, lengths, times, draws)
+
+    def _leave(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        time = torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)
+        logits = logits_of(self.states(tokens, masked, lengths, time, wanted), *self._whole_head)
+        logits = logits.to(wide(logits.dtype))
+        return logits[:, :-1], leaving_by_steps(logits, t, s)
+
+
+def _log_p(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]

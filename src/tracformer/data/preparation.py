@@ -1,0 +1,326 @@
+"""From documents to a folder of token shards: tokenise, write, count, hash, and rename the finished folder into place."""
+
+import glob
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from tracformer.data.make_tokenizer import ALPHABETS, build_tokenizer, choose_tokenizer
+from tracformer.data.readers import Piece
+from tracformer.data.shards import (
+    DTYPES,
+    INDEX_DTYPE,
+    MANIFEST_FILE,
+    Manifest,
+    PreparedData,
+    SplitCounts,
+    dtype_name,
+    index_file,
+    shard_file,
+)
+from tracformer.data.sources import Source, Where, contents, open_sources, with_gaps_of
+from tracformer.data.split import Rule, Whole, choose_rule, identity_rule
+from tracformer.data.tokenizer import CONFIG_FILE, FOREIGN, TOKENIZER_FILE, AlphabetError, Ids, Tokenizer
+from tracformer.files import flush, sha256_of, write_atomically
+
+SHARD_TOKENS = 1 << 28
+BATCH_CHARACTERS, BATCH_PIECES = 1 << 21, 4096
+SPLIT_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def prepare(
+    folder: str | PathLike[str],
+    sources: Where | Source | Mapping[str, Source],
+    tokenizer: Tokenizer | str | PathLike[str] = "auto",
+    *,
+    validation: float = 0.05,
+    identity: float | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> PreparedData:
+    """Tokenise sources into `folder` and open it.
+
+    `sources` is a file, folder, glob or name (see `open_sources`), a source, or sources by split. If there is none for `validation`,
+    that fraction of `train` is held back (see `carve`); with `identity`, in clusters of aligned FASTA records, and as much again for `test`
+    (see `identity`). Nothing appears at `folder` before everything is written.
+    """
+    target = Path(folder)
+    _check_arguments(target, validation, shard_tokens, overwrite)
+    by_split = _by_split(sources)
+    asked = "" if isinstance(tokenizer, Tokenizer) else str(tokenizer)
+    if not isinstance(tokenizer, Tokenizer):
+        spec = choose_tokenizer(by_split) if str(tokenizer) == "auto" else tokenizer
+        # An alphabet must cover every split; merges are learnt from what the model may learn from.
+        learn_from = list(by_split) if str(spec) == "char" else ["train"] if "train" in by_split else list(by_split)
+        tokenizer = build_tokenizer(spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces()))
+    by_split = {name: with_gaps_of(tokenizer, source) for name, source in by_split.items()}
+    rules: dict[str, Rule] = {name: Whole(name) for name in by_split}
+    if identity is not None:
+        if set(by_split) != {"train"}:
+            raise ValueError(f"identity holds records back from one source, and there are sources for {', '.join(by_split)}; leave one out")
+        rules["train"] = identity_rule(by_split["train"], identity, validation)
+    elif "train" in by_split and "validation" not in by_split:
+        rules["train"] = choose_rule(by_split["train"].pieces(), validation)
+    _remove_abandoned(target)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.mkdir(parents=True)
+        _write(part, by_split, rules, tokenizer, asked, shard_tokens, quiet)
+        _put_in_place(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return PreparedData.open(target)
+
+
+def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool = True) -> bool:
+    """Files of the same names and sizes, read in the same way; with hashes, of the same content, unless the folder is too old to say."""
+    with_gaps = {name: with_gaps_of(data.tokenizer, source) for name, source in sources.items()}
+    described = [{name: source.describe() for name, source in read.items()} for read in (sources, with_gaps)]
+    if data.manifest.sources not in described:
+        return False
+    known = data.manifest.contents if hashes else {}
+    return all(contents(sources[name]) == digests for name, digests in known.items())
+
+
+def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
+    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be told without the data or the hub."""
+    kind, _, argument = wanted.partition(":")
+    found, asked = data.tokenizer, data.manifest.tokenizer.get("asked", "")
+    if wanted == "auto":
+        same = True
+    elif wanted == "char" or kind == "bpe":  # learnt from the data, which may have too few words for so many tokens
+        learnt = found.kind == kind and not (argument.isdecimal() and found.vocab_size > int(argument))
+        same = asked == wanted if asked.startswith("bpe:") else learnt
+    elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
+        same = build_tokenizer(wanted).fingerprint == found.fingerprint
+    else:
+        same = found.kind == FOREIGN
+    if not same:
+        told = asked if asked.startswith("bpe:") else f"kind {found.kind}"
+        raise ValueError(
+            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({told}, {found.vocab_size} tokens); "
+            "prepare the data anew, in another folder, or write auto to use it as it is"
+        )
+
+
+class SplitWriter:
+    """Writes one split's shards and index, hashing on the way."""
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, files: ExitStack) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.documents = self.tokens = self.bytes = 0
+        self.facts: dict[str, dict[str, Any]] = {}
+        self._files = files
+        self._index = self._open(index_file(split))
+        self._shard: _HashedFile | None = None
+        self._add_to_index()
+
+    def add(self, ids: NDArray[np.unsignedinteger[Any]]) -> None:
+        data = ids.astype(self.dtype, copy=False)
+        while len(data):
+            number, filled = divmod(self.tokens, self.shard_tokens)
+            if filled == 0 or self._shard is None:
+                self._finish_shard()
+                self._shard = self._open(shard_file(self.split, number))
+            now, data = data[: self.shard_tokens - filled], data[self.shard_tokens - filled :]
+            self._shard.write(now.tobytes())
+            self.tokens += len(now)
+
+    def end_document(self, eot: NDArray[np.unsignedinteger[Any]]) -> None:
+        self.add(eot)
+        self.documents += 1
+        self._add_to_index()
+
+    def finish(self) -> SplitCounts:
+        self._finish_shard()
+        self.facts[index_file(self.split)] = self._index.finish()
+        return SplitCounts(self.documents, self.tokens, self.bytes)
+
+    def _open(self, name: str) -> "_HashedFile":
+        return _HashedFile(self._files.enter_context(open(self.folder / name, "wb")))
+
+    def _add_to_index(self) -> None:
+        self._index.write(np.array(self.tokens, INDEX_DTYPE).tobytes())
+
+    def _finish_shard(self) -> None:
+        if self._shard is not None:
+            self.facts[shard_file(self.split, len(self.facts))] = self._shard.finish()
+            self._shard = None
+
+
+class _HashedFile:
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+        self.bytes += len(data)
+
+    def finish(self) -> dict[str, Any]:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
+
+
+def _write(
+    folder: Path,
+    sources: Mapping[str, Source],
+    rules: Mapping[str, Rule],
+    tokenizer: Tokenizer,
+    asked: str,
+    shard_tokens: int,
+    quiet: bool,
+) -> None:
+    tokenizer.save(folder)
+    name = dtype_name(tokenizer.vocab_size)
+    eot = np.array([tokenizer.eot_id], DTYPES[name])
+    writers: dict[str, SplitWriter] = {}
+    sizes = [source.size() for source in sources.values()]
+    total = sum(size for size in sizes if size is not None) if None not in sizes else None
+    with (
+        ExitStack() as files,
+        tqdm(total=total, unit="B", unit_scale=True, desc=f"preparing {', '.join(sources)}", disable=True if quiet else None) as bar,
+    ):
+        for given, source in sources.items():
+            for split, piece, ids in _encode(tokenizer, rules[given].route(source.pieces())):
+                writer = writers.get(split)
+                if writer is None:
+                    writer = writers[split] = SplitWriter(folder, split, DTYPES[name], shard_tokens, files)
+                size = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
+                writer.bytes += size
+                writer.add(ids)
+                if piece.end:
+                    writer.end_document(eot)
+                bar.update(size)
+        counts = {split: writer.finish() for split, writer in writers.items()}
+    for split in {split: None for rule in rules.values() for split in rule.splits}:
+        if split not in counts:
+            raise ValueError(
+                f"split {split!r} came out empty: there is no document for it, or all documents are copies of one another; "
+                "give more text, or name a source for validation"
+            )
+    facts = {name: fact for writer in writers.values() for name, fact in writer.facts.items()}
+    for file in (TOKENIZER_FILE, CONFIG_FILE):
+        facts[file] = {"bytes": (folder / file).stat().st_size, "sha256": sha256_of(folder / file)}
+    manifest = Manifest(
+        dtype=name,
+        shard_tokens=shard_tokens,
+        tokenizer={
+            "kind": tokenizer.kind,
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "eot_id": tokenizer.eot_id,
+            "mask_id": tokenizer.mask_id,
+            **({"asked": asked} if asked else {}),  # bpe:4096 may have learnt less
+        },
+        splits=counts,
+        sources={given: source.describe() for given, source in sources.items()},
+        carving={given: rule.describe() for given, rule in rules.items()},
+        files=dict(sorted(facts.items())),
+        contents={given: contents(source) for given, source in sources.items()},
+    )
+    write_atomically(folder / MANIFEST_FILE, manifest.to_json())
+    flush(folder)
+
+
+def _encode(tokenizer: Tokenizer, routed: Iterable[tuple[str, Piece]]) -> Iterator[tuple[str, Piece, Ids]]:
+    """Pieces with their ids, tokenised in batches that fill all cores and little memory."""
+    batch: list[tuple[str, Piece]] = []
+    characters = 0
+    for item in routed:
+        batch.append(item)
+        characters += len(item[1].text)
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_PIECES:
+            yield from _encode_batch(tokenizer, batch)
+            batch, characters = [], 0
+    yield from _encode_batch(tokenizer, batch)
+
+
+def _encode_batch(tokenizer: Tokenizer, batch: list[tuple[str, Piece]]) -> Iterator[tuple[str, Piece, Ids]]:
+    try:
+        encoded = tokenizer.encode_batch([piece.text for _, piece in batch])
+    except AlphabetError as error:
+        piece = batch[error.text_number][1]
+        excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
+        raise ValueError(f"{piece.origin}: {error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}") from error
+    for (split, piece), ids in zip(batch, encoded, strict=True):
+        if piece.offset and tokenizer.puts_spaces:  # of a document that came in several pieces
+            ids = np.array(tokenizer.encode(piece.text, inside=True), np.uint32)
+        yield split, piece, ids
+
+
+def _by_split(sources: Where | Source | Mapping[str, Source]) -> dict[str, Source]:
+    if isinstance(sources, str | PathLike):
+        return open_sources(sources)
+    by_split = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
+    if not by_split:
+        raise ValueError("there is no source; give at least one")
+    if wrong := [name for name in by_split if not SPLIT_NAME.fullmatch(name)]:
+        raise ValueError(
+            f"split name {wrong[0]!r} cannot be used; use lower-case letters, digits and _, for instance train, validation, test"
+        )
+    return by_split
+
+
+def _check_arguments(target: Path, validation: float, shard_tokens: int, overwrite: bool) -> None:
+    if not 0.0 <= validation <= 0.5:
+        raise ValueError(f"validation is {validation!r}; it is the fraction of the data to hold back, from 0 to 0.5")
+    if shard_tokens < 1:
+        raise ValueError(f"shard_tokens is {shard_tokens!r}; it must be a positive integer")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not target.is_dir():
+        raise ValueError(f"{target} is a file; name a folder for the prepared data")
+    if not overwrite:
+        raise ValueError(f"{target} exists already; name another folder, or replace it with overwrite=True (--overwrite)")
+    if not (target / MANIFEST_FILE).is_file():
+        raise ValueError(f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not overwritten; name another")
+
+
+def _remove_abandoned(target: Path) -> None:
+    """What a process that was killed had begun to write for this folder."""
+    for part in target.parent.glob(f"{glob.escape(f'.{target.name}.')}*.part"):
+        process = part.name.split(".")[-2]
+        if process.isdecimal() and not _is_alive(int(process)):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # where signal 0 is Ctrl-C
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _put_in_place(part: Path, target: Path) -> None:
+    """Rename, the last act. An older folder steps aside first and comes back if the rename fails."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}.old")
+    replaced = target.exists()
+    if replaced:
+        os.rename(target, aside)
+    try:
+        os.rename(part, target)
+    except OSError:
+        if replaced:
+            os.rename(aside, target)
+        raise
+    flush(target.parent)
+    shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,203 @@
+"""The log-probability of sequences along a given order, under any model that answers `ac`: the paper's Figure 2.
+
+By the chain rule, log p(x) = sum over i of log p(x_order[i] | x_order[<i], x_C). A consistent model gives every order the same sum.
+
+Order consistency (Fig. 2): is a sequence equally probable along every order in which its tokens can be asked?
+
+    log p(x) = sum over i of log p(x_order[i] | x_order[<i])        whatever the order, if all conditionals belong to one joint
+
+The conditionals of all n! orders are those of n 2^(n-1) pairs of a token and a set of earlier ones, and one pass answers all tokens outside
+a set: 2^n - 1 passes a sequence, 31 instead of 600 for five tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tracformer.data.tokenizer import AlphabetError
+from tracformer.devices import wide
+from tracformer.evaluation.bootstrap import mean_interval
+from tracformer.evaluation.questions import Floats, by_sequence
+from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.task import Progress, Subject
+from tracformer.evaluation.windows import Sequences, TextTask
+from tracformer.model.base import ConditionalModel, targets_of
+
+TOKENS_AT_ONCE = 2**14
+
+
+@torch.no_grad()
+def order_log_prob(
+    model: ConditionalModel,
+    tokens: Tensor,
+    order: Tensor,
+    context: Tensor | None = None,
+    lengths: Tensor | None = None,
+    *,
+    rows_at_once: int | None = None,
+    insist: bool = False,
+) -> Tensor:
+    """(B, T): each position's log-probability given all that come earlier in its order and what is given; zero where given or padded.
+
+    `order` is (T,) or (B, T), a permutation of 0..T-1 in each row; places of given tokens and of padding in it are passed over. Each target
+    is one row for the network, `rows_at_once` of them together.
+    """
+    B, T = tokens.shape
+    context = torch.zeros_like(tokens, dtype=torch.bool) if context is None else context
+    lengths = torch.full((B,), T, device=tokens.device) if lengths is None else lengths.to(tokens.device)
+    turn = _turns(order.to(tokens.device), B, T)  # (B, T): when each position is revealed
+    targets = targets_of(context, lengths)
+    b, position = targets.nonzero(as_tuple=True)  # (N,) each
+    values = []
+    for rows in torch.arange(len(b), device=tokens.device).split(rows_at_once or max(1, TOKENS_AT_ONCE // T)):
+        i, p = b[rows], position[rows]
+        earlier = turn[i] < turn[i, p][:, None]
+        wanted = torch.zeros_like(earlier)
+        wanted[torch.arange(len(rows), device=tokens.device), p] = True
+        logits = model.logits_at(tokens[i], context[i] | earlier, "ac", lengths[i], wanted, insist=insist)
+        log_probs = logits.to(wide(logits.dtype)).log_softmax(-1)
+        values.append(log_probs.gather(1, tokens[i, p].long()[:, None])[:, 0])
+    found = torch.cat(values) if values else torch.zeros(0, device=tokens.device)
+    return found.new_zeros(B, T).masked_scatter(targets, found)
+
+
+def _turns(order: Tensor, B: int, T: int) -> Tensor:
+    if order.shape not in ((T,), (B, T)):
+        raise ValueError(f"order has shape {tuple(order.shape)}; it must be ({T},) or ({B}, {T})")
+    order = order.long().expand(B, T)
+    if not torch.equal(order.sort(1).values, torch.arange(T, device=order.device).expand(B, T)):
+        raise ValueError(f"order must hold each of the positions 0..{T - 1} once in every row")
+    return order.argsort(1)
+
+
+LONGEST = 7  # tokens: 5,040 orders
+FIGURES = ("highest", "lowest", "spread", "order_std", "forward", "reverse")
+
+
+@dataclass(frozen=True)
+class Orders(TextTask):
+    """Rows: `spread`, the highest log-likelihood of a sequence over all orders less the lowest; `order_std`, the standard deviation over
+    orders; both means over sequences. `log_prob` forward and reverse, of the sequences and of one fixed text.
+    """
+
+    name = "orders"
+    modes = ("ac",)
+
+    length: int = 5
+    sequences: int = 2000
+    text: str = "The cat is cute"  # asked forward and in reverse; empty: none
+    bins: int = 40  # of the histogram of spreads
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.length <= LONGEST:
+            raise ValueError(f"length is {self.length}; all orders of a sequence are asked: 2 to {LONGEST} tokens, as in orders:length=5")
+        if self.bins < 1:
+            raise ValueError(f"bins is {self.bins}; a histogram needs at least one")
+
+    def read(self, subject: Subject) -> Sequences:
+        """Each model reads windows of so many tokens of its own."""
+        return super().read(replace(subject, reference=None))
+
+    def asked_of(self, subject: Subject) -> "Orders":
+        """Nothing is drawn, and every token is asked."""
+        return replace(self, seed=0, count_eos=False)
+
+    def inputs(self, subject: Subject) -> Mapping[str, str]:
+        return {"data": self.read(subject).hash}
+
+    def run(self, subject: Subject, progress: Progress) -> Result:
+        self.check(subject)
+        tokens = self.read(subject).tokens
+        progress.start(f"{subject.name} {subject.mode}: {self.name}", len(tokens))
+
+        def ask(numbers: range) -> dict[str, Floats]:
+            return summarised(along_all_orders(subject, tokens[numbers.start : numbers.stop]))
+
+        found = by_sequence(subject, ask, FIGURES, len(tokens), progress, "orders")
+        rows = [_row(metric, {}, found[metric], self.length) for metric in ("spread", "order_std")]
+        rows += [_row("log_prob", {"order": order}, found[order], self.length) for order in ("forward", "reverse")]
+        details: dict[str, Any] = {
+            "sequences": found,
+            "histogram": histogram(found["spread"], self.bins),
+            "orders": len(orders(self.length)),
+        }
+        if self.text:
+            details["text"], more = self._of_text(subject)
+            rows += more
+        return self.result(subject, rows, details)
+
+    def _of_text(self, subject: Subject) -> tuple[dict[str, Any], list[Row]]:
+        """The fixed text token by token in both directions (Fig. 2a)."""
+        tokenizer = subject.tokenizer
+        assert tokenizer is not None  # `read` asked for it
+        try:
+            ids = tokenizer.encode(self.text)
+        except AlphabetError as error:
+            return {"text": self.text, "note": f"not asked: {error}"}, []
+        if len(ids) > subject.model.config.max_length:
+            return {"text": self.text, "note": f"not asked: it has {len(ids)} tokens, more than the model takes"}, []
+        tokens, forward = torch.tensor([ids], device=subject.device), torch.arange(len(ids))
+        steps = {
+            name: order_log_prob(subject.model, tokens, order, rows_at_once=subject.batch)[0].double().tolist()
+            for name, order in (("forward", forward), ("reverse", forward.flip(0)))
+        }
+        rows = [
+            Row("log_prob", {"text": self.text, "order": name}, sum(each), kind="marginal", sequences=1, targets=len(ids))
+            for name, each in steps.items()
+        ]
+        return {"text": self.text, "tokens": [tokenizer.decode([token], inside=i > 0) for i, token in enumerate(ids)], **steps}, rows
+
+
+@torch.no_grad()
+def along_all_orders(subject: Subject, tokens: NDArray[np.int64]) -> Floats:
+    """(B, n!) log-likelihoods of sequences (B, n), orders as `orders` lists them."""
+    B, n = tokens.shape
+    given = torch.tensor([[bool(number >> t & 1) for t in range(n)] for number in range(2**n - 1)], device=subject.device)
+    asked = torch.from_numpy(tokens).to(subject.device).repeat_interleave(len(given), 0)  # (B * sets, n)
+    log_probs = subject.model.log_prob(asked, given.repeat(B, 1), subject.mode)
+    table = log_probs.double().cpu().numpy().reshape(B, len(given), n)  # log p(x_t | x_S) for every set S and t outside it
+    every = orders(n)
+    return np.asarray(table[:, sets_before(every), every].sum(2))
+
+
+@cache
+def orders(n: int) -> NDArray[np.int64]:
+    """(n!, n): the positions in the order in which they are asked; the first row is forward, the last is reverse."""
+    return np.array(list(permutations(range(n))))
+
+
+def sets_before(every: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(n!, n): the set of positions that come earlier in each order, as a number whose bit t stands for position t."""
+    bits = 1 << every
+    return np.cumsum(bits, axis=1) - bits
+
+
+def summarised(values: Floats) -> dict[str, Floats]:
+    """(B,) each, from log-likelihoods (B, n!)."""
+    highest, lowest = values.max(1), values.min(1)
+    return {
+        "highest": highest,
+        "lowest": lowest,
+        "spread": highest - lowest,
+        "order_std": values.std(1),
+        "forward": values[:, 0],
+        "reverse": values[:, -1],
+    }
+
+
+def histogram(values: Floats, bins: int) -> dict[str, list[float]]:
+    counts, edges = np.histogram(values, bins=bins, range=(0.0, max(float(values.max()), 1e-6)))
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _row(metric: str, setting: Mapping[str, Any], values: Floats, length: int) -> Row:
+    low, high = mean_interval(values) or (None, None)
+    return Row(metric, setting, float(values.mean()), low, high, "marginal", len(values), len(values) * length)

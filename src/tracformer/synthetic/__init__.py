@@ -1,1 +1,0 @@
-"""Text that the package writes itself, with rules that can be checked."""
