@@ -13,56 +13,20 @@ In the encoder's first layer (`neighbours=1`) the query at t reads only t-1 and 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask, two_sided
+from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask, size_presets, two_sided
 from tracformer.baselines.row_cache import RowCache, compressed
 from tracformer.baselines.transformer import attend, inside_of, pick, shifted_right
 from tracformer.model.base import EXACT, MARGINAL
 from tracformer.model.blocks import initialise, run_blocks
 from tracformer.model.fast_step import Linear
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_encoder": 5,
-        "n_layer": 7,
-        "n_head": 12,
-        "d_model": 768,
-        "dropout": 0.1,
-    },
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_encoder": 3,
-        "n_layer": 4,
-        "n_head": 4,
-        "d_model": 128,
-        "init_std": 0.05,
-    },
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_encoder": 3,
-        "n_layer": 5,
-        "n_head": 3,
-        "d_model": 144,
-        "init_std": 0.05,
-    },
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_encoder": 4,
-        "n_layer": 5,
-        "n_head": 4,
-        "d_model": 256,
-        "init_std": 0.04,
-    },
-}
+PRESETS = size_presets((7, 12, 768), (4, 4, 128, 0.05), (5, 3, 144, 0.05), (5, 4, 256, 0.04))
+for _name, _layers in (("paper", 5), ("tiny", 3), ("mini", 3), ("laptop", 4)):
+    PRESETS[_name]["n_encoder"] = _layers
 
 
 @dataclass(frozen=True)

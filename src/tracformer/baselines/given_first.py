@@ -26,51 +26,18 @@ compact body is the layout of GLM (Du et al., 2022) with true positions.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask
+from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask, size_presets
 from tracformer.baselines.row_cache import RowCache, compressed
 from tracformer.baselines.transformer import attend, attend_at, inside_of
 from tracformer.model.base import EXACT, MARGINAL
 from tracformer.model.blocks import initialise, run_blocks
 
-GPT_PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 12,
-        "n_head": 12,
-        "d_model": 768,
-        "dropout": 0.1,
-    },
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 7,
-        "n_head": 4,
-        "d_model": 128,
-        "init_std": 0.05,
-    },
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 8,
-        "n_head": 3,
-        "d_model": 144,
-        "init_std": 0.05,
-    },
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 9,
-        "n_head": 4,
-        "d_model": 256,
-        "init_std": 0.04,
-    },
-}
+GPT_PRESETS = size_presets((12, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ has to learn.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,23 @@ class ModernConfig(ModelConfig):
     def check_neighbours(self, value: int, layers: int) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= layers:
             raise ValueError(f"neighbours is {value!r}; it must be a number of layers in 0..{layers}")
+
+
+Size = tuple[int, int, int] | tuple[int, int, int, float]
+"""Layers, heads, width and, where it is not GPT-2's 0.02, the standard deviation of the weights at the start."""
+
+
+def size_presets(paper: Size, tiny: Size, mini: Size, laptop: Size) -> dict[str, dict[str, Any]]:
+    """Return the presets that every system has: the paper's size, about 1.5M parameters, 2M without embeddings, and 8M."""
+    texts = {"paper": (50257, 1024), "tiny": (256, 128), "mini": (4096, 256), "laptop": (4096, 256)}
+    sizes = {"paper": paper, "tiny": tiny, "mini": mini, "laptop": laptop}
+    keys = ("n_layer", "n_head", "d_model", "init_std")
+    presets: dict[str, dict[str, Any]] = {
+        name: {"vocab_size": vocabulary, "max_length": length, **dict(zip(keys, sizes[name], strict=False))}
+        for name, (vocabulary, length) in texts.items()
+    }
+    presets["paper"]["dropout"] = 0.1
+    return presets
 
 
 class ModernModel(DenseModel):
@@ -126,33 +143,7 @@ def causal_mask(length: int, device: torch.device) -> Tensor:
 class BertModernConfig(ModernConfig):
     model_type = "bert-modern"
     possible_modes = ("ac",)
-    presets = {  # noqa: RUF012
-        "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "dropout": 0.1},
-        "tiny": {
-            "vocab_size": 256,
-            "max_length": 128,
-            "n_layer": 7,
-            "n_head": 4,
-            "d_model": 128,
-            "init_std": 0.05,
-        },
-        "mini": {
-            "vocab_size": 4096,
-            "max_length": 256,
-            "n_layer": 8,
-            "n_head": 3,
-            "d_model": 144,
-            "init_std": 0.05,
-        },
-        "laptop": {
-            "vocab_size": 4096,
-            "max_length": 256,
-            "n_layer": 9,
-            "n_head": 4,
-            "d_model": 256,
-            "init_std": 0.04,
-        },
-    }
+    presets = size_presets((10, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
 
     n_layer: int = 10
     neighbours: int = 0  # first layers that read only t-1 and t+1
@@ -192,33 +183,7 @@ class BertModern(ModernModel):
 class BartModernConfig(ModernConfig):
     model_type = "bart-modern"
     possible_modes = ("car",)
-    presets = {  # noqa: RUF012
-        "paper": {"vocab_size": 50257, "max_length": 1024, "dropout": 0.1},
-        "tiny": {
-            "vocab_size": 256,
-            "max_length": 128,
-            "n_layer": 6,
-            "n_head": 3,
-            "d_model": 96,
-            "init_std": 0.06,
-        },
-        "mini": {
-            "vocab_size": 4096,
-            "max_length": 256,
-            "n_layer": 8,
-            "n_head": 3,
-            "d_model": 96,
-            "init_std": 0.06,
-        },
-        "laptop": {
-            "vocab_size": 4096,
-            "max_length": 256,
-            "n_layer": 7,
-            "n_head": 3,
-            "d_model": 192,
-            "init_std": 0.04,
-        },
-    }
+    presets = size_presets((8, 9, 576), (6, 3, 96, 0.06), (8, 3, 96, 0.06), (7, 3, 192, 0.04))
 
     n_layer: int = 8  # encoder layers, and as many decoder layers
     n_head: int = 9
@@ -306,33 +271,7 @@ class BartModern(ModernModel):
 class BertBidirModernConfig(ModernConfig):
     model_type = "bert-bidir-modern"
     possible_modes = ("ac",)
-    presets = {  # noqa: RUF012
-        "paper": {"vocab_size": 50257, "max_length": 1024, "dropout": 0.1},
-        "tiny": {
-            "vocab_size": 256,
-            "max_length": 128,
-            "n_layer": 6,
-            "n_head": 4,
-            "d_model": 128,
-            "init_std": 0.05,
-        },
-        "mini": {
-            "vocab_size": 4096,
-            "max_length": 256,
-            "n_layer": 7,
-            "n_head": 3,
-            "d_model": 144,
-            "init_std": 0.05,
-        },
-        "laptop": {
-            "vocab_size": 4096,
-            "max_length": 256,
-            "n_layer": 8,
-            "n_head": 4,
-            "d_model": 256,
-            "init_std": 0.04,
-        },
-    }
+    presets = size_presets((12, 12, 768), (6, 4, 128, 0.05), (7, 3, 144, 0.05), (8, 4, 256, 0.04))
 
 
 class BertBidirModern(ModernModel):
