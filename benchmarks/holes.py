@@ -1,11 +1,12 @@
-"""How much the text behind a hole helps: perplexity and accuracy in holes of 8 to 16 tokens, and fills to read.
+"""How much the text behind a hole helps: perplexity and accuracy in holes of 8 to 16 tokens, and
+fills to read.
 
     python benchmarks/holes.py stories ar=runs/gpt2 --data held-out.txt
     python benchmarks/holes.py stories --data held-out.txt --fills 50 --beam 16 --reread > fills.md
 
-Windows of held-out text, each with one hole in its middle. Every model is asked in every mode it has, on the same windows; models must
-share a tokeniser. Accuracy: how often the likeliest token is the true one, under `car` and `ar` after the true tokens before it. Intervals
-are 95%, over windows.
+Windows of held-out text, each with one hole in its middle. Every model is asked in every mode it
+has, on the same windows; models must share a tokeniser. Accuracy: how often the likeliest token is
+the true one, under `car` and `ar` after the true tokens before it. Intervals are 95%, over windows.
 """
 
 import argparse
@@ -48,7 +49,9 @@ class Holes:
 
 
 def cut(text: str, tokenizer: Tokenizer, windows: int, length: int) -> Holes:
-    """The first `windows` stretches of the text; the lengths of holes go round from the shortest to the longest."""
+    """The first `windows` stretches of the text; the lengths of holes go round from the shortest to
+    the longest.
+    """
     ids = torch.tensor(tokenizer.encode(text))
     available = len(ids) // length
     if available < 2:
@@ -64,7 +67,10 @@ def cut(text: str, tokenizer: Tokenizer, windows: int, length: int) -> Holes:
 
 @torch.no_grad()
 def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, object]:
-    """Per window: nats, right guesses, tokens. Guesses are the likeliest tokens under teacher forcing."""
+    """Per window: nats, right guesses, tokens.
+
+    Guesses are the likeliest tokens under teacher forcing.
+    """
     sums: list[NDArray[np.float64]] = []
     for tokens, context in tqdm(list(holes.batches()), desc=f"{name} {mode}", leave=False):
         given = torch.zeros_like(context) if mode == "ar" else context
@@ -72,8 +78,12 @@ def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, 
         truth = tokens[~context]
         nats = -logits.log_softmax(1).gather(1, truth[:, None])[:, 0]
         row = (~context).nonzero()[:, 0]
-        columns = torch.stack((nats, (logits.argmax(1) == truth).double(), torch.ones_like(nats)), 1)
-        sums.append(torch.zeros(len(tokens), 3, dtype=torch.float64).index_add_(0, row, columns).numpy())
+        columns = torch.stack(
+            (nats, (logits.argmax(1) == truth).double(), torch.ones_like(nats)), 1
+        )
+        sums.append(
+            torch.zeros(len(tokens), 3, dtype=torch.float64).index_add_(0, row, columns).numpy()
+        )
     nats, right, count = np.concatenate(sums).T
     low, high = ratio_interval(nats, count) or (math.nan, math.nan)
     return {
@@ -92,22 +102,52 @@ def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, 
 def sampled(lm: LanguageModel, holes: Holes, seed: int) -> Tensor:
     """(N, T): each filled by one sample of the model itself."""
     seeds = [derived_seed(seed, number) for number in range(len(holes.tokens))]
-    return fill(lm.model, holes.tokens, holes.context, "car", seed=seeds, sampler=Sampler(banned=tuple(lm.spelling.special))).tokens
+    return fill(
+        lm.model,
+        holes.tokens,
+        holes.context,
+        "car",
+        seed=seeds,
+        sampler=Sampler(banned=tuple(lm.spelling.special)),
+    ).tokens
 
 
 def searched(lm: LanguageModel, holes: Holes, width: int, reread: bool) -> Tensor:
-    """(N, T): each with the most probable filling that a beam of this width finds, or the best of them as the whole text reads too."""
-    rows = tqdm(list(zip(holes.tokens[:, None], holes.context[:, None], strict=True)), desc=f"beam:{width}", leave=False)
+    """(N, T): each with the most probable filling that a beam of this width finds, or the best of
+    them as the whole text reads too.
+    """
+    rows = tqdm(
+        list(zip(holes.tokens[:, None], holes.context[:, None], strict=True)),
+        desc=f"beam:{width}",
+        leave=False,
+    )
     chosen = []
     for row in rows:
-        found = search(lm.model, *row, method="beam", width=width, n=width if reread else 1, banned=tuple(lm.spelling.special))
-        again = left_to_right(lm.runner, [each.tokens.tolist() for each in found], BATCH) if reread else [0.0]
-        chosen.append(max(zip(found, again, strict=True), key=lambda each: each[0].log_prob + each[1])[0].tokens)
+        found = search(
+            lm.model,
+            *row,
+            method="beam",
+            width=width,
+            n=width if reread else 1,
+            banned=tuple(lm.spelling.special),
+        )
+        again = (
+            left_to_right(lm.runner, [each.tokens.tolist() for each in found], BATCH)
+            if reread
+            else [0.0]
+        )
+        chosen.append(
+            max(zip(found, again, strict=True), key=lambda each: each[0].log_prob + each[1])[
+                0
+            ].tokens
+        )
     return torch.stack(chosen)
 
 
 def show_fills(lm: LanguageModel, holes: Holes, filled: Tensor) -> None:
-    for number, (tokens, context, new) in enumerate(zip(holes.tokens, holes.context, filled, strict=True), 1):
+    for number, (tokens, context, new) in enumerate(
+        zip(holes.tokens, holes.context, filled, strict=True), 1
+    ):
         start, stop = int((~context).nonzero()[0]), int((~context).nonzero()[-1]) + 1
         before, truth, ours, after = (
             lm.tokenizer.decode(part.tolist()).replace("\n", " ")
@@ -117,14 +157,27 @@ def show_fills(lm: LanguageModel, holes: Holes, filled: Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL")
     parser.add_argument("--data", required=True, type=Path, help="held-out text")
     parser.add_argument("--windows", type=int, default=500)
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
-    parser.add_argument("--fills", type=int, default=0, help="print so many fills of the first model, as markdown, and measure nothing")
-    parser.add_argument("--beam", type=int, default=0, metavar="WIDTH", help="fills by search instead of samples")
-    parser.add_argument("--reread", action="store_true", help="of the beam's fills that which `tracformer infill --reread` would give")
+    parser.add_argument(
+        "--fills",
+        type=int,
+        default=0,
+        help="print so many fills of the first model, as markdown, and measure nothing",
+    )
+    parser.add_argument(
+        "--beam", type=int, default=0, metavar="WIDTH", help="fills by search instead of samples"
+    )
+    parser.add_argument(
+        "--reread",
+        action="store_true",
+        help="of the beam's fills that which `tracformer infill --reread` would give",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -132,21 +185,43 @@ def main() -> None:
         parser.error("--reread ranks what a beam found: give --fills and --beam too")
     keep_freed_memory()
     named = [pair if "=" in pair else f"{Path(pair).name}={pair}" for pair in arguments.models]
-    models = {name: tracformer.load(folder) for name, folder in (pair.split("=", 1) for pair in named)}
+    models = {
+        name: tracformer.load(folder) for name, folder in (pair.split("=", 1) for pair in named)
+    }
     first = next(iter(models.values()))
-    if different := [name for name, lm in models.items() if lm.tokenizer.fingerprint != first.tokenizer.fingerprint]:
-        raise SystemExit(f"{different[0]} has another tokeniser than {next(iter(models))}: their tokens do not compare")
-    holes = cut(arguments.data.read_text(), first.tokenizer, arguments.fills or arguments.windows, arguments.length)
+    if different := [
+        name
+        for name, lm in models.items()
+        if lm.tokenizer.fingerprint != first.tokenizer.fingerprint
+    ]:
+        raise SystemExit(
+            f"{different[0]} has another tokeniser than {next(iter(models))}: their tokens do not "
+            "compare"
+        )
+    holes = cut(
+        arguments.data.read_text(),
+        first.tokenizer,
+        arguments.fills or arguments.windows,
+        arguments.length,
+    )
     if arguments.fills:
-        filled = searched(first, holes, arguments.beam, arguments.reread) if arguments.beam else sampled(first, holes, arguments.seed)
+        filled = (
+            searched(first, holes, arguments.beam, arguments.reread)
+            if arguments.beam
+            else sampled(first, holes, arguments.seed)
+        )
         return show_fills(first, holes, filled)
     rows = []
     for name, lm in models.items():
-        for mode in (mode for mode in lm.model.config.modes if lm.model.answers[mode] != BOUND):  # a bound has no guess for a token
+        # a bound has no guess for a token
+        for mode in (mode for mode in lm.model.config.modes if lm.model.answers[mode] != BOUND):
             rows.append(row := measure(lm, mode, holes, name))
             kind = "" if row["answer"] == EXACT else f" ({row['answer']})"
             shown = [f"{value:.2f}" for value in (row["perplexity"], *row["perplexity_interval"])]  # type: ignore[misc,str-format]
-            print(f"{name:>12} {mode:>4}  perplexity {shown[0]} [{shown[1]}, {shown[2]}]{kind}  accuracy {row['accuracy']:.3f}")
+            print(
+                f"{name:>12} {mode:>4}  perplexity {shown[0]} [{shown[1]}, {shown[2]}]{kind}  "
+                f"accuracy {row['accuracy']:.3f}"
+            )
     if arguments.json:
         write_atomically(arguments.json, json.dumps(rows, indent=1) + "\n")
 

@@ -1,14 +1,17 @@
-"""Many clients at once, a fifth of whom hang up midway: every answer is compared with the library's.
+"""Many clients at once, a fifth of whom hang up midway: every answer is compared with the
+library's.
 
     python -m benchmarks.load runs/stories                            # 64 clients for five minutes
     python -m benchmarks.load runs/stories --clients 8 --minutes 0.5
 
-Starts `tracformer serve` in a process of its own, on this machine's loopback alone. Tasks are drawn from a pool whose answers the library
-has given beforehand, in this process. What batching brings is measured first, in rounds, since a machine is not always equally fast: one
-client; all of them, asking a second server which answers one by one (`--rows 1`); all of them, asking the first. Then all ask the first for
-the time that was asked for, and some hang up. Printed are throughput, latencies, the server's memory, and how many answers differ: a
-difference is a tie where a change of the logits by 1e-5 leads to it. Ends with code 1 if an answer differs that is no tie, if a client got
-an error, or if the server still holds rows when all have gone.
+Starts `tracformer serve` in a process of its own, on this machine's loopback alone. Tasks are drawn
+from a pool whose answers the library has given beforehand, in this process. What batching brings is
+measured first, in rounds, since a machine is not always equally fast: one client; all of them,
+asking a second server which answers one by one (`--rows 1`); all of them, asking the first. Then
+all ask the first for the time that was asked for, and some hang up. Printed are throughput,
+latencies, the server's memory, and how many answers differ: a difference is a tie where a change of
+the logits by 1e-5 leads to it. Ends with code 1 if an answer differs that is no tie, if a client
+got an error, or if the server still holds rows when all have gone.
 """
 
 import argparse
@@ -43,7 +46,8 @@ class Tally:
     tokens: int = 0
     hung_up: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    different: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)  # (task, sample) -> what came instead
+    # (task, sample) -> what came instead
+    different: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     differences: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,7 +79,8 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
                 raise RuntimeError("the server ended before it was ready")
             told = json.loads(line)
             port, ready = told.get("port", port), told["event"] == "ready"
-        drain = threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True)  # a full pipe would stop the server
+        # a full pipe would stop the server
+        drain = threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True)
         drain.start()
         try:
             yield port, process.pid
@@ -126,9 +131,16 @@ class Client:
                 with self.tally.lock:
                     self.tally.errors[type(error).__name__] += 1
 
-    def _send(self, task: Task, stream: bool) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def _send(
+        self, task: Task, stream: bool
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        connection.request("POST", task.path, json.dumps({**task.asked, "stream": stream}), {"Content-Type": "application/json"})
+        connection.request(
+            "POST",
+            task.path,
+            json.dumps({**task.asked, "stream": stream}),
+            {"Content-Type": "application/json"},
+        )
         response = connection.getresponse()
         if response.status != 200:
             connection.close()
@@ -185,10 +197,15 @@ class Spent:
         self.memory += other.memory
 
 
-def run_clients(count: int, minutes: float, most: int, client: Client, seed: int, process: int, hang_up: float) -> Spent:
+def run_clients(
+    count: int, minutes: float, most: int, client: Client, seed: int, process: int, hang_up: float
+) -> Spent:
     begun, before = time.monotonic(), processor(process)
     until = begun + minutes * 60
-    threads = [threading.Thread(target=client.run, args=(seed + i, until, most, hang_up)) for i in range(count)]
+    threads = [
+        threading.Thread(target=client.run, args=(seed + i, until, most, hang_up))
+        for i in range(count)
+    ]
     for thread in threads:
         thread.start()
     sizes = [memory(process)]
@@ -221,8 +238,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 def report(name: str, tally: Tally, spent: Spent) -> None:
     rate, pace = tally.tokens / spent.seconds, tally.tokens / (spent.processor or math.nan)
     print(
-        f"{name:<14} {len(tally.seconds):>6} answers, {tally.hung_up} hung up, {rate:8.1f} tokens/s ({pace:.1f} a CPU second), latency p50 "
-        f"{percentile(tally.seconds, 0.5) * 1000:.0f} ms, p99 {percentile(tally.seconds, 0.99) * 1000:.0f} ms, first token p50 "
+        f"{name:<14} {len(tally.seconds):>6} answers, {tally.hung_up} hung up, {rate:8.1f} "
+        f"tokens/s ({pace:.1f} a CPU second), latency p50 "
+        f"{percentile(tally.seconds, 0.5) * 1000:.0f} ms, p99 "
+        f"{percentile(tally.seconds, 0.99) * 1000:.0f} ms, first token p50 "
         f"{percentile(tally.first, 0.5) * 1000:.0f} ms",
         flush=True,
     )
@@ -255,31 +274,43 @@ def compare(ways: Sequence[Way], minutes: float, most: int, seed: int) -> None:
         report(way.name, way.client.tally, way.spent)
     *others, together = ways
     for way in others:
-        times = sorted(mine / theirs for mine, theirs in zip(together.rates, way.rates, strict=True) if theirs)
+        times = sorted(
+            mine / theirs for mine, theirs in zip(together.rates, way.rates, strict=True) if theirs
+        )
         if times:
             print(
-                f"together {statistics.median(times):.2f} times {way.name} ({times[0]:.2f} to {times[-1]:.2f} in {len(times)} rounds)",
+                f"together {statistics.median(times):.2f} times {way.name} ({times[0]:.2f} to "
+                f"{times[-1]:.2f} in {len(times)} rounds)",
                 flush=True,
             )
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="a model's folder")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--most", type=int, default=100_000, help="requests of one client (default: 100000)")
+    parser.add_argument(
+        "--most", type=int, default=100_000, help="requests of one client (default: 100000)"
+    )
     parser.add_argument("--pool", type=int, default=200, help="different tasks (default: 200)")
     parser.add_argument("--rows", type=int, default=64, help="the server's (default: 64)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(words)
     library = Library(arguments.model)
     pool, seconds = make_pool(library, arguments.pool, arguments.seed)
-    print(f"library alone   {len(pool):>6} answers, {sum(task.tokens for task in pool) / seconds:8.1f} tokens/s, one by one", flush=True)
+    print(
+        f"library alone   {len(pool):>6} answers, "
+        f"{sum(task.tokens for task in pool) / seconds:8.1f} tokens/s, one by one",
+        flush=True,
+    )
     with serving(arguments.model, arguments.rows) as (port, process):
         with serving(arguments.model, 1) as (single_port, single_process):
             for each in (port, single_port):
-                Client(each, pool).run(arguments.seed, time.monotonic() + 10, 3, hang_up=0.0)  # warm up
+                # warm up
+                Client(each, pool).run(arguments.seed, time.monotonic() + 10, 3, hang_up=0.0)
             ways = [
                 Way("one client", 1, process, Client(port, pool)),
                 Way("one by one", arguments.clients, single_process, Client(single_port, pool)),
@@ -287,20 +318,35 @@ def main(words: Sequence[str] | None = None) -> int:
             ]
             compare(ways, min(0.2, arguments.minutes / 10), arguments.most, arguments.seed)
         many = Client(port, pool)
-        spent = run_clients(arguments.clients, arguments.minutes, arguments.most, many, arguments.seed + 99, process, HANG_UP)
+        spent = run_clients(
+            arguments.clients,
+            arguments.minutes,
+            arguments.most,
+            many,
+            arguments.seed + 99,
+            process,
+            HANG_UP,
+        )
         report(f"{arguments.clients} clients", many.tally, spent)
         sizes = spent.memory
         settled = sizes[len(sizes) // 5 :]  # the first fifth: caches and arenas grow
         print(
-            f"server's memory {settled[0]:.0f} MB early on, {statistics.fmean(settled[-3:]):.0f} MB at the end, {max(sizes):.0f} MB at most"
+            f"server's memory {settled[0]:.0f} MB early on, {statistics.fmean(settled[-3:]):.0f} "
+            f"MB at the end, {max(sizes):.0f} MB at most"
         )
         held = rows_held(port)
     tallies = [client.tally for client in (*(way.client for way in ways), many)]
     different = {place: came for tally in tallies for place, came in tally.different.items()}
-    wrong = sum(not library.ties(pool[number], sample, came) for (number, sample), came in different.items())
-    checked, count = sum(len(tally.seconds) for tally in tallies), sum(tally.differences for tally in tallies)
+    wrong = sum(
+        not library.ties(pool[number], sample, came) for (number, sample), came in different.items()
+    )
+    checked, count = (
+        sum(len(tally.seconds) for tally in tallies),
+        sum(tally.differences for tally in tallies),
+    )
     print(
-        f"{checked} answers compared: {count} differ, in {len(different)} samples of the pool: {len(different) - wrong} ties, {wrong} not"
+        f"{checked} answers compared: {count} differ, in {len(different)} samples of the pool: "
+        f"{len(different) - wrong} ties, {wrong} not"
     )
     errors = dict(sum((tally.errors for tally in tallies), Counter()))
     print(f"errors: {errors or 'none'}; rows still held: {held:.0f}")

@@ -1,4 +1,6 @@
-"""What the clients of a load run ask: tasks of mixed kinds and lengths, with the library's own answers."""
+"""What the clients of a load run ask: tasks of mixed kinds and lengths, with the
+library's own answers.
+"""
 
 import random
 import time
@@ -19,7 +21,9 @@ from tracformer.server.queue import Names
 
 TIE = 1e-5
 LENGTHS = (16, 32, 48, 64)
-SLOW = 0.01  # of the infills, each: mode ac, and unknown lengths. Both are whole passes, which batching does not make cheaper
+# of the infills, each: mode ac, and unknown lengths. Both are whole passes, which batching does not
+# make cheaper
+SLOW = 0.01
 
 
 @dataclass(frozen=True)
@@ -46,24 +50,33 @@ class Library:
     def answer(self, path: str, options: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Each sample's tokens: ids or, as OpenAI's protocol has them, names."""
         if path == "/v1/completions":
-            return [tuple(self.names[i] for i in sample.token_ids) for sample in self.lm.sample(**options)]
+            return [
+                tuple(self.names[i] for i in sample.token_ids)
+                for sample in self.lm.sample(**options)
+            ]
         return [result.spans[0].token_ids for result in self.lm.infill(**options)]
 
     def ties(self, task: Task, sample: int, came: tuple[Any, ...]) -> bool:
         """Does a change of the logits by TIE lead from the expected answer to the one that came?
 
-        A token is where its uniform number falls among the cumulative probabilities, in order of ids: what moves such a boundary most is to
-        raise all logits up to an id and to lower those beyond it.
+        A token is where its uniform number falls among the cumulative probabilities, in order of
+        ids: what moves such a boundary most is to raise all logits up to an id and to lower those
+        beyond it.
         """
         ids = range(self.lm.tokenizer.vocab_size)
         names = ids if task.path == "/v1/infill" else [self.names[i] for i in ids]
-        first = next((pair for pair in zip(task.expected[sample], came, strict=False) if pair[0] != pair[1]), None)
+        first = next(
+            (pair for pair in zip(task.expected[sample], came, strict=False) if pair[0] != pair[1]),
+            None,
+        )
         if first is None:
             return False
         edges = {edge for token in first for i in [names.index(token)] for edge in (i, i + 1)}
         for edge, sign in ((edge, sign) for edge in edges for sign in (TIE, -TIE)):
 
-            def moved(logits: Tensor, picks: Sequence[Pick], edge: int = edge, sign: float = sign) -> Chosen:
+            def moved(
+                logits: Tensor, picks: Sequence[Pick], edge: int = edge, sign: float = sign
+            ) -> Chosen:
                 change = torch.full((logits.shape[1],), -sign, dtype=torch.float64)
                 change[:edge] = sign
                 return choose(logits.double() + change, picks)
@@ -77,23 +90,64 @@ class Library:
 def make_task(library: Library, dice: random.Random, ids: Sequence[int]) -> Task:
     """One text of the model's own, with blanks in it; or its beginning, to go on from."""
     lm = library.lm
-    sampler = dice.choice([{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 20, "temperature": 1.2}])
+    sampler = dice.choice(
+        [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 20, "temperature": 1.2}]
+    )
     seed, n = dice.randrange(2**31), dice.choice([1, 1, 1, 2])
-    decode, length = lm.tokenizer.decode, min(dice.choice(LENGTHS), lm.model.config.max_length // 2 - 2)
+    decode, length = (
+        lm.tokenizer.decode,
+        min(dice.choice(LENGTHS), lm.model.config.max_length // 2 - 2),
+    )
     if dice.random() < 0.25:
         prompt = list(ids[: dice.randint(1, 20)])
-        asked = {"prompt": prompt, "max_tokens": length, "temperature": sampler.get("temperature", 1.0), "logprobs": 0}
-        options = {"prompt": prompt, "max_tokens": length, "sampler": Sampler(temperature=asked["temperature"]), "seed": seed, "n": n}
-        return Task("/v1/completions", {**asked, "seed": seed, "n": n}, options, library.answer("/v1/completions", options))
+        asked = {
+            "prompt": prompt,
+            "max_tokens": length,
+            "temperature": sampler.get("temperature", 1.0),
+            "logprobs": 0,
+        }
+        options = {
+            "prompt": prompt,
+            "max_tokens": length,
+            "sampler": Sampler(temperature=asked["temperature"]),
+            "seed": seed,
+            "n": n,
+        }
+        return Task(
+            "/v1/completions",
+            {**asked, "seed": seed, "n": n},
+            options,
+            library.answer("/v1/completions", options),
+        )
     kind = dice.random()
     mode = "ac" if kind < SLOW and "ac" in lm.model.config.modes else None
     if mode is not None or kind > 1 - SLOW:
         length = min(length, 4)
     start = dice.randint(1, max(1, len(ids) - length))
-    text = write([decode(ids[:start]), decode(ids[start + length :])], [f"1-{length}" if kind > 1 - SLOW else str(length)])
+    text = write(
+        [decode(ids[:start]), decode(ids[start + length :])],
+        [f"1-{length}" if kind > 1 - SLOW else str(length)],
+    )
     order = "random" if mode == "ac" else None
-    asked = {"text": text, "n": n, "seed": seed, "mode": mode, "order": order, "length_draws": 2, "whole": False, **sampler}
-    options = {"text": text, "n": n, "seed": seed, "mode": mode, "length_draws": 2, "whole": False, "sampler": Sampler(**sampler)}
+    asked = {
+        "text": text,
+        "n": n,
+        "seed": seed,
+        "mode": mode,
+        "order": order,
+        "length_draws": 2,
+        "whole": False,
+        **sampler,
+    }
+    options = {
+        "text": text,
+        "n": n,
+        "seed": seed,
+        "mode": mode,
+        "length_draws": 2,
+        "whole": False,
+        "sampler": Sampler(**sampler),
+    }
     options["order"] = None if order is None else RandomOrder()
     return Task("/v1/infill", asked, options, library.answer("/v1/infill", options))
 
@@ -102,8 +156,12 @@ def make_pool(library: Library, count: int, seed: int) -> tuple[list[Task], floa
     """Tasks, and the seconds that the library took over them, one by one."""
     dice = random.Random(seed)
     lm = library.lm
-    longest = min(lm.model.config.max_length // 3, 60)  # what is no UTF-8 is spelt with more tokens when it is read again
-    texts = [lm.tokenizer.encode(lm.tokenizer.decode(sample.token_ids, skip_special=True)) for sample in lm.sample(16, max_tokens=longest)]
+    # what is no UTF-8 is spelt with more tokens when it is read again
+    longest = min(lm.model.config.max_length // 3, 60)
+    texts = [
+        lm.tokenizer.encode(lm.tokenizer.decode(sample.token_ids, skip_special=True))
+        for sample in lm.sample(16, max_tokens=longest)
+    ]
     texts = [ids[:longest] for ids in texts if ids]
     begun = time.perf_counter()
     pool = [make_task(library, dice, dice.choice(texts)) for _ in range(count)]

@@ -43,17 +43,27 @@ def main() -> None:
             loaded = time.perf_counter()
             optimizer.zero_grad()
             for group in batch.micro:
-                (model.nll(group.tokens, group.context, group.mode, group.lengths)[0] / batch.count).backward()
+                (
+                    model.nll(group.tokens, group.context, group.mode, group.lengths)[0]
+                    / batch.count
+                ).backward()
             optimizer.step()
             loading.append(loaded - start)
             stepping.append(time.perf_counter() - loaded)
     share = sorted(loading)[len(loading) // 2] / sorted(stepping)[len(stepping) // 2]
-    print(f"preset tiny, {config.batch} x {config.length} tokens: loading and contexts {1e3 * min(loading):.2f} ms,", end=" ")
+    print(
+        f"preset tiny, {config.batch} x {config.length} tokens: loading and contexts "
+        f"{1e3 * min(loading):.2f} ms,",
+        end=" ",
+    )
     print(f"step {1e3 * min(stepping):.0f} ms; {100 * share:.1f}% of a step (medians)")
     for name in ("span:p=0.5,mean=50", "mixed", "span:p=0.9,mean=10"):
         start = time.perf_counter()
         draw_contexts(parse_strategy(name), [1024] * 2000, 0, range(2000))
-        print(f"contexts {name}, T=1024: {2000 / (time.perf_counter() - start):,.0f} a second on one core")
+        print(
+            f"contexts {name}, T=1024: {2000 / (time.perf_counter() - start):,.0f} a second on one "
+            "core"
+        )
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/study_pace.py stories
     OMP_NUM_THREADS=1 python benchmarks/study_pace.py own-model only=compact-car-512 --steps 200
 
-Tokens are random, contexts and steps are those of training. Time is that of the processor, so that a
-busy machine changes little. `--yaml` prints the paces as a scale's `pace:` takes them, from which
+Tokens are random, contexts and steps are those of training. Time is that of the processor, so that
+a busy machine changes little. `--yaml` prints the paces as a scale's `pace:` takes them, from which
 `tracformer reproduce --list` and `--dry-run` compute core-hours.
 """
 
@@ -39,7 +39,9 @@ class Timed:
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("words", nargs="+", metavar="EXPERIMENT | KEY=VALUE")
     parser.add_argument("--steps", type=int, default=20, help="steps to time (default: 20)")
     parser.add_argument("--yaml", action="store_true", help="print the paces for a scale file")
@@ -56,7 +58,10 @@ def main(words: list[str] | None = None) -> None:
                 timed[model.name] = time_steps(experiment, model, arguments.steps)
                 told = timed[model.name]
                 hours = model.tokens * len(model.seeds) / told.pace / HOUR
-                cost = f"{1e3 * told.seconds:7.0f} ms a step  {hours:5.2f} core-hours, {len(model.seeds)} seeds"
+                cost = (
+                    f"{1e3 * told.seconds:7.0f} ms a step  {hours:5.2f} core-hours, "
+                    f"{len(model.seeds)} seeds"
+                )
                 print(f"{model.name:<34} {told.pace:8,.0f} tokens/s {cost}", flush=True)
         paces = {model: each.pace for model, each in timed.items()}
         total = core_hours(experiment.training(), paces)
@@ -99,7 +104,9 @@ def take_step(
     optimizer.zero_grad()
     count = sum(question.count for question in questions)
     for group in group_by_mode(tokens, lengths, questions, []):
-        nll = model.nll(group.tokens, group.context, group.mode, group.lengths, weights=group.weights)[0]
+        nll = model.nll(
+            group.tokens, group.context, group.mode, group.lengths, weights=group.weights
+        )[0]
         (nll / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip)
     optimizer.step()

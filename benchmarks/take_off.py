@@ -28,7 +28,14 @@ import torch
 from tracformer.baselines import find_family
 from tracformer.contexts import parse as parse_strategy
 from tracformer.devices import keep_freed_memory
-from tracformer.evaluation.exact import Pattern, Source, compare, draw_pattern, find_source, one_missing
+from tracformer.evaluation.exact import (
+    Pattern,
+    Source,
+    compare,
+    draw_pattern,
+    find_source,
+    one_missing,
+)
 from tracformer.evaluation.task import Subject
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel
@@ -77,8 +84,12 @@ SYSTEMS = {
     "full-encoder-ac": System("tracformer", "ac", {**TRACFORMER, "encoder": "full"}),
     "dense-decoder-car": System("tracformer", "car", {**TRACFORMER, "decoder": "dense"}),
     "dense-decoder-ac": System("tracformer", "ac", {**TRACFORMER, "decoder": "dense"}),
-    "dense-decoder+neighbours-car": System("tracformer", "car", {**TRACFORMER, "decoder": "neighbours"}),
-    "dense-decoder+neighbours-ac": System("tracformer", "ac", {**TRACFORMER, "decoder": "neighbours"}),
+    "dense-decoder+neighbours-car": System(
+        "tracformer", "car", {**TRACFORMER, "decoder": "neighbours"}
+    ),
+    "dense-decoder+neighbours-ac": System(
+        "tracformer", "ac", {**TRACFORMER, "decoder": "neighbours"}
+    ),
     "bart": System("bart", "car", PAIRED),
     "bart-modern": System("bart-modern", "car", PAIRED),
     "bart-modern+neighbours": System("bart-modern", "car", {**PAIRED, **NEAR}),
@@ -103,7 +114,9 @@ SYSTEMS = {
     "gpt2-fim": System("gpt2-fim", "car", PLAIN, "fim"),
     "dit-ac": System("mdlm", "ac", DIT),
     "mdlm": System("mdlm", "diffusion", DIT, "denoise"),
-    "mdlm-on-tracformer": System("mdlm", "diffusion", {**TRACFORMER, "backbone": "tracformer"}, "denoise"),
+    "mdlm-on-tracformer": System(
+        "mdlm", "diffusion", {**TRACFORMER, "backbone": "tracformer"}, "denoise"
+    ),
     "sedd": System("sedd", "diffusion", DIT, "denoise"),
     "d3pm": System("d3pm", "diffusion", DIT, "denoise"),
     "plaid": System("plaid", "diffusion", DIT, "denoise"),
@@ -130,7 +143,9 @@ def train(model: ConditionalModel, source: Source, objective: str, steps: int = 
     config = optimizer_of(model.config.model_type)
     contexts = "" if objective in ("denoise", "ar") else CONTEXTS
     questioner = Questioner(parse_objective(objective, contexts), seed=0)
-    optimizer = build_optimizer(model.parameters(), config, fused=True, matrices=hidden_matrices(model))
+    optimizer = build_optimizer(
+        model.parameters(), config, fused=True, matrices=hidden_matrices(model)
+    )
     rng, lengths = np.random.default_rng(1), np.full(BATCH, source.length)
     model.train()
     for step in range(steps):
@@ -153,7 +168,9 @@ def frequencies(source: Source) -> np.ndarray[Any, Any]:
     return np.log(np.exp(prior).mean(0))
 
 
-def gains(model: ConditionalModel, mode: str, source: Source, pattern: Pattern, sequences: int) -> dict[str, float]:
+def gains(
+    model: ConditionalModel, mode: str, source: Source, pattern: Pattern, sequences: int
+) -> dict[str, float]:
     """Return nats per hidden symbol: gain over frequencies, the exact gain, KL from the truth."""
     subject = Subject(model=model, tokenizer=None, name="", mode=mode)
     tokens = source.sample(sequences, np.random.default_rng(2))
@@ -161,11 +178,17 @@ def gains(model: ConditionalModel, mode: str, source: Source, pattern: Pattern, 
     parts = []
     for start in range(0, sequences, 64):
         rows = slice(start, min(start + 64, sequences))
-        parts.append(compare(subject, source, tokens[rows], context[rows], range(start, rows.stop), DRAWS, 0))
+        parts.append(
+            compare(subject, source, tokens[rows], context[rows], range(start, rows.stop), DRAWS, 0)
+        )
     sums = {name: float(sum(part[name].sum() for part in parts)) for name in parts[0]}
     base, targets = -float(frequencies(source)[tokens[~context]].sum()), sums["targets"]
     away = sums["excess"] if "excess" in sums else sums["kl"]
-    return {"gain": (base - sums["nll"]) / targets, "exact": (base - sums["truth"]) / targets, "kl": away / targets}
+    return {
+        "gain": (base - sums["nll"]) / targets,
+        "exact": (base - sums["truth"]) / targets,
+        "kl": away / targets,
+    }
 
 
 def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, Any]:
@@ -175,7 +198,10 @@ def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, An
     began = time.process_time()
     train(model, source, system.trained_by, steps)
     seconds = time.process_time() - began
-    holes = {hole: gains(model, system.mode, source, pattern, sequences) for hole, pattern in HOLES.items()}
+    holes = {
+        hole: gains(model, system.mode, source, pattern, sequences)
+        for hole, pattern in HOLES.items()
+    }
     return {
         "mode": system.mode,
         "kind": model.answers[system.mode],
@@ -190,27 +216,42 @@ def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, An
 def table(results: Mapping[str, Any]) -> str:
     """Markdown, one row a system."""
     lines = [
-        "| system | mode (answer) | parameters | minutes | " + " | ".join(f"{hole}: gain (exact), KL" for hole in HOLES) + " | take-off |",
+        "| system | mode (answer) | parameters | minutes | "
+        + " | ".join(f"{hole}: gain (exact), KL" for hole in HOLES)
+        + " | take-off |",
         "|---" * (5 + len(HOLES)) + "|",
     ]
     for name, result in results.items():
-        cells = [f"{each['gain']:.3f} ({each['exact']:.3f}), {each['kl']:.3f}" for each in result["holes"].values()]
+        cells = [
+            f"{each['gain']:.3f} ({each['exact']:.3f}), {each['kl']:.3f}"
+            for each in result["holes"].values()
+        ]
         verdict = "yes" if result["took_off"] else "did not learn"
         size, minutes = f"{result['parameters'] / 1e6:.2f}M", f"{result['seconds'] / 60:.1f}"
-        lines.append(f"| {name} | {result['mode']} ({result['kind']}) | {size} | {minutes} | {' | '.join(cells)} | {verdict} |")
+        lines.append(
+            f"| {name} | {result['mode']} ({result['kind']}) | {size} | {minutes} | "
+            f"{' | '.join(cells)} | {verdict} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--systems", default="all", help=f"all, or some of: {', '.join(SYSTEMS)}")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--sequences", type=int, default=500)
-    parser.add_argument("--json", help="keep each system's figures in this file; those already in it are not measured again")
+    parser.add_argument(
+        "--json",
+        help="keep each system's figures in this file; those already in it are not measured again",
+    )
     arguments = parser.parse_args()
     keep_freed_memory()
     kept = Path(arguments.json) if arguments.json else None
-    results: dict[str, Any] = json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
+    results: dict[str, Any] = (
+        json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
+    )
     for name in SYSTEMS if arguments.systems == "all" else arguments.systems.split(","):
         if results.get(name, {}).get("steps") != arguments.steps:
             results[name] = measure(name, arguments.steps, arguments.sequences)

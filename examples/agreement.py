@@ -3,7 +3,8 @@
     python examples/agreement.py                # about two minutes
     python examples/agreement.py --steps 100    # a first look
 
-A story's hero, thing and crowd return later in the text (see `tracformer.data.toy_stories`), so every fill can be checked by rule.
+A story's hero, thing and crowd return later in the text (see `tracformer.data.toy_stories`), so
+every fill can be checked by rule.
 """
 
 import argparse
@@ -40,13 +41,17 @@ def draw_context(rng: random.Random, tokens: Tensor) -> Tensor:
     return context
 
 
-def train(model: Tracformer, rng: random.Random, steps: int, batch: int = 32, peak: float = 2e-3) -> None:
+def train(
+    model: Tracformer, rng: random.Random, steps: int, batch: int = 32, peak: float = 2e-3
+) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()
     pause = 0.2 if sys.stdout.isatty() else 10.0  # seconds between two drawings of the bar
     with tqdm(range(steps), desc="training", mininterval=pause, file=sys.stdout) as bar:
         for step in bar:
-            optimizer.param_groups[0]["lr"] = peak * min(1.0, (step + 1) / 50) * (1.0 - 0.95 * step / steps)
+            optimizer.param_groups[0]["lr"] = (
+                peak * min(1.0, (step + 1) / 50) * (1.0 - 0.95 * step / steps)
+            )
             tokens = draw_stories(rng, batch)
             loss = model.loss(tokens, draw_context(rng, tokens), mode="car")
             optimizer.zero_grad()
@@ -59,15 +64,24 @@ def train(model: Tracformer, rng: random.Random, steps: int, batch: int = 32, pe
 
 def show(tokens: Tensor, context: Tensor, filled: Tensor) -> str:
     bold, plain = ("\033[1;36m", "\033[0m") if sys.stdout.isatty() else ("[", "]")
-    holes = " ".join(WORDS[i] if c else "____" for i, c in zip(tokens.tolist(), context.tolist(), strict=True))
-    fills = " ".join(WORDS[i] if c else f"{bold}{WORDS[i]}{plain}" for i, c in zip(filled.tolist(), context.tolist(), strict=True))
+    holes = " ".join(
+        WORDS[i] if c else "____" for i, c in zip(tokens.tolist(), context.tolist(), strict=True)
+    )
+    fills = " ".join(
+        WORDS[i] if c else f"{bold}{WORDS[i]}{plain}"
+        for i, c in zip(filled.tolist(), context.tolist(), strict=True)
+    )
     verdict = "agrees" if follows_the_rules([WORDS[i] for i in filled.tolist()]) else "DISAGREES"
     return f"  {holes}\n  {fills}\n  ({verdict})\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500, help="of 32 stories each (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=500, help="of 32 stories each (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.steps < 1:
@@ -78,9 +92,21 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     rng = random.Random(arguments.seed)
     model = Tracformer(
-        TracformerConfig(vocab_size=len(WORDS), max_length=64, n_layer=6, n_head=2, d_model=64, n_max=8, init_std=0.08, modes=("car",))
+        TracformerConfig(
+            vocab_size=len(WORDS),
+            max_length=64,
+            n_layer=6,
+            n_head=2,
+            d_model=64,
+            n_max=8,
+            init_std=0.08,
+            modes=("car",),
+        )
     )
-    print(f"A Tracformer of {model.num_parameters() / 1e6:.1f}M parameters learns stories from a generator with {len(WORDS)} words.")
+    print(
+        f"A Tracformer of {model.num_parameters() / 1e6:.1f}M parameters learns stories from a "
+        f"generator with {len(WORDS)} words."
+    )
     train(model, rng, arguments.steps)
 
     tokens = draw_stories(rng, CHECKED)
@@ -88,7 +114,10 @@ def main() -> None:
     seeds = [derived_seed(arguments.seed, i) for i in range(CHECKED)]
     filled = fill(model, tokens, context, "car", seed=seeds).tokens  # sampled from left to right
     guesses = torch.where(context, tokens, torch.randint(len(WORDS), tokens.shape))
-    print(f"\nNew stories with holes, and how the model fills them ({SHOWN} of {CHECKED}, the first ones):\n")
+    print(
+        f"\nNew stories with holes, and how the model fills them ({SHOWN} of {CHECKED}, the first "
+        "ones):\n"
+    )
     for row in range(SHOWN):
         print(show(tokens[row], context[row], filled[row]))
     agree = sum(follows_the_rules([WORDS[i] for i in row]) for row in filled.tolist())

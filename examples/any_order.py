@@ -1,10 +1,12 @@
-"""Any order: the same blanks filled from left to right, at random, by confidence, and several tokens at once.
+"""Any order: the same blanks filled from left to right, at random, by confidence, and several
+tokens at once.
 
     python examples/any_order.py                # a few minutes on a CPU
     python examples/any_order.py --steps 50 --stories 10
 
-In mode `ac` every token that is filled becomes context for the rest, so the order is free. One token a step, a filling's log-probability is
-exact given its order; several tokens a step are drawn independently of each other, which costs agreement and saves passes.
+In mode `ac` every token that is filled becomes context for the rest, so the order is free. One
+token a step, a filling's log-probability is exact given its order; several tokens a step are drawn
+independently of each other, which costs agreement and saves passes.
 """
 
 import argparse
@@ -69,7 +71,9 @@ def make_blanks(rng: random.Random, lm: tracformer.LanguageModel) -> str:
 
 
 def compare(lm: tracformer.LanguageModel, stories: int) -> dict[str, tuple[float, float]]:
-    """For each order: mean log-probability a token given the order, and the share of stories that keep every agreement."""
+    """For each order: mean log-probability a token given the order, and the share of stories that
+    keep every agreement.
+    """
     rng = random.Random(1)
     blanks = [make_blanks(rng, lm) for _ in range(stories)]
     print(f"\n{'order':<28} log p a token  stories that agree")
@@ -85,9 +89,15 @@ def compare(lm: tracformer.LanguageModel, stories: int) -> dict[str, tuple[float
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)")
-    parser.add_argument("--stories", type=int, default=40, help="to fill in each order (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stories", type=int, default=40, help="to fill in each order (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         compare(train(Path(folder), options.steps), options.stories)

@@ -1,7 +1,8 @@
-"""Fill holes in short stories with the model that comes with the package: no training, no download, a few seconds.
+"""Fill holes in short stories with the model that comes with the package: no training, no download,
+a few seconds.
 
-python examples/fill_stories.py
-python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [[4-10]] and gave it back."
+python examples/fill_stories.py python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He
+cried until [[4-10]] and gave it back."
 """
 
 import argparse
@@ -13,13 +14,24 @@ from tracformer.generation.results import Infilled
 from tracformer.generation.samplers import Sampler
 
 TEXTS = (
-    "Once upon a time, there was a little girl named Lily. She wanted to [[6]], but the rain would not stop. So she stayed at home.",
-    "Tom saw a big red ball in the park. [[8-14]] Then they played together all day and became best friends.",
+    "Once upon a time, there was a little girl named Lily. She wanted to [[6]], but the rain would "
+    "not stop. So she stayed at home.",
+    "Tom saw a big red ball in the park. [[8-14]] Then they played together all day and became "
+    "best friends.",
     "The dog was hungry. It looked for [[1-4]] and then it fell asleep.",
 )
-ENDINGS = ("They [[played]] together and became good friends.", "They [[slept]] together and became good friends.")
-DRAWN = 32  # samples of each text, of which the best are shown: probable in their places, and in texts that read well
-BEHIND = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
+ENDINGS = (
+    "They [[played]] together and became good friends.",
+    "They [[slept]] together and became good friends.",
+)
+# samples of each text, of which the best are shown: probable in their places, and in texts that
+# read well
+DRAWN = 32
+BEHIND = (
+    "was afraid of the dark.",
+    "could fly very high in the sky.",
+    "loved to swim in the pond.",
+)
 
 
 def brackets(result: Infilled) -> str:
@@ -27,15 +39,22 @@ def brackets(result: Infilled) -> str:
     text, last = "", 0
     for span in result.spans:
         words = span.text.lstrip()
-        text += result.text[last : span.start] + span.text[: len(span.text) - len(words)] + f"[{words}]"
+        text += (
+            result.text[last : span.start] + span.text[: len(span.text) - len(words)] + f"[{words}]"
+        )
         last = span.stop
     return text + result.text[last:]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "texts", nargs="*", metavar="TEXT", help="with blanks: [[5]] tokens, [[3-8]], or [[]] for a length the model chooses"
+        "texts",
+        nargs="*",
+        metavar="TEXT",
+        help="with blanks: [[5]] tokens, [[3-8]], or [[]] for a length the model chooses",
     )
     parser.add_argument("--model", default="stories")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,5 @@
-"""From text to fills: train on generated stories, fill blanks, score words, list candidates, let the model choose lengths.
+"""From text to fills: train on generated stories, fill blanks, score words, list candidates, let
+the model choose lengths.
 
     python examples/infill_text.py                       # a few minutes on a CPU
     python examples/infill_text.py --steps 50 --run runs/stories
@@ -6,7 +7,7 @@
 The same from the command line:
 
     tracformer train tiny data=stories.txt data.rows=records data.tokenizer=bpe:400 run=runs/stories
-    tracformer infill -m runs/stories 'Mia carried the [[2]] to the market , where the old men from the island sing all day .'
+    tracformer infill -m runs/stories 'Mia carried the [[2]] to the market .'
 """
 
 import argparse
@@ -52,16 +53,28 @@ def show(lm: tracformer.LanguageModel) -> None:
     blank = STORY.format(thing="[[2]]", who="[[1]]")
     print(f"\n{blank}")
     for filled in lm.infill(blank, 3, seed=1):
-        print(f"  {' ... '.join(span.text.strip() for span in filled.spans)}: log-probability {filled.log_prob:.2f}, exactly")
+        print(
+            f"  {' ... '.join(span.text.strip() for span in filled.spans)}: log-probability "
+            f"{filled.log_prob:.2f}, exactly"
+        )
 
     print("\nThe true words, and wrong ones:")
     for thing, who in (("blue lamp", "she"), ("red boat", "he")):
         scored = lm.score(STORY.format(thing=f"[[{thing}]]", who=f"[[{who}]]"))
-        print(f"  {thing}, {who}: log-probability {scored.log_prob:.2f} ({scored.kind}), {scored.bits_per_byte:.2f} bits per byte")
+        print(
+            f"  {thing}, {who}: log-probability {scored.log_prob:.2f} ({scored.kind}), "
+            f"{scored.bits_per_byte:.2f} bits per byte"
+        )
 
     print("\nCandidates for each place, given the rest alone:")
     for marginal in lm.marginals(blank, top=3):
-        print("  " + ", ".join(f"{candidate.text.strip()!r} {candidate.probability:.2f}" for candidate in marginal.candidates))
+        print(
+            "  "
+            + ", ".join(
+                f"{candidate.text.strip()!r} {candidate.probability:.2f}"
+                for candidate in marginal.candidates
+            )
+        )
 
     [filled] = lm.infill(STORY.format(thing="[[1-4]]", who="she"), lengths="rank")
     choice = filled.length_choice
@@ -76,8 +89,12 @@ def show(lm: tracformer.LanguageModel) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)"
+    )
     parser.add_argument("--run", help="the folder to train in, kept (default: a temporary one)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:

@@ -3,8 +3,9 @@
     python examples/own_data.py                 # a few minutes on a CPU
     python examples/own_data.py --fasta my.fasta --steps 2000
 
-Without a file of yours it writes one: minisatellites, a random unit of nine bases repeated five times, with a misread base here and there.
-What is missing in one copy can be read off the others, on either side, so the fills can be checked.
+Without a file of yours it writes one: minisatellites, a random unit of nine bases repeated five
+times, with a misread base here and there. What is missing in one copy can be read off the others,
+on either side, so the fills can be checked.
 
 The same from the command line:
 
@@ -65,14 +66,21 @@ def check(lm: tracformer.LanguageModel, records: int) -> float:
         bases = result.spans[0].text
         right += sum(a == b for a, b in zip(bases, dna[at : at + 5], strict=True))
         if number < 3:
-            print(f"\n  {blanks[number]}\n  {result.text}\n  filled {bases}, was {dna[at : at + 5]}; log-probability {result.log_prob:.2f}")
+            print(
+                f"\n  {blanks[number]}\n  {result.text}\n  filled {bases}, was {dna[at : at + 5]}; "
+                f"log-probability {result.log_prob:.2f}"
+            )
     return right / (5 * records)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fasta", help="your own file (default: one is written)")
-    parser.add_argument("--steps", type=int, default=150, help="of 32 records each (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=150, help="of 32 records each (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

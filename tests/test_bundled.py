@@ -29,7 +29,9 @@ def test_a_bundled_model_is_small_at_half_precision_and_has_a_card(name: str) ->
     assert tracformer.load(name).model.config.modes == ("car", "ac", "ar")
 
 
-def test_a_folder_of_the_same_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_the_same_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
     assert find_folder("stories") == bundled.folder("stories")  # there is no model in it
@@ -45,20 +47,34 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
 
 CHOICES = [
     ("Lily saw a big ", "dog", ". It barked at her all day and wagged its tail.", "fish"),
-    ("Once upon a time, there was a little ", "bird", " who had a nest in a tall tree. She could fly very high.", "boy"),
+    (
+        "Once upon a time, there was a little ",
+        "bird",
+        " who had a nest in a tall tree. She could fly very high.",
+        "boy",
+    ),
     ("Tom was very ", "sad", ". He lost his toy and he cried and cried.", "happy"),
     ("Lily was so ", "sad", ". She cried and cried. Her mom gave her a hug.", "happy"),
     ("Mia went to the ", "park", " to play on the swings and the slide.", "store"),
-    ("The sky was dark and it began to ", "rain", ". They opened their umbrella and ran home.", "snow"),
+    (
+        "The sky was dark and it began to ",
+        "rain",
+        ". They opened their umbrella and ran home.",
+        "snow",
+    ),
 ]
 
 
 def test_the_suffix_decides() -> None:
-    """With the text behind the hole the right word gains on the other, against the model's own left-to-right reading; and it leads."""
+    """With the text behind the hole the right word gains on the other, against the model's own
+    left-to-right reading; and it leads.
+    """
     lm = tracformer.load("stories")
 
     def lead(mode: str, before: str, word: str, after: str, other: str) -> float:
-        right, wrong = (lm.score(f"{before}[[{each}]]{after}", mode=mode).log_prob for each in (word, other))
+        right, wrong = (
+            lm.score(f"{before}[[{each}]]{after}", mode=mode).log_prob for each in (word, other)
+        )
         return right - wrong
 
     assert all(lead("car", *each) > lead("ar", *each) for each in CHOICES)
@@ -71,7 +87,10 @@ def test_commands_use_it_when_no_model_is_named(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
     (tmp_path / "stories" / "config.json").touch()  # whatever is called so here
-    assert main(["infill", "Once upon a time there was a [[2]] who lived in a wood.", "--seed", "3"]) == 0
+    assert (
+        main(["infill", "Once upon a time there was a [[2]] who lived in a wood.", "--seed", "3"])
+        == 0
+    )
     filled = capsys.readouterr().out
     assert filled.startswith("Once upon a time there was a")
     assert "who lived in a wood." in filled
@@ -83,6 +102,10 @@ def test_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     example("fill_stories").main([])
     out = capsys.readouterr().out
     assert out.count("log p =") == 3 * 3 + 2
-    played, slept = (float(line.rsplit("=", 1)[1]) for line in out.splitlines() if "good friends" in line and "log p" in line)
+    played, slept = (
+        float(line.rsplit("=", 1)[1])
+        for line in out.splitlines()
+        if "good friends" in line and "log p" in line
+    )
     assert played > slept
     assert math.isfinite(slept)

@@ -1,4 +1,6 @@
-"""A new system is one file: once registered, it is trained, loaded, asked and listed without a change elsewhere."""
+"""A new system is one file: once registered, it is trained, loaded, asked and listed without a
+change elsewhere.
+"""
 
 import json
 from dataclasses import dataclass
@@ -35,7 +37,9 @@ class Letters(ConditionalModel):
         self.config = config
         self.table = nn.Linear(1, config.vocab_size)
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         rows = wanted.flatten().nonzero()[:, 0]
         return self.table.weight.new_ones(len(rows), 1), rows
 
@@ -61,10 +65,32 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> str:
     return "letters"
 
 
-def test_a_new_system_from_outside(registered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_system_from_outside(
+    registered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, run = story_data(tmp_path, stories=20), tmp_path / "run"
-    words = ["model.preset=tiny", "length=32", "batch=8", "steps=30", "log_every=1", "optimizer.lr=0.1", "optimizer.warmup=1"]
-    assert main(["train", f"data={data}", f"run={run}", f"model.family={registered}", "eval_sequences=4", *words]) == 0
+    words = [
+        "model.preset=tiny",
+        "length=32",
+        "batch=8",
+        "steps=30",
+        "log_every=1",
+        "optimizer.lr=0.1",
+        "optimizer.warmup=1",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                f"data={data}",
+                f"run={run}",
+                f"model.family={registered}",
+                "eval_sequences=4",
+                *words,
+            ]
+        )
+        == 0
+    )
     found = losses(run)
     assert found[-1] < found[0] - 0.5
     lm = tracformer.load(run)
@@ -72,7 +98,9 @@ def test_a_new_system_from_outside(registered: str, tmp_path: Path, capsys: pyte
     assert len(lm.infill("to the [[4]] and")[0].spans[0].token_ids) == 4
     scored = lm.score("to the [[king]]")
     assert scored.kind == "marginal"
-    expected = torch.log_softmax(lm.model.table.weight[:, 0] + lm.model.table.bias, 0)[lm.tokenizer.encode("king")].sum()
+    expected = torch.log_softmax(lm.model.table.weight[:, 0] + lm.model.table.bias, 0)[
+        lm.tokenizer.encode("king")
+    ].sum()
     assert scored.log_prob == pytest.approx(float(expected), abs=1e-4)
     capsys.readouterr()
     assert main(["models", "--json"]) == 0
@@ -84,7 +112,13 @@ def test_a_new_system_from_outside(registered: str, tmp_path: Path, capsys: pyte
 def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
     out = capsys.readouterr().out
-    for words in ("tracformer", "108.7M", "car (exact)", "diffusion (bound)", "does not see what follows a hole"):
+    for words in (
+        "tracformer",
+        "108.7M",
+        "car (exact)",
+        "diffusion (bound)",
+        "does not see what follows a hole",
+    ):
         assert words in out
 
 

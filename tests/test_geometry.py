@@ -20,7 +20,11 @@ def test_step_divides_reach() -> None:
 
 
 def test_paper_small_has_a_far_key_in_layers_9_and_10() -> None:
-    odd = [layer for layer in range(1, 11) if geometry.arithmetic_run(geometry.encoder_offsets(layer, 16), 1024).extra]
+    odd = [
+        layer
+        for layer in range(1, 11)
+        if geometry.arithmetic_run(geometry.encoder_offsets(layer, 16), 1024).extra
+    ]
     assert odd == [9, 10]
     assert geometry.encoder_offsets(9, 16)[-2:] == (255, 256)
 
@@ -63,15 +67,25 @@ def test_encoders_mirror_each_other(length: int, t: int, distances: list[int]) -
 
 @given(st.integers(1, 7), st.data())
 def test_a_decoder_layer_tiles_prefix_and_suffix(n_layer: int, data: st.DataObject) -> None:
-    """Each input is in the scope of exactly one key: all before t by prefix keys, all after t by suffix keys."""
+    """Each input is in the scope of exactly one key: all before t by prefix keys,
+    all after t by suffix keys.
+    """
     length = data.draw(st.integers(1, 2**n_layer))
     t = data.draw(st.integers(1, length))
     layer = data.draw(st.integers(1, n_layer))
     stride = geometry.decoder_stride(layer, n_layer)
     scope = geometry.scope_size(geometry.paired_encoder_layer(layer, n_layer))
     assert stride == scope
-    before = [i for key in geometry.prefix_decoder_keys(t, stride) for i in range(max(1, key - scope + 1), key + 1)]
-    after = [i for key in geometry.suffix_decoder_keys(t, stride, length) for i in range(key, min(length, key + scope - 1) + 1)]
+    before = [
+        i
+        for key in geometry.prefix_decoder_keys(t, stride)
+        for i in range(max(1, key - scope + 1), key + 1)
+    ]
+    after = [
+        i
+        for key in geometry.suffix_decoder_keys(t, stride, length)
+        for i in range(key, min(length, key + scope - 1) + 1)
+    ]
     assert sorted(before) == list(range(1, t))
     assert sorted(after) == list(range(t + 1, length + 1))
 
@@ -80,7 +94,9 @@ def test_a_decoder_layer_tiles_prefix_and_suffix(n_layer: int, data: st.DataObje
 def test_arithmetic_run_loses_no_key(layer: int, n_max: int, length: int, key_set: str) -> None:
     offsets = geometry.encoder_offsets(layer, n_max, key_set)
     run = geometry.arithmetic_run(offsets, length)
-    assert (*range(0, run.step * run.count, run.step), *run.extra) == tuple(o for o in offsets if o < length)
+    assert (*range(0, run.step * run.count, run.step), *run.extra) == tuple(
+        o for o in offsets if o < length
+    )
 
 
 def test_bad_input() -> None:

@@ -1,4 +1,6 @@
-"""docs/guide.md is true: its Python runs from top to bottom, its commands are ones the command line takes."""
+"""docs/guide.md is true: its Python runs from top to bottom, its commands are ones
+the command line takes.
+"""
 
 import argparse
 import importlib
@@ -9,17 +11,22 @@ from pathlib import Path
 import pytest
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "guide.md").read_text()
-COMMANDS = re.findall(r"^tracformer .+$", "\n".join(re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S)), re.M)
+COMMANDS = re.findall(
+    r"^tracformer .+$", "\n".join(re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S)), re.M
+)
 
 
-def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_guide_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
     blocks = list(re.finditer(r"^```python\n(.*?)^```", GUIDE, re.M | re.S))
     assert len(blocks) > 8
     for block in blocks:
         line = GUIDE.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + block[1], "docs/guide.md", "exec"), namespace)  # errors name the guide's own lines
+        # errors name the guide's own lines
+        exec(compile("\n" * line + block[1], "docs/guide.md", "exec"), namespace)
     assert "Mia carried the" in capsys.readouterr().out
 
 

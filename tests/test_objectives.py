@@ -34,7 +34,10 @@ def test_a_question_depends_on_seed_and_number_alone() -> None:
         assert a.mode == b.mode
         assert np.array_equal(a.context, b.context)
     other = Questioner(parse_objective("all-modes"), seed=6)
-    assert any(not np.array_equal(a.context, other.ask(number, 30).context) for number, a in enumerate(forwards))
+    assert any(
+        not np.array_equal(a.context, other.ask(number, 30).context)
+        for number, a in enumerate(forwards)
+    )
 
 
 def test_contexts_replace_those_of_car_and_ac_rows() -> None:
@@ -47,14 +50,20 @@ def test_contexts_replace_those_of_car_and_ac_rows() -> None:
 def test_fim_rows_have_one_hole_mostly_and_several_sometimes() -> None:
     questioner = Questioner(parse_objective("fim"), seed=0)
     questions = [questioner.ask(number, 400) for number in range(2000)]
-    holes = Counter(int((np.diff((~q.context).astype(int), prepend=0) == 1).sum()) for q in questions if q.mode == "car")
+    holes = Counter(
+        int((np.diff((~q.context).astype(int), prepend=0) == 1).sum())
+        for q in questions
+        if q.mode == "car"
+    )
     assert abs(sum(holes.values()) / 2000 - 0.5) < 0.04
     assert 0.75 < holes[1] / sum(holes.values()) < 0.85
     assert all(not q.context.any() for q in questions if q.mode == "ar")
 
 
 def test_diffusion_is_the_nelbo_of_the_any_order_model() -> None:
-    """E over k uniform and a uniform subset of n/k * sum over targets = the bound averaged over all subsets, by enumeration."""
+    """E over k uniform and a uniform subset of n/k * sum over targets = the bound averaged over all
+    subsets, by enumeration.
+    """
     n = 4
     model = small_model()
     tokens = torch.tensor([[1, 3, 0, 2]])
@@ -63,13 +72,21 @@ def test_diffusion_is_the_nelbo_of_the_any_order_model() -> None:
         subsets = [mask for mask in range(2**n) if bin(mask).count("1") == k]
         for mask in subsets:
             context = torch.tensor([[not mask >> t & 1 for t in range(n)]])
-            exact -= float(model.log_prob(tokens, context, "ac").sum().detach()) * n / k / len(subsets) / n
+            exact -= (
+                float(model.log_prob(tokens, context, "ac").sum().detach())
+                * n
+                / k
+                / len(subsets)
+                / n
+            )
     questioner = Questioner(parse_objective("diffusion"), seed=3)
     questions = [questioner.ask(number, n) for number in range(3000)]
     assert all(question.count == n for question in questions)
     contexts = torch.from_numpy(np.stack([question.context for question in questions]))
     terms = -model.log_prob(tokens.expand(len(questions), -1), contexts, "ac").sum(1)
-    estimate = terms * torch.tensor([question.weight for question in questions], dtype=torch.float64)
+    estimate = terms * torch.tensor(
+        [question.weight for question in questions], dtype=torch.float64
+    )
     error = float(estimate.std().detach()) / len(questions) ** 0.5
     assert abs(float(estimate.mean().detach()) - exact) < 4 * error
 

@@ -62,7 +62,10 @@ def test_results_are_taken_over_beside_those_that_are_there(tmp_path: Path) -> N
         result.save(tmp_path / place)
     results.take_over(tmp_path / "new", tmp_path / "there")
     found = {result.model: result for result in read_results(tmp_path / "there")}
-    assert {name: result.rows[0].value for name, result in found.items()} == {"a #0": 1.0, "b #0": 3.0}
+    assert {name: result.rows[0].value for name, result in found.items()} == {
+        "a #0": 1.0,
+        "b #0": 3.0,
+    }
     assert all(not result.details for result in found.values())
     assert (tmp_path / "there" / "report" / "index.html").is_file()
 
@@ -88,7 +91,14 @@ def test_a_better_estimate_is_not_replaced_by_a_later_one(tmp_path: Path) -> Non
 
 
 def test_what_is_there_outlives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Result("a", "gpt2", "ar", "ratios", {"data": "d"}, (Row("perplexity", {"ratio": 0.5}, 1.0, kind="exact"),))
+    made = Result(
+        "a",
+        "gpt2",
+        "ar",
+        "ratios",
+        {"data": "d"},
+        (Row("perplexity", {"ratio": 0.5}, 1.0, kind="exact"),),
+    )
     made.save(tmp_path / "there")
     made.save(tmp_path / "new")
 
@@ -106,7 +116,8 @@ def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
     table = Table("a", "t", ("0.5",), (Line("m", "exact", (Cell(1.5, low=1.0, high=2.0),)),))
     document = "<!-- table a.csv: m -->\n<!-- end -->"
     assert results.render(document, {"a.csv": table}) == (
-        "<!-- table a.csv: m -->\n|  | 0.5 |\n| --- | ---: |\n| m | 1.500 <sub>1.000..2.000</sub> |\n<!-- end -->"
+        "<!-- table a.csv: m -->\n|  | 0.5 |\n| --- | ---: |\n| m | 1.500 <sub>1.000..2.000</sub> "
+        "|\n<!-- end -->"
     )
     with pytest.raises(ValueError, match="a has no 'n'"):
         results.render(document.replace(" m ", " n "), {"a.csv": table})
@@ -116,12 +127,22 @@ def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
 
 def test_a_sentence_s_figure_comes_from_its_tables_and_its_claim_is_checked() -> None:
     cells = {"a": (50.0, 60.0, 98.5), "b": (100.0, 80.0, 100.0), "c": (150.0, 120.0, 100.0)}
-    lines = tuple(Line(name, "exact", tuple(Cell(value) for value in values)) for name, values in cells.items())
-    made = {f"{name}-perplexity.csv": Table(name, "t", ("0.1", "0.5", "0.9"), lines) for name in ("x", "y")}
+    lines = tuple(
+        Line(name, "exact", tuple(Cell(value) for value in values))
+        for name, values in cells.items()
+    )
+    made = {
+        f"{name}-perplexity.csv": Table(name, "t", ("0.1", "0.5", "0.9"), lines)
+        for name in ("x", "y")
+    }
 
     def figure(claim: str) -> str:
         document = f"by <!-- {claim} -->?<!-- end -->."
-        return str(results.render(document, made)).removeprefix(f"by <!-- {claim} -->").removesuffix("<!-- end -->.")
+        return (
+            str(results.render(document, made))
+            .removeprefix(f"by <!-- {claim} -->")
+            .removesuffix("<!-- end -->.")
+        )
 
     assert figure("share x, y: a below b at 0.1..0.5") == "25 to 50%"
     assert figure("share x: b above a at 0.5") == "33%"

@@ -3,8 +3,8 @@
     python tools/measure_code.py            # a table
     python tools/measure_code.py --json     # the same as JSON
 
-`problems()` lists what must not be there: an import against the order of the layers, an import cycle
-between folders, a class name or a file name used twice. The tests call it.
+`problems()` lists what must not be there: an import against the order of the layers, an import
+cycle between folders, a class name or a file name used twice. The tests call it.
 """
 
 import argparse
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tracformer"
 WIDTH, LONGEST, SHORTEST = 100, 520, 60
 
-# Imports point upwards in this list only; modules of one line may import each other's folders freely
-# as long as there is no cycle. A module belongs to the longest prefix that is listed.
+# Imports point upwards in this list only; modules of one line may import each other's folders
+# freely as long as there is no cycle. A module belongs to the longest prefix that is listed.
 LAYERS = (
     ("rng", "options", "files", "devices", "bundled", "geometry", "renames"),
     ("contexts", "native", "attention"),
@@ -72,11 +72,15 @@ def import_problems() -> list[str]:
     for module, path in known.items():
         for target in imports_of(module, path, known):
             if target and layer_of(target) > layer_of(module):
-                problems.append(f"{module or '__init__'} imports {target}, which is a layer above it")
+                problems.append(
+                    f"{module or '__init__'} imports {target}, which is a layer above it"
+                )
             here, there = module.split(".")[0], target.split(".")[0]
             if here != there:
                 edges[here].add(there)
-    return problems + [f"import cycle between folders: {' -> '.join(cycle)}" for cycle in cycles(edges)]
+    return problems + [
+        f"import cycle between folders: {' -> '.join(cycle)}" for cycle in cycles(edges)
+    ]
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
@@ -96,7 +100,10 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def name_problems() -> list[str]:
-    """Return class names and file names that are used twice. A verb of the CLI may be named as its subject."""
+    """Return class names and file names that are used twice.
+
+    A verb of the CLI may be named as its subject.
+    """
     classes, stems = defaultdict(list), defaultdict(list)
     for module, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -104,8 +111,14 @@ def name_problems() -> list[str]:
                 classes[node.name].append(module)
         if path.stem != "__init__" and not module.startswith("cli."):
             stems[path.stem].append(module)
-    problems = [f"class {name} in {' and '.join(where)}" for name, where in classes.items() if len(where) > 1]
-    return problems + [f"file {name} as {' and '.join(where)}" for name, where in stems.items() if len(where) > 1]
+    problems = [
+        f"class {name} in {' and '.join(where)}"
+        for name, where in classes.items()
+        if len(where) > 1
+    ]
+    return problems + [
+        f"file {name} as {' and '.join(where)}" for name, where in stems.items() if len(where) > 1
+    ]
 
 
 def problems() -> list[str]:
@@ -122,13 +135,18 @@ def measure() -> dict[str, Any]:
         "source files": len(paths),
         "lines": sum(lengths),
         "tokens": sum(count_tokens(text) for text in texts),
-        "statements": sum(isinstance(node, ast.stmt) for text in texts for node in ast.walk(ast.parse(text))),
+        "statements": sum(
+            isinstance(node, ast.stmt) for text in texts for node in ast.walk(ast.parse(text))
+        ),
         "longest file": max(lengths),
         f"files over {LONGEST} lines": sum(length > LONGEST for length in lengths),
         f"files under {SHORTEST} lines, without __init__": sum(
-            length < SHORTEST and path.stem != "__init__" for path, length in zip(paths, lengths, strict=True)
+            length < SHORTEST and path.stem != "__init__"
+            for path, length in zip(paths, lengths, strict=True)
         ),
-        f"lines wider than {WIDTH} columns": sum(len(line) > WIDTH for text in texts for line in text.splitlines()),
+        f"lines wider than {WIDTH} columns": sum(
+            len(line) > WIDTH for text in texts for line in text.splitlines()
+        ),
         "imports against the layers or in cycles": len(import_problems()),
         "class or file names used twice": len(name_problems()),
         "test files": len(tests),
@@ -138,12 +156,23 @@ def measure() -> dict[str, Any]:
 
 def count_tokens(text: str) -> int:
     """Count Python tokens without comments, docstrings' contents counting as one, and layout."""
-    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    return sum(token.type not in layout for token in tokenize.generate_tokens(io.StringIO(text).readline))
+    layout = {
+        tokenize.COMMENT,
+        tokenize.NL,
+        tokenize.NEWLINE,
+        tokenize.INDENT,
+        tokenize.DEDENT,
+        tokenize.ENDMARKER,
+    }
+    return sum(
+        token.type not in layout for token in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     figures = measure()
     if parser.parse_args().json:

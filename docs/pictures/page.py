@@ -2,7 +2,8 @@
 
     python docs/pictures/page.py MODEL [--text "..."] [--seed 1] [--dark] [--out docs/pictures]
 
-Serves the model, fills a text in a real browser (playwright, and chromium on the path) and takes the pictures.
+Serves the model, fills a text in a real browser (playwright, and chromium on the path) and takes
+the pictures.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def serving(model: str, name: str) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="a model's folder")
     parser.add_argument("--name", default="stories", help="what the page calls it")
     parser.add_argument("--text", default=TEXT)
@@ -50,12 +53,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     arguments = parser.parse_args()
     with serving(arguments.model, arguments.name) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         for size, (width, height) in SIZES.items():
-            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if arguments.dark else "light")
+            page = browser.new_page(
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if arguments.dark else "light",
+            )
             page.goto(url)
             page.wait_for_selector("body[data-ready]")
-            for field, value in (("text", arguments.text), ("n", "3"), ("seed", arguments.seed), ("temperature", arguments.temperature)):
+            for field, value in (
+                ("text", arguments.text),
+                ("n", "3"),
+                ("seed", arguments.seed),
+                ("temperature", arguments.temperature),
+            ):
                 page.fill(f"#{field}", value)
             page.click("#fill")
             page.wait_for_selector("#figures div")

@@ -1,4 +1,6 @@
-"""`python -m tracformer`: the command line, where its script is not on the path, and under torchrun."""
+"""`python -m tracformer`: the command line, where its script is not on the path, and
+under torchrun.
+"""
 
 import sys
 

@@ -16,7 +16,16 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from tracformer.generation.results import Arrival, Candidate, Infilled, LengthChoice, Record, Scored, Span, Watcher
+from tracformer.generation.results import (
+    Arrival,
+    Candidate,
+    Infilled,
+    LengthChoice,
+    Record,
+    Scored,
+    Span,
+    Watcher,
+)
 
 if TYPE_CHECKING:
     from tracformer.generation.orders import Order
@@ -24,12 +33,21 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Record)
 BUSY = (429, 503)  # come back later
-STATUS = {"invalid_request_error": 400, "timeout_error": 408, "unavailable_error": 503}  # of errors that come when a stream has begun
-UNDEFINED = {"log_prob": -math.inf, "log_probs": -math.inf, "log_weights": -math.inf, "perplexity": math.inf}  # JSON has no infinity
+# of errors that come when a stream has begun
+STATUS = {"invalid_request_error": 400, "timeout_error": 408, "unavailable_error": 503}
+# JSON has no infinity
+UNDEFINED = {
+    "log_prob": -math.inf,
+    "log_probs": -math.inf,
+    "log_weights": -math.inf,
+    "perplexity": math.inf,
+}
 
 
 class RemoteError(RuntimeError):
-    """The server did not answer as wished: it is busy, it was too slow, it wants a key, it failed."""
+    """The server did not answer as wished: it is busy, it was too slow, it wants a
+    key, it failed.
+    """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(f"{message} (status {status})")
@@ -37,12 +55,25 @@ class RemoteError(RuntimeError):
 
 
 class Client:
-    """`timeout`: seconds for one answer. `retries`: how often to come back when the server is full or still loading."""
+    """`timeout`: seconds for one answer.
 
-    def __init__(self, url: str = "http://127.0.0.1:8000", api_key: str | None = None, *, timeout: float = 60.0, retries: int = 2) -> None:
+    `retries`: how often to come back when the server is full or still loading.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        retries: int = 2,
+    ) -> None:
         self.parts = urlsplit(url)
         if self.parts.scheme not in ("http", "https") or not self.parts.hostname:
-            raise ValueError(f"url is {url!r}; it must begin with http:// or https://, for instance http://127.0.0.1:8000")
+            raise ValueError(
+                f"url is {url!r}; it must begin with http:// or https://, for instance "
+                "http://127.0.0.1:8000"
+            )
         self.api_key, self.timeout, self.retries = api_key, timeout, retries
 
     def infill(
@@ -64,7 +95,10 @@ class Client:
         top: int = 0,
         watch: Callable[[list[Arrival]], None] | None = None,
     ) -> list[Infilled]:
-        """What `LanguageModel.infill` gives for the same arguments. `watch` is told of tokens while the answer is on its way."""
+        """What `LanguageModel.infill` gives for the same arguments.
+
+        `watch` is told of tokens while the answer is on its way.
+        """
         asked: dict[str, Any] = {
             "text": text,
             "n": n,
@@ -85,14 +119,21 @@ class Client:
         answer = self._ask("/v1/infill", asked) if watch is None else self._watched(asked, watch)
         return [_infilled(each) for each in answer["results"]]
 
-    def score(self, text: str, *, mode: str | None = None, whole: bool = True, top: int = 0) -> Scored:
-        """What `LanguageModel.score` gives; a text without [[marks]] is scored as a whole, from left to right if `mode` is None."""
+    def score(
+        self, text: str, *, mode: str | None = None, whole: bool = True, top: int = 0
+    ) -> Scored:
+        """What `LanguageModel.score` gives; a text without [[marks]] is scored as a whole, from
+        left to right if `mode` is None.
+        """
         asked = {"text": text, "mode": mode, "whole": whole, "top": top, "timeout": self.timeout}
         return _scored(self._ask("/v1/score", asked))
 
     def tokenize(self, text: str) -> list[tuple[int, str]]:
         """Ids and texts of a text's tokens."""
-        return [(token["id"], token["text"]) for token in self._ask("/v1/tokenize", {"text": text})["tokens"]]
+        return [
+            (token["id"], token["text"])
+            for token in self._ask("/v1/tokenize", {"text": text})["tokens"]
+        ]
 
     def models(self) -> list[dict[str, Any]]:
         """What the server has: one model, its modes, its longest text."""
@@ -113,18 +154,30 @@ class Client:
                 if name == "error":
                     raise _failure(STATUS.get(told["error"]["type"], 500), told)
                 if name == "token":
-                    watch([_record(Arrival, {"text": 0, **told}, candidates=_candidates(told["candidates"]))])
+                    watch(
+                        [
+                            _record(
+                                Arrival,
+                                {"text": 0, **told},
+                                candidates=_candidates(told["candidates"]),
+                            )
+                        ]
+                    )
                 elif name == "lengths" and isinstance(watch, Watcher):
                     watch.lengths(0, told["sample"], tuple(told["lengths"]))
         raise RemoteError(response.status, "the answer broke off")
 
-    def _send(self, path: str, asked: Mapping[str, Any] | None) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def _send(
+        self, path: str, asked: Mapping[str, Any] | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """A good answer's head; its body is still to be read."""
         for attempt in range(self.retries + 1):
             connection = self._connection()
             try:
                 method, body = ("GET", None) if asked is None else ("POST", json.dumps(asked))
-                connection.request(method, self.parts.path.rstrip("/") + path, body, self._headers())
+                connection.request(
+                    method, self.parts.path.rstrip("/") + path, body, self._headers()
+                )
                 response = connection.getresponse()
                 if response.status == 200:
                     return connection, response
@@ -143,13 +196,22 @@ class Client:
         raise _failure(response.status, told)
 
     def _connection(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
+        kind = (
+            http.client.HTTPSConnection
+            if self.parts.scheme == "https"
+            else http.client.HTTPConnection
+        )
         assert self.parts.hostname is not None
-        return kind(self.parts.hostname, self.parts.port, timeout=self.timeout + 5)  # the server's own word on lateness comes first
+        # the server's own word on lateness comes first
+        return kind(self.parts.hostname, self.parts.port, timeout=self.timeout + 5)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
-        return headers if self.api_key is None else {**headers, "Authorization": f"Bearer {self.api_key}"}
+        return (
+            headers
+            if self.api_key is None
+            else {**headers, "Authorization": f"Bearer {self.api_key}"}
+        )
 
 
 def _failure(status: int, told: Any) -> Exception:
@@ -183,12 +245,20 @@ def _turns(order: "Order | str | None") -> dict[str, Any]:
         return {"order": order.by, "k": order.k, "threshold": order.threshold}
     if isinstance(order, Ancestral):
         return {"order": "ancestral", "steps": order.steps}
-    raise ValueError(f"order is {order!r}, which cannot be sent; allowed: LeftToRight, RandomOrder, ByConfidence, Ancestral")
+    raise ValueError(
+        f"order is {order!r}, which cannot be sent; allowed: LeftToRight, RandomOrder, "
+        "ByConfidence, Ancestral"
+    )
 
 
 def _infilled(told: dict[str, Any]) -> Infilled:
     choice = told["length_choice"]
-    return _record(Infilled, told, spans=_spans(told), length_choice=None if choice is None else _record(LengthChoice, choice))
+    return _record(
+        Infilled,
+        told,
+        spans=_spans(told),
+        length_choice=None if choice is None else _record(LengthChoice, choice),
+    )
 
 
 def _scored(told: dict[str, Any]) -> Scored:
@@ -196,7 +266,10 @@ def _scored(told: dict[str, Any]) -> Scored:
 
 
 def _spans(told: dict[str, Any]) -> tuple[Span, ...]:
-    return tuple(_record(Span, span, candidates=tuple(map(_candidates, span["candidates"]))) for span in told["spans"])
+    return tuple(
+        _record(Span, span, candidates=tuple(map(_candidates, span["candidates"])))
+        for span in told["spans"]
+    )
 
 
 def _candidates(told: list[dict[str, Any]]) -> tuple[Candidate, ...]:
@@ -204,7 +277,10 @@ def _candidates(told: list[dict[str, Any]]) -> tuple[Candidate, ...]:
 
 
 def _record(kind: type[R], told: Mapping[str, Any], **made: Any) -> R:
-    """What `to_dict` wrote, as the record it was; `made`: fields that are records themselves. A newer server's fields are ignored."""
+    """What `to_dict` wrote, as the record it was; `made`: fields that are records themselves.
+
+    A newer server's fields are ignored.
+    """
     names = [field.name for field in dataclasses.fields(kind) if field.name in told]
     return kind(**{**{name: _frozen(told[name], UNDEFINED.get(name)) for name in names}, **made})
 

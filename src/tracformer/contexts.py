@@ -1,20 +1,24 @@
 """How long a span is: the two laws of Algorithm 1.
 
-A law is its log cdf, log F(n) = log P(length <= n) for n = 1, 2, ...: in logs a hole far shorter than the usual span
-keeps its true, tiny chance of being filled.
+A law is its log cdf, log F(n) = log P(length <= n) for n = 1, 2, ...: in logs a hole far shorter
+than the usual span keeps its true, tiny chance of being filled.
 
 Algorithm 1 of the paper: targets in spans that do not overlap, in bounded time.
 
-The paper proposes a start and a length and rejects what overlaps, which hardly ever ends once every hole is shorter than the usual span.
-Here proposals come in blocks, and a block proposes only what fits between the spans that stood when it began.
-What fits now also fitted then, so the accepted proposals follow the paper's law; and the first proposal of each block is always accepted.
+The paper proposes a start and a length and rejects what overlaps, which hardly ever ends once every
+hole is shorter than the usual span. Here proposals come in blocks, and a block proposes only what
+fits between the spans that stood when it began. What fits now also fitted then, so the accepted
+proposals follow the paper's law; and the first proposal of each block is always accepted.
 
-The strategies: each draws which tokens of a sequence are given, and has a name that `parse` reads back.
+The strategies: each draws which tokens of a sequence are given, and has a name that `parse` reads
+back.
 
-A context is (T,) bool, True where the token is given; the others are the targets, of which there is always at least one.
-Numbers are read as the decimals they print as, so that 0.29 of 100 tokens is 29, not floor(28.999...).
+A context is (T,) bool, True where the token is given; the others are the targets, of which there is
+always at least one. Numbers are read as the decimals they print as, so that 0.29 of 100 tokens is
+29, not floor(28.999...).
 
-One seed, one stream of contexts: sequence i of the stream has its own randomness, whoever draws it and beside whichever others.
+One seed, one stream of contexts: sequence i of the stream has its own randomness, whoever draws it
+and beside whichever others.
 
 Strings that name a strategy, in configurations and on the command line.
 
@@ -70,10 +74,11 @@ class Geometric:
 
 @dataclass(frozen=True)
 class DLogistic:
-    """A logistic variable of mean m and standard deviation sigma, rounded to the nearest integer, or to 1 if that is less than 1.
+    """A logistic variable of mean m and standard deviation sigma, rounded to the nearest integer,
+    or to 1 if that is less than 1.
 
-    P(n) = G(n + 1/2) - G(n - 1/2) for n > 1 and P(1) = G(3/2), where G(x) = 1 / (1 + exp(-(x - m) / s)) and s = sigma sqrt(3) / pi.
-    The mean and the deviation are those before rounding.
+    P(n) = G(n + 1/2) - G(n - 1/2) for n > 1 and P(1) = G(3/2), where G(x) = 1 / (1 + exp(-(x - m) /
+    s)) and s = sigma sqrt(3) / pi. The mean and the deviation are those before rounding.
     """
 
     mean: float
@@ -94,7 +99,10 @@ LengthLaw = Geometric | DLogistic
 
 
 def log_cdf_table(law: LengthLaw, length: int) -> NDArray[np.float64]:
-    """log F(1), log F(2), ...: `length` entries or more. No entry depends on how many there are, so nearby lengths share a table."""
+    """log F(1), log F(2), ...: `length` entries or more.
+
+    No entry depends on how many there are, so nearby lengths share a table.
+    """
     return _log_cdf_table(law, 1 << (length - 1).bit_length())
 
 
@@ -121,7 +129,8 @@ def target_count(length: int, p: float) -> int:
 def draw_spans(
     length: int, count: int, law: LengthLaw, rng: np.random.Generator, block: int | None = None
 ) -> tuple[list[Span], NDArray[np.bool_]]:
-    """Algorithm 1: the spans in the order drawn, and (T,) bool, True in a span: exactly `count` times.
+    """Algorithm 1: the spans in the order drawn, and (T,) bool, True in a span: exactly `count`
+    times.
 
     `block` is how many proposals are made at once: a matter of speed, not of law.
     """
@@ -149,8 +158,12 @@ def draw_spans(
     return spans, as_array
 
 
-def propose(masked: NDArray[np.bool_], log_cdf: NDArray[np.float64], count: int, rng: np.random.Generator) -> Iterator[Span]:
-    """`count` independent (start, end): a uniform start and a length by the law, given that they meet no masked position."""
+def propose(
+    masked: NDArray[np.bool_], log_cdf: NDArray[np.float64], count: int, rng: np.random.Generator
+) -> Iterator[Span]:
+    """`count` independent (start, end): a uniform start and a length by the law, given that they
+    meet no masked position.
+    """
     free, log_fits = free_starts(masked, log_cdf)
     cumulative = np.cumsum(np.exp(log_fits - log_fits.max()))
     chosen = cumulative.searchsorted(rng.random(count) * cumulative[-1], side="right")
@@ -162,10 +175,13 @@ def propose(masked: NDArray[np.bool_], log_cdf: NDArray[np.float64], count: int,
     return zip(starts.tolist(), ends.tolist(), strict=True)
 
 
-def free_starts(masked: NDArray[np.bool_], log_cdf: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+def free_starts(
+    masked: NDArray[np.bool_], log_cdf: NDArray[np.float64]
+) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     """The free positions, and for each the log of the chance that a span starting there fits.
 
-    With r free cells up to the next span that is log F(r). After the last span end = min(start + n, T) lets every length fit.
+    With r free cells up to the next span that is log F(r). After the last span end = min(start + n,
+    T) lets every length fit.
     """
     length = len(masked)
     nowhere = 2 * length
@@ -224,7 +240,11 @@ class Spans(Strategy):
     @property
     def name(self) -> str:
         start = f"span:p={_decimal(self.p)},mean={_decimal(self.law.mean)}"
-        return start if isinstance(self.law, Geometric) else f"{start},sd={_decimal(self.law.sd)},law=dlogistic"
+        return (
+            start
+            if isinstance(self.law, Geometric)
+            else f"{start},sd={_decimal(self.law.sd)},law=dlogistic"
+        )
 
     def _draw(self, length: int, rng: np.random.Generator) -> Context:
         _, masked = draw_spans(length, target_count(length, self.p), self.law, rng)
@@ -250,7 +270,9 @@ class RandomRatio(Strategy):
 
 @dataclass(frozen=True)
 class RandomTokens(Strategy):
-    """Exactly `count` targets (all tokens of a shorter sequence), every such set equally probable."""
+    """Exactly `count` targets (all tokens of a shorter sequence), every such set
+    equally probable.
+    """
 
     count: int
 
@@ -268,9 +290,11 @@ class RandomTokens(Strategy):
 
 @dataclass(frozen=True)
 class UniformRatio(Strategy):
-    """The masking of diffusion: k targets, k uniform on 1..T, every set of k being as probable as any other.
+    """The masking of diffusion: k targets, k uniform on 1..T, every set of k being as probable as
+    any other.
 
-    Masking each token with chance u, u ~ U(0, 1), has this law, given that at least one token is masked.
+    Masking each token with chance u, u ~ U(0, 1), has this law, given that at least one token is
+    masked.
     """
 
     @property
@@ -289,7 +313,10 @@ class Prefix(Strategy):
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction < 1:
-            raise ValueError(f"the prefix is {self.fraction!r} of the sequence; it must lie in [0, 1), so that a target is left")
+            raise ValueError(
+                f"the prefix is {self.fraction!r} of the sequence; it must lie in [0, 1), so that "
+                "a target is left"
+            )
 
     @property
     def name(self) -> str:
@@ -301,9 +328,11 @@ class Prefix(Strategy):
 
 @dataclass(frozen=True)
 class Ranges(Strategy):
-    """Fixed targets: floor(aT) <= t < floor(bT), zero-based, for each range (a, b). Kept in ascending order.
+    """Fixed targets: floor(aT) <= t < floor(bT), zero-based, for each range (a, b). Kept in
+    ascending order.
 
-    A range so narrow that it holds no position of a short sequence takes the one in which its middle lies.
+    A range so narrow that it holds no position of a short sequence takes the one in which its
+    middle lies.
     """
 
     ranges: tuple[tuple[float, float], ...]
@@ -313,11 +342,17 @@ class Ranges(Strategy):
             raise ValueError("no range is given; write at least one, such as [0.25,0.75]")
         for a, b in self.ranges:
             if not 0 <= a < b <= 1:
-                raise ValueError(f"the range {_range_name(a, b)} is out of order; a range [a,b] of targets needs 0 <= a < b <= 1")
+                raise ValueError(
+                    f"the range {_range_name(a, b)} is out of order; a range [a,b] of targets "
+                    "needs 0 <= a < b <= 1"
+                )
         ordered = tuple(sorted((a, b) for a, b in self.ranges))
         for before, after in pairwise(ordered):
             if after[0] < before[1]:
-                raise ValueError(f"the ranges {_range_name(*before)} and {_range_name(*after)} overlap; they may touch at most")
+                raise ValueError(
+                    f"the ranges {_range_name(*before)} and {_range_name(*after)} overlap; they "
+                    "may touch at most"
+                )
         object.__setattr__(self, "ranges", ordered)
 
     @property
@@ -336,7 +371,9 @@ class Ranges(Strategy):
 
 @dataclass(frozen=True)
 class Middle(Strategy):
-    """One run of targets between two distinct cuts, each pair of cuts being as probable as any other."""
+    """One run of targets between two distinct cuts, each pair of cuts being as
+    probable as any other.
+    """
 
     @property
     def name(self) -> str:
@@ -350,7 +387,10 @@ class Middle(Strategy):
 
 @dataclass(frozen=True)
 class Mixture(Strategy):
-    """Each sequence draws one of the parts by weight, then its context from that part. A mixture among the parts is spread out."""
+    """Each sequence draws one of the parts by weight, then its context from that part.
+
+    A mixture among the parts is spread out.
+    """
 
     weights: tuple[float, ...]
     parts: tuple[Strategy, ...]
@@ -358,32 +398,45 @@ class Mixture(Strategy):
     def __post_init__(self) -> None:
         if not self.parts or len(self.weights) != len(self.parts):
             raise ValueError(
-                f"a mixture has {len(self.weights)} weights and {len(self.parts)} parts; it needs at least one part, each with a weight"
+                f"a mixture has {len(self.weights)} weights and {len(self.parts)} parts; it needs "
+                "at least one part, each with a weight"
             )
         flat: list[tuple[float, Strategy]] = []
         for weight, part in zip(self.weights, self.parts, strict=True):
             if isinstance(part, Mixture):
-                flat += ((weight * inner, leaf) for inner, leaf in zip(part.weights, part.parts, strict=True))
+                flat += (
+                    (weight * inner, leaf)
+                    for inner, leaf in zip(part.weights, part.parts, strict=True)
+                )
             else:
                 flat.append((weight, part))
         object.__setattr__(self, "weights", tuple(weight for weight, _ in flat))
         object.__setattr__(self, "parts", tuple(part for _, part in flat))
         for weight in self.weights:
             if not 0 < weight <= 1:
-                raise ValueError(f"a weight is {weight!r}; the weights of a mixture must lie in (0, 1]")
+                raise ValueError(
+                    f"a weight is {weight!r}; the weights of a mixture must lie in (0, 1]"
+                )
         total = math.fsum(self.weights)
         if abs(total - 1) > 1e-9:
-            raise ValueError(f"the weights {', '.join(map(_decimal, self.weights))} sum to {total:.10g}; they must sum to 1")
+            raise ValueError(
+                f"the weights {', '.join(map(_decimal, self.weights))} sum to {total:.10g}; they "
+                "must sum to 1"
+            )
 
     @property
     def name(self) -> str:
         if self == MIXED:
             return "mixed"
-        return "+".join(f"{_decimal(weight)}*{part.name}" for weight, part in zip(self.weights, self.parts, strict=True))
+        return "+".join(
+            f"{_decimal(weight)}*{part.name}"
+            for weight, part in zip(self.weights, self.parts, strict=True)
+        )
 
     def _draw(self, length: int, rng: np.random.Generator) -> Context:
         part = bisect_right(list(accumulate(self.weights)), rng.random())
-        return self.parts[min(part, len(self.parts) - 1)].draw(length, rng)  # rounded weights may end just below 1
+        # rounded weights may end just below 1
+        return self.parts[min(part, len(self.parts) - 1)].draw(length, rng)
 
 
 def _random_subset(length: int, targets: int, rng: np.random.Generator) -> Context:
@@ -394,7 +447,9 @@ def _random_subset(length: int, targets: int, rng: np.random.Generator) -> Conte
 
 @lru_cache(maxsize=4096)
 def _floor(fraction: float, length: int) -> int:
-    """floor(fraction * length) without rounding, the fraction being the decimal that it prints as."""
+    """floor(fraction * length) without rounding, the fraction being the decimal that
+    it prints as.
+    """
     return math.floor(Fraction(_decimal(fraction)) * length)
 
 
@@ -422,7 +477,9 @@ _WORDS = 2**64
 
 
 def sequence_rng(seed: int, index: int) -> np.random.Generator:
-    """The generator of sequence `index`: Philox keyed by (seed, index) itself, which is cheaper than hashing the two by SeedSequence."""
+    """The generator of sequence `index`: Philox keyed by (seed, index) itself, which is cheaper
+    than hashing the two by SeedSequence.
+    """
     for what, value in (("seed", seed), ("index", index)):
         if not 0 <= value < _WORDS:
             raise ValueError(f"{what} is {value!r}; it must lie in 0..2^64-1")
@@ -438,15 +495,17 @@ def draw_contexts(
     indices: Sequence[int] | NDArray[np.integer],
     width: int | None = None,
 ) -> Context:
-    """(B, T) bool, True where given: row b is for sequence `indices[b]` of the stream, of `lengths[b]` tokens.
+    """(B, T) bool, True where given: row b is for sequence `indices[b]` of the stream, of
+    `lengths[b]` tokens.
 
-    T is the longest length, or `width`. Padding counts as given: it is never a target.
-    To see a sequence under a new context each epoch, count the index on instead of starting again from 0.
+    T is the longest length, or `width`. Padding counts as given: it is never a target. To see a
+    sequence under a new context each epoch, count the index on instead of starting again from 0.
     """
     lengths, indices = [int(n) for n in lengths], [int(i) for i in indices]
     if not lengths or len(lengths) != len(indices):
         raise ValueError(
-            f"there are {len(lengths)} lengths and {len(indices)} indices; give one of each to a sequence, at least one sequence"
+            f"there are {len(lengths)} lengths and {len(indices)} indices; give one of each to a "
+            "sequence, at least one sequence"
         )
     longest = max(lengths)
     width = longest if width is None else width
@@ -471,7 +530,10 @@ def parse(text: str) -> Strategy:
     'span:p=0.5,mean=50'
     """
     if not isinstance(text, str):
-        raise ValueError(f"a context is {text!r}, not a string; write one such as 'span:p=0.5,mean=50' or, in quotes, '[0.25,0.75]'")
+        raise ValueError(
+            f"a context is {text!r}, not a string; write one such as 'span:p=0.5,mean=50' or, in "
+            "quotes, '[0.25,0.75]'"
+        )
     try:
         return _parse_mixture(text) if "*" in text or "+" in text else _parse_one(text)
     except ValueError as error:
@@ -484,7 +546,9 @@ def _parse_mixture(text: str) -> Mixture:
     for piece in text.split("+"):
         weight, star, part = piece.partition("*")
         if not star:
-            raise ValueError(f"{piece.strip()!r} has no weight; a mixture is written like 0.5*empty+0.5*uniform")
+            raise ValueError(
+                f"{piece.strip()!r} has no weight; a mixture is written like 0.5*empty+0.5*uniform"
+            )
         weights.append(_number("a weight", weight))
         parts.append(_parse_one(part))
     return Mixture(tuple(weights), tuple(parts))
@@ -495,7 +559,10 @@ def _parse_one(text: str) -> Strategy:
         return _parse_ranges(text)
     name, colon, values = (part.strip() for part in text.partition(":"))
     if name not in _PARSERS:
-        raise ValueError(f"no strategy is called {name!r}{_nearest(name, _PARSERS)}; known: {', '.join(_PARSERS)}, [a,b]&[c,d]")
+        raise ValueError(
+            f"no strategy is called {name!r}{_nearest(name, _PARSERS)}; known: "
+            f"{', '.join(_PARSERS)}, [a,b]&[c,d]"
+        )
     if colon and not values:
         raise ValueError(f"nothing follows the colon of {text.strip()!r}")
     return _PARSERS[name](values)
@@ -506,9 +573,14 @@ def _parse_span(values: str) -> Strategy:
     for item in values.split(",") if values else ():
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise ValueError(f"{item.strip()!r} is not of the form key=value; a span is written like span:p=0.5,mean=50")
+            raise ValueError(
+                f"{item.strip()!r} is not of the form key=value; a span is written like "
+                "span:p=0.5,mean=50"
+            )
         if key not in SPAN_KEYS:
-            raise ValueError(f"a span has no {key!r}{_nearest(key, SPAN_KEYS)}; allowed: {', '.join(SPAN_KEYS)}")
+            raise ValueError(
+                f"a span has no {key!r}{_nearest(key, SPAN_KEYS)}; allowed: {', '.join(SPAN_KEYS)}"
+            )
         if key in fields:
             raise ValueError(f"{key!r} is given twice")
         fields[key] = value
@@ -524,10 +596,16 @@ def _length_law(fields: dict[str, str]) -> LengthLaw:
         raise ValueError(f"law is {law!r}{_nearest(law, LAWS)}; allowed: {', '.join(LAWS)}")
     if law == "dlogistic":
         if "sd" not in fields:
-            raise ValueError("'sd' is missing; law=dlogistic is written like span:p=0.5,mean=15,sd=3,law=dlogistic")
+            raise ValueError(
+                "'sd' is missing; law=dlogistic is written like "
+                "span:p=0.5,mean=15,sd=3,law=dlogistic"
+            )
         return DLogistic(mean, _number("sd", fields["sd"]))
     if "sd" in fields:
-        raise ValueError(f"sd is {fields['sd']!r}, but geometric lengths have only a mean; leave it out or add law=dlogistic")
+        raise ValueError(
+            f"sd is {fields['sd']!r}, but geometric lengths have only a mean; leave it out or add "
+            "law=dlogistic"
+        )
     return Geometric(mean)
 
 
@@ -536,7 +614,10 @@ def _parse_ranges(text: str) -> Ranges:
     for piece in text.split("&"):
         match = re.fullmatch(r"\s*\[([^\[\],]*),([^\[\],]*)\]\s*", piece)
         if match is None:
-            raise ValueError(f"{piece.strip()!r} is not a range [a,b]; ranges are written like [0.1,0.4]&[0.6,0.9]")
+            raise ValueError(
+                f"{piece.strip()!r} is not a range [a,b]; ranges are written like "
+                "[0.1,0.4]&[0.6,0.9]"
+            )
         ranges.append((_number("a bound", match[1]), _number("a bound", match[2])))
     return Ranges(tuple(ranges))
 

@@ -16,11 +16,16 @@ def pick_device(device: str) -> str:
     try:
         found = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"device is {device!r}; it must be auto, cpu, cuda, or another name that PyTorch knows") from None
+        raise ValueError(
+            f"device is {device!r}; it must be auto, cpu, cuda, or another name that PyTorch knows"
+        ) from None
     try:
         torch.empty(1, device=found).item()  # "meta" holds nothing that could be read
-    except (RuntimeError, AssertionError, NotImplementedError):  # builds of PyTorch tell it in different ways
-        raise ValueError(f"device is {device!r}, which this machine or its PyTorch cannot compute on; use cpu") from None
+    # builds of PyTorch tell it in different ways
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(
+            f"device is {device!r}, which this machine or its PyTorch cannot compute on; use cpu"
+        ) from None
     return "cpu" if found.type == "cpu" else device  # weights are read to "cpu", not to "cpu:0"
 
 
@@ -28,10 +33,12 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # names and values of glibc's mallopt(3)
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory instead of handing it back: large tensors then reuse warm pages.
+    """Let the C library keep freed memory instead of handing it back: large tensors then reuse warm
+    pages.
 
-    By default glibc maps every large tensor anew, and the page faults cost more than the arithmetic (measured: encoder attention at
-    T = 16384 takes half the time with this, a training step of preset `laptop-long` 0.83 of it). Returns whether it took effect.
+    By default glibc maps every large tensor anew, and the page faults cost more than the arithmetic
+    (measured: encoder attention at T = 16384 takes half the time with this, a training step of
+    preset `laptop-long` 0.83 of it). Returns whether it took effect.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -35,7 +35,9 @@ class Ranks:
             dist.barrier()
 
     def share(self, start: int, count: int) -> range:
-        """This rank's stretch of the numbers start..start+count-1; stretches differ by at most one."""
+        """This rank's stretch of the numbers start..start+count-1; stretches differ
+        by at most one.
+        """
         low, high = (start + count * r // self.world for r in (self.rank, self.rank + 1))
         return range(low, high)
 
@@ -47,7 +49,10 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str = "auto") -> Iterator[Ranks]:
-    """The process group that torchrun describes in the environment, or a lone rank. One inside another has the outer one's group."""
+    """The process group that torchrun describes in the environment, or a lone rank.
+
+    One inside another has the outer one's group.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     kind = pick_device(device)
     if world == 1:
@@ -59,7 +64,11 @@ def join_ranks(device: str = "auto") -> Iterator[Ranks]:
     if not outer:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     try:
-        where = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+        where = (
+            torch.device("cuda", torch.cuda.current_device())
+            if kind == "cuda"
+            else torch.device(kind)
+        )
         yield Ranks(dist.get_rank(), world, where)
     finally:
         if not outer:
@@ -67,6 +76,8 @@ def join_ranks(device: str = "auto") -> Iterator[Ranks]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a possibly sharded tensor that lies on this rank; writing to it writes to the tensor."""
+    """The part of a possibly sharded tensor that lies on this rank; writing to it
+    writes to the tensor.
+    """
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor

@@ -1,4 +1,6 @@
-"""Small needs around files: write whole or not at all, flush, hash, hold a folder alone, and ask for an optional package."""
+"""Small needs around files: write whole or not at all, flush, hash, hold a folder alone, and ask
+for an optional package.
+"""
 
 import hashlib
 import importlib
@@ -10,7 +12,8 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: str | Callable[[Path], Any]) -> None:
-    """Write beside, flush to disk, rename: a reader finds the old file or the new one, never half of either.
+    """Write beside, flush to disk, rename: a reader finds the old file or the new one, never half
+    of either.
 
     `content` is the text, or a function that writes a file at the path it is given.
     """
@@ -28,7 +31,10 @@ def write_atomically(path: Path, content: str | Callable[[Path], Any]) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, for this process alone; BlockingIOError if another has it. A process that dies lets it go."""
+    """The folder, made if need be, for this process alone; BlockingIOError if another has it.
+
+    A process that dies lets it go.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -59,7 +65,9 @@ def sha256_of(path: Path) -> str:
 
 
 def flush(path: Path) -> None:
-    """Put a file, or the names inside a folder, on the disk, so that they last through a power cut."""
+    """Put a file, or the names inside a folder, on the disk, so that they last
+    through a power cut.
+    """
     if os.name == "nt" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -77,5 +85,7 @@ def optional_package(name: str, purpose: str, extra: str) -> Any:
         if error.name is not None and error.name.partition(".")[0] != name.partition(".")[0]:
             raise  # the package is there and broken in itself: its own message says more
         raise ImportError(
-            f"{purpose} needs the package {name!r}, which is not installed; install it with: pip install 'tracformer[{extra}]'", name=name
+            f"{purpose} needs the package {name!r}, which is not installed; install it with: pip "
+            f"install 'tracformer[{extra}]'",
+            name=name,
         ) from error

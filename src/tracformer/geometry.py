@@ -1,7 +1,7 @@
 """Which keys each layer reads: integers only, no weights, no device.
 
-Positions count from 1 and layers from 1, as in the paper. The prefix encoder looks back from its query;
-the suffix encoder is its mirror image, so one list of distances describes both.
+Positions count from 1 and layers from 1, as in the paper. The prefix encoder looks back from its
+query; the suffix encoder is its mirror image, so one list of distances describes both.
 """
 
 from collections.abc import Iterator
@@ -16,22 +16,28 @@ def reach(layer: int) -> int:
 
 
 def scope_size(layer: int) -> int:
-    """How many inputs a feature of encoder layer l depends on (Eq. 3): those nearer than 2^l. Layer 0 is the embedding."""
+    """How many inputs a feature of encoder layer l depends on (Eq.
+
+    3): those nearer than 2^l. Layer 0 is the embedding.
+    """
     return 2**layer
 
 
 def encoder_offsets(layer: int, n_max: int, key_set: str = "stepped") -> tuple[int, ...]:
     """Distances, ascending from 0 to w, between a query of encoder layer l and its keys.
 
-    `stepped` is the paper's appendix, anchored at the query: every position while w <= n_max, else steps of
-    d = floor(w / (n_max - 1)), and w itself always, so that the scope is exactly 2^l.
-    `rounded` is the paper's body: at most n_max keys, evenly spaced and rounded to the nearest integer (halves away from the query).
+    `stepped` is the paper's appendix, anchored at the query: every position while w <= n_max, else
+    steps of d = floor(w / (n_max - 1)), and w itself always, so that the scope is exactly 2^l.
+    `rounded` is the paper's body: at most n_max keys, evenly spaced and rounded to the nearest
+    integer (halves away from the query).
 
     >>> encoder_offsets(6, 16)[:3], encoder_offsets(10, 16)[-3:]
     ((0, 2, 4), (476, 510, 512))
     """
     if n_max < 2:
-        raise ValueError(f"n_max is {n_max}; an encoder query needs at least 2 keys, itself and the farthest")
+        raise ValueError(
+            f"n_max is {n_max}; an encoder query needs at least 2 keys, itself and the farthest"
+        )
     w = reach(layer)
     if key_set == "stepped":
         if w <= n_max:
@@ -48,7 +54,9 @@ def encoder_offsets(layer: int, n_max: int, key_set: str = "stepped") -> tuple[i
 
 
 def decoder_stride(layer: int, n_layer: int) -> int:
-    """s = 2^(L-l+1): decoder layer l reads every s-th feature of encoder layer L-l+1, whose scopes tile the text."""
+    """s = 2^(L-l+1): decoder layer l reads every s-th feature of encoder layer L-l+1, whose scopes
+    tile the text.
+    """
     return 2 ** (n_layer - layer + 1)
 
 
@@ -63,7 +71,9 @@ def prefix_encoder_keys(t: int, offsets: tuple[int, ...]) -> Iterator[int]:
 
 
 def suffix_encoder_keys(t: int, offsets: tuple[int, ...], length: int) -> Iterator[int]:
-    """Keys of query t in the suffix encoder: the mirror image, ending at the sequence's last position."""
+    """Keys of query t in the suffix encoder: the mirror image, ending at the
+    sequence's last position.
+    """
     return (t + o for o in offsets if t + o <= length)
 
 
@@ -79,7 +89,9 @@ def suffix_decoder_keys(t: int, stride: int, length: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Run:
-    """Offsets split into an arithmetic run from 0 (`count` keys, `step` apart) and the few that lie off it."""
+    """Offsets split into an arithmetic run from 0 (`count` keys, `step` apart) and
+    the few that lie off it.
+    """
 
     step: int
     count: int
@@ -87,7 +99,8 @@ class Run:
 
 
 def arithmetic_run(offsets: tuple[int, ...], length: int) -> Run:
-    """The split of `offsets` that a sliding window over residue classes wants; distances >= length have no key.
+    """The split of `offsets` that a sliding window over residue classes wants; distances >= length
+    have no key.
 
     >>> arithmetic_run(encoder_offsets(10, 16), 1024)
     Run(step=34, count=16, extra=(512,))

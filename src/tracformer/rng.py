@@ -1,4 +1,5 @@
-"""Random numbers that are a function of (seed, position, stream): no state, so no batch, cache or order can change them.
+"""Random numbers that are a function of (seed, position, stream): no state, so no batch, cache or
+order can change them.
 
 Each number is the splitmix64 finaliser applied to its coordinates in turn.
 """
@@ -12,7 +13,8 @@ from torch import Tensor
 
 Integers = Tensor | NDArray[np.integer] | Sequence[int]
 
-SAMPLE, ORDER, TIME, LENGTH = range(4)  # streams: which token, when its turn comes, when diffusion reveals it, which length
+# streams: which token, when its turn comes, when diffusion reveals it, which length
+SAMPLE, ORDER, TIME, LENGTH = range(4)
 
 
 def uniforms(seeds: Integers, positions: Integers, stream: int = SAMPLE) -> Tensor:
@@ -22,19 +24,28 @@ def uniforms(seeds: Integers, positions: Integers, stream: int = SAMPLE) -> Tens
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Seed number `index` of a family: `n` samples of one input draw from n unrelated streams. Number 0 is the seed itself."""
+    """Seed number `index` of a family: `n` samples of one input draw from n unrelated streams.
+
+    Number 0 is the seed itself.
+    """
     if index == 0:
         return int(seed)
     return int(_mix(_mix(_words([seed])) ^ _words([index]))[0] >> np.uint64(1))
 
 
 def _words(values: Integers) -> NDArray[np.uint64]:
-    array = values.cpu().numpy() if isinstance(values, Tensor) else np.array([int(v) % 2**64 for v in values], np.uint64)
+    array = (
+        values.cpu().numpy()
+        if isinstance(values, Tensor)
+        else np.array([int(v) % 2**64 for v in values], np.uint64)
+    )
     return array.astype(np.uint64)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64: add the golden ratio, then two rounds of xor-shift and multiply (arithmetic modulo 2^64)."""
+    """splitmix64: add the golden ratio, then two rounds of xor-shift and multiply
+    (arithmetic modulo 2^64).
+    """
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -43,9 +54,13 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """(N,) the first token whose cumulative probability exceeds u. probabilities: (N, V) float64, of any total."""
+    """(N,) the first token whose cumulative probability exceeds u.
+
+    probabilities: (N, V) float64, of any total.
+    """
     cumulative = probabilities.cumsum(1)
     total = cumulative[:, -1:]
     at = torch.searchsorted(cumulative, uniforms.to(cumulative.device)[:, None] * total, right=True)
-    last = (cumulative >= total).to(torch.uint8).argmax(1, keepdim=True)  # rounding may not carry u beyond the last possible token
+    # rounding may not carry u beyond the last possible token
+    last = (cumulative >= total).to(torch.uint8).argmax(1, keepdim=True)
     return torch.minimum(at, last)[:, 0]

@@ -13,28 +13,38 @@ from tracformer import geometry
 from tracformer.attention import Layout, build_attention, implementations
 from tracformer.attention import blocked as causal
 
-FAST = [name for name in implementations() if name not in ("reference", "triton")]  # triton has CPU tensors in its interpreter alone
+# triton has CPU tensors in its interpreter alone
+FAST = [name for name in implementations() if name not in ("reference", "triton")]
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     length = draw(st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 100, 129])))
     batch = draw(st.integers(1, 3))
-    lengths = torch.tensor([length, *draw(st.lists(st.integers(1, length), min_size=batch - 1, max_size=batch - 1))])
+    lengths = torch.tensor(
+        [length, *draw(st.lists(st.integers(1, length), min_size=batch - 1, max_size=batch - 1))]
+    )
     inside = (torch.arange(length) < lengths[:, None]).flatten().nonzero()[:, 0]
-    keep = torch.rand(len(inside), generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) < draw(st.floats(0.05, 1.0))
+    keep = torch.rand(
+        len(inside), generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    ) < draw(st.floats(0.05, 1.0))
     keep[draw(st.integers(0, len(inside) - 1))] = True
     return Layout(lengths, length, draw(st.integers(1, 2)), inside[keep])
 
 
 def gradients(output: Tensor, inputs: list[Tensor], seed: int) -> list[Tensor]:
-    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=output.dtype)
+    weight = torch.randn(
+        output.shape, generator=torch.Generator().manual_seed(seed), dtype=output.dtype
+    )
     return list(torch.autograd.grad(output, inputs, weight))
 
 
 def random_inputs(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).mul_(1.5).requires_grad_() for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).mul_(1.5).requires_grad_()
+        for shape in shapes
+    ]
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -45,12 +55,18 @@ def test_encode(name: str, data: st.DataObject, layout: Layout, n_max: int, seed
     key_set = data.draw(st.sampled_from(["stepped", "stepped", "rounded", None]))
     offsets = geometry.encoder_offsets(layer, n_max, key_set) if key_set else None
     heads, size = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([2, 4, 6]))
-    inputs = random_inputs(seed, *[(layout.readings * layout.batch, layout.length, heads, size)] * 3)
-    inside = (torch.arange(layout.length) < layout.lengths[:, None]).repeat(layout.readings, 1)[..., None, None]
+    inputs = random_inputs(
+        seed, *[(layout.readings * layout.batch, layout.length, heads, size)] * 3
+    )
+    inside = (torch.arange(layout.length) < layout.lengths[:, None]).repeat(layout.readings, 1)[
+        ..., None, None
+    ]
     expected = build_attention("reference").encode(*inputs, offsets, layout) * inside
     actual = build_attention(name).encode(*inputs, offsets, layout) * inside
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(gradients(actual, inputs, seed), gradients(expected, inputs, seed), atol=1e-11, rtol=0)
+    torch.testing.assert_close(
+        gradients(actual, inputs, seed), gradients(expected, inputs, seed), atol=1e-11, rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -64,19 +80,30 @@ def test_decode(name: str, data: st.DataObject, layout: Layout, seed: int) -> No
     expected = build_attention("reference").decode(*inputs, stride, layout)
     actual = build_attention(name).decode(*inputs, stride, layout)
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(gradients(actual, inputs, seed), gradients(expected, inputs, seed), atol=1e-11, rtol=0)
+    torch.testing.assert_close(
+        gradients(actual, inputs, seed), gradients(expected, inputs, seed), atol=1e-11, rtol=0
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 50, 300])
-def test_the_device_operation_and_plain_products_agree(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards the private CPU flash operation: same output, same logsumexp, same gradients under a logsumexp that is not its own."""
+def test_the_device_operation_and_plain_products_agree(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the private CPU flash operation: same output, same logsumexp, same gradients under a
+    logsumexp that is not its own.
+    """
     monkeypatch.setattr(causal, "CHUNK", 64)
     grad, q, k, v, other = random_inputs(length, *[(2, 3, length, 4)] * 5)
     out, lse = causal.causal_attention(q.detach(), k.detach(), v.detach())
     plain_out, plain_lse = causal.plain_causal_attention(q.detach(), k.detach(), v.detach())
     torch.testing.assert_close((out, lse), (plain_out, plain_lse), atol=1e-12, rtol=0)
     joint = [x.detach() for x in (grad, q, k, v, other)] + [lse + 0.7]
-    torch.testing.assert_close(causal.causal_attention_backward(*joint), causal.plain_causal_attention_backward(*joint), atol=1e-11, rtol=0)
+    torch.testing.assert_close(
+        causal.causal_attention_backward(*joint),
+        causal.plain_causal_attention_backward(*joint),
+        atol=1e-11,
+        rtol=0,
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -99,7 +126,9 @@ def test_blocked_encoder_never_holds_a_square(layer: int, n_max: int) -> None:
     layout = Layout(torch.tensor([T]), T, 1, torch.arange(T))
     q, k, v = (torch.randn(1, T, 1, 8, requires_grad=True) for _ in range(3))
     with Largest() as largest:
-        build_attention("blocked").encode(q, k, v, geometry.encoder_offsets(layer, n_max), layout).sum().backward()
+        build_attention("blocked").encode(
+            q, k, v, geometry.encoder_offsets(layer, n_max), layout
+        ).sum().backward()
     assert largest.numel <= 48 * T
 
 
@@ -122,7 +151,9 @@ def test_lower_precision_stays_close(dtype: torch.dtype) -> None:
     offsets = geometry.encoder_offsets(7, 5)
     tolerance = 1e-5 if dtype == torch.float32 else 0.1
     exact = build_attention("reference").encode(q, k, v, offsets, layout)
-    rough = build_attention("blocked").encode(q.to(dtype), k.to(dtype), v.to(dtype), offsets, layout)
+    rough = build_attention("blocked").encode(
+        q.to(dtype), k.to(dtype), v.to(dtype), offsets, layout
+    )
     torch.testing.assert_close(rough.double(), exact, atol=tolerance, rtol=tolerance)
     exact = build_attention("reference").decode(q[0], k, v, 2, layout)
     rough = build_attention("blocked").decode(q[0].to(dtype), k.to(dtype), v.to(dtype), 2, layout)

@@ -4,7 +4,9 @@ from tracformer.attention.layout import Layout, mirrored
 
 
 def layout(readings: int = 2) -> Layout:
-    return Layout(torch.tensor([4, 2]), length=4, readings=readings, rows=torch.tensor([0, 2, 3, 5]))
+    return Layout(
+        torch.tensor([4, 2]), length=4, readings=readings, rows=torch.tensor([0, 2, 3, 5])
+    )
 
 
 def test_each_sequence_is_mirrored_at_its_own_length() -> None:

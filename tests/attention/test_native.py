@@ -1,4 +1,6 @@
-"""The compiled attention: exact where the common property tests do not reach, and harmless where it cannot be built."""
+"""The compiled attention: exact where the common property tests do not reach, and harmless where it
+cannot be built.
+"""
 
 import logging
 import multiprocessing
@@ -22,24 +24,41 @@ from tracformer.attention import Layout, build_attention
 reference, native = build_attention("reference"), build_attention("native")
 
 
-def random_inputs(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def random_inputs(
+    seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
+    return [
+        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes
+    ]
 
 
 def with_gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(output.dtype)
+    weight = torch.randn(
+        output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    ).to(output.dtype)
     return [output, *torch.autograd.grad(output, inputs, weight)]
 
 
 def decoder_case(
-    T: int, lengths: list[int], readings: int, size: int, keep: float = 1.0, dtype: torch.dtype = torch.float64
+    T: int,
+    lengths: list[int],
+    readings: int,
+    size: int,
+    keep: float = 1.0,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[list[Tensor], Layout]:
     ends = torch.tensor(lengths)
     inside = torch.arange(T) < ends[:, None]
-    rows = (inside & (torch.rand(inside.shape, generator=torch.Generator().manual_seed(T)) < keep)).flatten().nonzero()[:, 0]
+    rows = (
+        (inside & (torch.rand(inside.shape, generator=torch.Generator().manual_seed(T)) < keep))
+        .flatten()
+        .nonzero()[:, 0]
+    )
     keys = (readings * len(lengths), T, 2, size)
-    return random_inputs(T, (len(rows), 2, size), keys, keys, dtype=dtype), Layout(ends, T, readings, rows)
+    return random_inputs(T, (len(rows), 2, size), keys, keys, dtype=dtype), Layout(
+        ends, T, readings, rows
+    )
 
 
 @needs_compiler
@@ -51,9 +70,13 @@ def decoder_case(
     readings=st.integers(1, 2),
     keep=st.sampled_from([0.1, 0.6, 1.0]),
 )
-def test_decode_over_many_tiles_and_head_sizes(T: int, stride: int, size: int, readings: int, keep: float) -> None:
+def test_decode_over_many_tiles_and_head_sizes(
+    T: int, stride: int, size: int, readings: int, keep: float
+) -> None:
     inputs, layout = decoder_case(T, [T, T - 5], readings, size, keep)
-    expected, actual = (with_gradients(each.decode(*inputs, stride, layout), inputs) for each in (reference, native))
+    expected, actual = (
+        with_gradients(each.decode(*inputs, stride, layout), inputs) for each in (reference, native)
+    )
     torch.testing.assert_close(actual, expected, atol=1e-11, rtol=0)
 
 
@@ -66,12 +89,17 @@ def test_decode_over_many_tiles_and_head_sizes(T: int, stride: int, size: int, r
     key_set=st.sampled_from(geometry.KEY_SETS),
     size=st.sampled_from([1, 8, 20, 64]),
 )
-def test_encode_over_many_tiles_and_segments(T: int, layer: int, n_max: int, key_set: str, size: int) -> None:
+def test_encode_over_many_tiles_and_segments(
+    T: int, layer: int, n_max: int, key_set: str, size: int
+) -> None:
     """A single row and head leave few tasks, so that classes are cut into segments."""
     inputs = random_inputs(T, *[(1, T, 1, size)] * 3)
     layout = Layout(torch.tensor([T]), T, 1, torch.arange(T))
     offsets = geometry.encoder_offsets(layer, n_max, key_set)
-    expected, actual = (with_gradients(each.encode(*inputs, offsets, layout), inputs) for each in (reference, native))
+    expected, actual = (
+        with_gradients(each.encode(*inputs, offsets, layout), inputs)
+        for each in (reference, native)
+    )
     torch.testing.assert_close(actual, expected, atol=1e-11, rtol=0)
 
 
@@ -88,7 +116,10 @@ def test_decode_in_float32_stays_close(stride: int) -> None:
 @needs_compiler
 @pytest.mark.parametrize("layer", [3, 8])
 def test_encode_in_float32_stays_close(layer: int) -> None:
-    layout, offsets = Layout(torch.tensor([300]), 300, 1, torch.arange(300)), geometry.encoder_offsets(layer, 16)
+    layout, offsets = (
+        Layout(torch.tensor([300]), 300, 1, torch.arange(300)),
+        geometry.encoder_offsets(layer, 16),
+    )
     exact = random_inputs(0, *[(1, 300, 2, 64)] * 3)
     rough = [x.detach().float().requires_grad_() for x in exact]
     expected = with_gradients(reference.encode(*exact, offsets, layout), exact)
@@ -98,20 +129,37 @@ def test_encode_in_float32_stays_close(layer: int) -> None:
 
 @needs_compiler
 def test_inputs_and_gradients_in_any_memory_order() -> None:
-    """Slices of one projection, rows out of order, a gradient that is one number seen everywhere."""
+    """Slices of one projection, rows out of order, a gradient that is one number
+    seen everywhere.
+    """
     T, layout = 90, Layout(torch.tensor([90]), 90, 2, torch.randperm(90)[:50])
     (projected,) = random_inputs(0, (2, T, 3, 2, 16))
     q, k, v = projected.unbind(2)
-    across = [x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0) for x in (q, k, v)]  # the last dimension is not dense
+    # the last dimension is not dense
+    across = [x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0) for x in (q, k, v)]
     for inputs in ([q, k, v], across):
         queries = inputs[0].reshape(-1, 2, 16)[layout.rows]
         for stride in (2, 64):
-            results = [each.decode(queries, *inputs[1:], stride, layout) for each in (reference, native)]
-            slopes = [torch.autograd.grad(result.sum(), projected, retain_graph=True)[0] for result in results]
-            torch.testing.assert_close((results[1], slopes[1]), (results[0], slopes[0]), atol=1e-12, rtol=0)
-        results = [each.encode(*inputs, geometry.encoder_offsets(6, 5), layout) for each in (reference, native)]
-        slopes = [torch.autograd.grad(result.sum(), projected, retain_graph=True)[0] for result in results]
-        torch.testing.assert_close((results[1], slopes[1]), (results[0], slopes[0]), atol=1e-12, rtol=0)
+            results = [
+                each.decode(queries, *inputs[1:], stride, layout) for each in (reference, native)
+            ]
+            slopes = [
+                torch.autograd.grad(result.sum(), projected, retain_graph=True)[0]
+                for result in results
+            ]
+            torch.testing.assert_close(
+                (results[1], slopes[1]), (results[0], slopes[0]), atol=1e-12, rtol=0
+            )
+        results = [
+            each.encode(*inputs, geometry.encoder_offsets(6, 5), layout)
+            for each in (reference, native)
+        ]
+        slopes = [
+            torch.autograd.grad(result.sum(), projected, retain_graph=True)[0] for result in results
+        ]
+        torch.testing.assert_close(
+            (results[1], slopes[1]), (results[0], slopes[0]), atol=1e-12, rtol=0
+        )
 
 
 @needs_compiler
@@ -151,7 +199,9 @@ def test_no_queries() -> None:
 def test_large_scores_do_not_overflow() -> None:
     inputs, layout = decoder_case(80, [80], 2, 16, dtype=torch.float32)
     large = [(inputs[0] * 200).detach().requires_grad_(), *inputs[1:]]
-    expected, actual = (with_gradients(each.decode(*large, 2, layout), large) for each in (reference, native))
+    expected, actual = (
+        with_gradients(each.decode(*large, 2, layout), large) for each in (reference, native)
+    )
     torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-3)
 
 
@@ -172,7 +222,11 @@ def test_shapes_are_known_without_running() -> None:
     ):
         known = op(*(x.to("meta") for x in tensors), *numbers)
         for expected, actual in zip(op(*tensors, *numbers), known, strict=True):
-            assert (actual.shape, actual.stride(), actual.dtype) == (expected.shape, expected.stride(), expected.dtype)
+            assert (actual.shape, actual.stride(), actual.dtype) == (
+                expected.shape,
+                expected.stride(),
+                expected.dtype,
+            )
 
 
 @pytest.fixture
@@ -197,18 +251,24 @@ def test_without_a_build_blocked_does_the_work(
             decoded = native.decode(*inputs, 2, layout)
             encoded = native.encode(*inputs[1:], inputs[2], (0, 1, 2), layout)
     assert torch.equal(decoded, build_attention("blocked").decode(*inputs, 2, layout))
-    assert torch.equal(encoded, build_attention("blocked").encode(*inputs[1:], inputs[2], (0, 1, 2), layout))
+    assert torch.equal(
+        encoded, build_attention("blocked").encode(*inputs[1:], inputs[2], (0, 1, 2), layout)
+    )
     assert len(caplog.records) == 1
 
 
 def test_other_dtypes_are_left_to_blocked() -> None:
     inputs, layout = decoder_case(30, [30], 2, 8)
     half = [x.detach().bfloat16() for x in inputs]
-    assert torch.equal(native.decode(*half, 2, layout), build_attention("blocked").decode(*half, 2, layout))
+    assert torch.equal(
+        native.decode(*half, 2, layout), build_attention("blocked").decode(*half, 2, layout)
+    )
 
 
 def test_half_precision_builds_the_code_too(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run under autocast would never get it otherwise: rotary code takes it only where it is there, and hands bfloat16 on until then."""
+    """A run under autocast would never get it otherwise: rotary code takes it only where it is
+    there, and hands bfloat16 on until then.
+    """
     asked: list[str] = []
 
     def library() -> Path:
@@ -230,17 +290,29 @@ done
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the stand-in for a compiler is a shell script")
-def test_processes_that_build_at_once_do_not_clash(unbuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_build_at_once_do_not_clash(
+    unbuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(SLOW_COMPILER)
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        first, second = (built.result() for built in [pool.submit(build.library), pool.submit(build.library)])
+        first, second = (
+            built.result() for built in [pool.submit(build.library), pool.submit(build.library)]
+        )
     assert first == second
     assert [path.read_text() for path in unbuilt.iterdir()] == ["firstsecond"]
 
 
 def test_importing_neither_compiles_nor_loads() -> None:
-    code = "import sys, tracformer.attention as a; a.build_attention('blocked'); print('tracformer.attention.native' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    code = (
+        "import sys, tracformer.attention as a; a.build_attention('blocked'); "
+        "print('tracformer.attention.native' in sys.modules)"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )

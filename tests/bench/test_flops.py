@@ -26,9 +26,13 @@ SMALL = {"vocab_size": 11, "max_length": 32, "n_layer": 2, "n_head": 2, "d_model
 
 
 class NoProducts:
-    """Passes gradients to queries, keys and values without a matrix product: what is left to count are the weights."""
+    """Passes gradients to queries, keys and values without a matrix product: what is left to count
+    are the weights.
+    """
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         return q + k + v
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
@@ -36,7 +40,15 @@ class NoProducts:
 
 
 @pytest.mark.parametrize(
-    ("family", "mode"), [("tracformer", "car"), ("tracformer", "ac"), ("tracformer", "ar"), ("gpt2", "ar"), ("bert", "ac"), ("bart", "car")]
+    ("family", "mode"),
+    [
+        ("tracformer", "car"),
+        ("tracformer", "ac"),
+        ("tracformer", "ar"),
+        ("gpt2", "ar"),
+        ("bert", "ac"),
+        ("bart", "car"),
+    ],
 )
 def test_as_many_as_torch_counts(family: str, mode: str) -> None:
     config = {**SMALL, "n_layer": 5} if family == "tracformer" else SMALL
@@ -51,17 +63,29 @@ def test_as_many_as_torch_counts(family: str, mode: str) -> None:
     with FlopCounterMode(display=False) as counter:
         model.loss(tokens, context, mode).backward()
     by_operation = counter.get_flop_counts()["Global"]
-    counted = sum(by_operation.get(operation, 0) for operation in (ATEN.mm, ATEN.addmm))  # attention's products are batched: bmm and others
+    # attention's products are batched: bmm and others
+    counted = sum(by_operation.get(operation, 0) for operation in (ATEN.mm, ATEN.addmm))
     assert counted == training_operations(model.config, 64, int((~context).sum()), mode)
 
 
 @pytest.mark.parametrize(
-    ("family", "mode"), [("tracformer", "car"), ("tracformer", "ar"), ("gpt2", "ar"), ("bert", "ac"), ("ac-gpt", "car")]
+    ("family", "mode"),
+    [
+        ("tracformer", "car"),
+        ("tracformer", "ar"),
+        ("gpt2", "ar"),
+        ("bert", "ac"),
+        ("ac-gpt", "car"),
+    ],
 )
 def test_any_system_is_counted_by_running_it(family: str, mode: str) -> None:
-    """Weight products, and beside them those of attention: for a Tracformer the pairs of its geometry, else all pairs."""
+    """Weight products, and beside them those of attention: for a Tracformer the pairs of its
+    geometry, else all pairs.
+    """
     T = 32
-    config = find_family(family).config_class.from_dict({**SMALL, "n_layer": 5 if family == "tracformer" else 2})
+    config = find_family(family).config_class.from_dict(
+        {**SMALL, "n_layer": 5 if family == "tracformer" else 2}
+    )
     counted = flops_per_token(config, mode, "span:p=0.5,mean=4" if mode != "ar" else "", T)
     if family == "ac-gpt":  # more rows than tokens
         plain = flops_per_token(find_family("gpt2").config_class.from_dict(SMALL), "ar", "", T)
@@ -89,24 +113,33 @@ def test_what_a_system_costs_does_not_disturb_random_numbers() -> None:
 
 
 def test_in_units_of_the_width() -> None:
-    """An encoder pair does 24 d^2 multiply-adds a token and layer; keys and values are made everywhere, the rest at targets."""
+    """An encoder pair does 24 d^2 multiply-adds a token and layer; keys and values are made
+    everywhere, the rest at targets.
+    """
     config = TracformerConfig(vocab_size=10, max_length=1024, n_layer=10, d_model=576)
     d2 = 576**2
     assert weight_multiplies(config, 1000, 0) == 10 * 1000 * (24 + 4) * d2
-    assert weight_multiplies(config, 1000, 1000) - weight_multiplies(config, 1000, 0) == 10 * 1000 * 10 * d2 + 1000 * 10 * 576
+    assert (
+        weight_multiplies(config, 1000, 1000) - weight_multiplies(config, 1000, 0)
+        == 10 * 1000 * 10 * d2 + 1000 * 10 * 576
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "bart"])
 @pytest.mark.parametrize("preset", ["laptop", "paper-small"])
 def test_peers_of_equal_parameters(family: str, preset: str) -> None:
     ours = TracformerConfig.preset(preset)
-    assert parameters_of(at_equal_parameters(family, ours)) == pytest.approx(parameters_of(ours), rel=0.06)
+    assert parameters_of(at_equal_parameters(family, ours)) == pytest.approx(
+        parameters_of(ours), rel=0.06
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "bart"])
 @pytest.mark.parametrize("length", [1024, 4096])
 def test_peers_of_equal_work(family: str, length: int) -> None:
-    ours = TracformerConfig(max_length=length, n_layer=(length - 1).bit_length(), n_head=12, d_model=768)
+    ours = TracformerConfig(
+        max_length=length, n_layer=(length - 1).bit_length(), n_head=12, d_model=768
+    )
     theirs = at_equal_work(family, ours, length, length // 2)
     mode, all_targets = asked(family)
     work = weight_multiplies(theirs, length, length if all_targets else length // 2, mode)

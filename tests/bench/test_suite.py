@@ -27,7 +27,14 @@ SCALE = Scale(
     compiled_lengths=(),
     memory_lengths=(32,),
     presets=(("laptop", 1),),
-    shrink={"vocab_size": 11, "max_length": 32, "n_layer": 5, "n_head": 2, "d_model": 8, "n_max": 4},
+    shrink={
+        "vocab_size": 11,
+        "max_length": 32,
+        "n_layer": 5,
+        "n_head": 2,
+        "d_model": 8,
+        "n_max": 4,
+    },
     compile_preset="",
     wide=((16, 1),),
     wide_width=16,
@@ -46,7 +53,11 @@ SCALE = Scale(
 
 def here(piece: Piece) -> Figures:
     """In this process, from arguments that went through JSON as they do on the way to another."""
-    return call(piece.measure.__module__, piece.measure.__qualname__, json.loads(json.dumps(dict(piece.arguments))))
+    return call(
+        piece.measure.__module__,
+        piece.measure.__qualname__,
+        json.loads(json.dumps(dict(piece.arguments))),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +95,11 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(piece.name)
-        return {FAILED: "no memory"} if len(done) == 2 else {"layers": 4, "seconds": {"native": [1.0] * 4}}
+        return (
+            {FAILED: "no memory"}
+            if len(done) == 2
+            else {"layers": 4, "seconds": {"native": [1.0] * 4}}
+        )
 
     parts = ["attention"]
     names = [piece.name for piece in suite.all_pieces(SCALE, parts)]
@@ -93,7 +108,13 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert done == names[:3]
     again: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        suite.run(SCALE, parts, Store(tmp_path, {"scale": "tiny"}), lambda text: None, lambda piece: again.append(piece.name) or stop())
+        suite.run(
+            SCALE,
+            parts,
+            Store(tmp_path, {"scale": "tiny"}),
+            lambda text: None,
+            lambda piece: again.append(piece.name) or stop(),
+        )
     assert again == [names[1]]  # the one that failed is tried again first
 
 
@@ -133,7 +154,11 @@ MACHINE: Figures = {
 
 
 def find(pieces: dict[str, Any], what: str, of: str) -> Row:
-    return next(row for row in suite.rows_of({"machine/limits": MACHINE, **pieces}) if what in row.what and of in row.of)
+    return next(
+        row
+        for row in suite.rows_of({"machine/limits": MACHINE, **pieces})
+        if what in row.what and of in row.of
+    )
 
 
 @pytest.mark.parametrize(("seconds", "met"), [(10.0, True), (20.0, False)])
@@ -146,23 +171,33 @@ def test_utilisation(seconds: float, met: bool) -> None:
         "parameters_without_embeddings": 80e6,
         "peak_bytes": 1e9,
     }
-    row = find({"training/paper-small/native float32": step}, "native float32", "matrix-product rate")
+    row = find(
+        {"training/paper-small/native float32": step}, "native float32", "matrix-product rate"
+    )
     assert row.ratio == pytest.approx(800e9 / seconds / 100e9)
     assert (row.target, row.met) == (0.65, met)
 
 
 @pytest.mark.parametrize(("native", "met"), [(0.03, True), (0.09, False)])
 def test_encoder_against_dense(native: float, met: bool) -> None:
-    figures = {"layers": 12, "seconds": {"native": [native] * 12, "dense mask": [2.0], "causal": [1.0]}}
+    figures = {
+        "layers": 12,
+        "seconds": {"native": [native] * 12, "dense mask": [2.0], "causal": [1.0]},
+    }
     row = find({"attention/encoder/4096": figures}, "encoder attention, native", "dense mask")
     assert row.ratio == pytest.approx(2.0 / native)
     assert (row.target, row.met) == (30.0, met)
-    assert find({"attention/encoder/4096": figures}, "full encoder", "multi-scope").ratio == pytest.approx(1.0 / native)
+    assert find(
+        {"attention/encoder/4096": figures}, "full encoder", "multi-scope"
+    ).ratio == pytest.approx(1.0 / native)
 
 
 def test_growth_is_of_the_same_layers() -> None:
     """Twice the length, twice the time of each layer, one layer more."""
-    pieces = {f"attention/encoder/{T}": {"layers": n, "seconds": {"native": [T / 512] * n}} for n, T in ((9, 512), (10, 1024), (15, 32768))}
+    pieces = {
+        f"attention/encoder/{T}": {"layers": n, "seconds": {"native": [T / 512] * n}}
+        for n, T in ((9, 512), (10, 1024), (15, 32768))
+    }
     assert find(pieces, "growth", "layers 1 to 9").ratio == pytest.approx(1.0)
     assert find(pieces, "growth", "layers 1 to 9").met
     assert (find(pieces, "growth", "all log2(T)").ratio or 0.0) > 1.05
@@ -187,4 +222,7 @@ def test_generation_against_bandwidth_and_gpt2() -> None:
 def test_doubtful_pieces_are_told() -> None:
     pieces = {"a/b": {"others": 0.9}, "a/c": {"others": 0.0}, "a/d": {FAILED: "no memory"}}
     told = tables.warnings(pieces, suite.doubtful(pieces))
-    assert told == ["a/d failed: no memory.", "Others kept the machine busy during 1 of 3 pieces (a/b): these figures mean little."]
+    assert told == [
+        "a/d failed: no memory.",
+        "Others kept the machine busy during 1 of 3 pieces (a/b): these figures mean little.",
+    ]

@@ -17,7 +17,15 @@ from tracformer.data import Tokenizer
 def save_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
     """Weights wide enough that probabilities differ."""
     torch.manual_seed(0)
-    values = {"max_length": 64, "n_layer": 6, "n_head": 2, "d_model": 16, "n_max": 4, "init_std": 0.3, **changes}
+    values = {
+        "max_length": 64,
+        "n_layer": 6,
+        "n_head": 2,
+        "d_model": 16,
+        "n_max": 4,
+        "init_std": 0.3,
+        **changes,
+    }
     model = Tracformer(TracformerConfig(vocab_size=tokenizer.vocab_size, **values), "blocked")
     model.save_pretrained(folder)
     tokenizer.save(folder)
@@ -27,7 +35,9 @@ def save_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
 class Caller:
     """`tracformer WORDS...` with everything it prints."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    def __init__(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+    ) -> None:
         self.capsys, self.monkeypatch, self.model = capsys, monkeypatch, model
 
     def __call__(self, verb: str, *words: str, stdin: bytes | None = None) -> str:

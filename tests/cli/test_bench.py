@@ -11,17 +11,29 @@ from tracformer.bench import suite
 from tracformer.cli import main
 
 
-def test_table_files_and_a_second_call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_files_and_a_second_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scales, "QUICK", SCALE)
     monkeypatch.setattr(suite.run, "__defaults__", (here,))
     words = ["bench", "--quick", "--only", "attention", "--out", str(tmp_path / "out")]
-    extra = ["--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "b.md"), "--plot", str(tmp_path / "c.svg")]
+    extra = [
+        "--json",
+        str(tmp_path / "a.json"),
+        "--markdown",
+        str(tmp_path / "b.md"),
+        "--plot",
+        str(tmp_path / "c.svg"),
+    ]
     assert main([*words, *extra]) == 0
     told = capsys.readouterr()
     assert "encoder attention, native" in told.out
     assert "[1/" in told.err
     assert "left" in told.err
-    assert {row["part"] for row in json.loads((tmp_path / "a.json").read_text())["table"]} == {"machine", "attention"}
+    assert {row["part"] for row in json.loads((tmp_path / "a.json").read_text())["table"]} == {
+        "machine",
+        "attention",
+    }
     assert "### Attention" in (tmp_path / "b.md").read_text()
     assert "<svg" in (tmp_path / "c.svg").read_text()
     assert (tmp_path / "out/results.json").exists()
@@ -41,7 +53,9 @@ def test_table_files_and_a_second_call(tmp_path: Path, capsys: pytest.CaptureFix
         (["--dtype", "int8"], "invalid choice: 'int8'"),
     ],
 )
-def test_bad_input(words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bad_input(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["bench", "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,6 @@
-"""`tracformer eval`: models and tasks in, a table and files out, the same figures from one process and from two."""
+"""`tracformer eval`: models and tasks in, a table and files out, the same figures from one process
+and from two.
+"""
 
 import json
 import random
@@ -33,22 +35,45 @@ def evaluated(tracformer: Caller, *words: str) -> str:
 
 
 def test_models_side_by_side(here: Path, tracformer: Caller, model: Path) -> None:
-    out = evaluated(tracformer, f"ours={model}@car", f"{model}@ac", "ratios:mean=3,ratios=0.2/0.8", "--task", "ranges:ranges=[0.5,1]")
-    assert "ratios: perplexity; text.txt, 70 sequences of 16 tokens; 95% intervals over sequences" in out
+    out = evaluated(
+        tracformer,
+        f"ours={model}@car",
+        f"{model}@ac",
+        "ratios:mean=3,ratios=0.2/0.8",
+        "--task",
+        "ranges:ranges=[0.5,1]",
+    )
+    assert (
+        "ratios: perplexity; text.txt, 70 sequences of 16 tokens; 95% intervals over sequences"
+        in out
+    )
     assert "ours car (exact)" in out
     assert "letters ac (marginal)" in out
     assert "perplexity less ours car, paired by sequence" in out
     assert "letters: marginal less exact: not the same kind of number" in out
     files = sorted(path.name for path in (here / "out").iterdir())
-    assert [name.rpartition("-")[0] for name in files] == ["letters-ac-ranges", "letters-ac-ratios", "ours-car-ranges", "ours-car-ratios"]
+    assert [name.rpartition("-")[0] for name in files] == [
+        "letters-ac-ranges",
+        "letters-ac-ratios",
+        "ours-car-ranges",
+        "ours-car-ratios",
+    ]
     again = evaluated(
-        tracformer, f"ours={model}@car", f"{model}@ac", "ratios:mean=3,ratios=0.2/0.8", "ranges:ranges=[0.5,1]", "--batch", "5"
+        tracformer,
+        f"ours={model}@car",
+        f"{model}@ac",
+        "ratios:mean=3,ratios=0.2/0.8",
+        "ranges:ranges=[0.5,1]",
+        "--batch",
+        "5",
     )
     assert again == out
     assert sorted(path.name for path in (here / "out").iterdir()) == files
 
 
-def test_a_result_found_stands_beside_one_just_made(here: Path, tracformer: Caller, model: Path) -> None:
+def test_a_result_found_stands_beside_one_just_made(
+    here: Path, tracformer: Caller, model: Path
+) -> None:
     words = ("ratios:mean=3,ratios=0.2/0.8", "ranges:ranges=[0.5,1]/[0,0.5]")
     evaluated(tracformer, f"ours={model}@car", *words)
     out = evaluated(tracformer, f"ours={model}@car", f"theirs={model}@ac", *words)
@@ -56,12 +81,23 @@ def test_a_result_found_stands_beside_one_just_made(here: Path, tracformer: Call
     assert out.count("perplexity less ours car, paired by sequence") == 2
 
 
-def test_estimates_stand_beside_exact_answers(here: Path, tracformer: Caller, model: Path, tmp_path: Path) -> None:
+def test_estimates_stand_beside_exact_answers(
+    here: Path, tracformer: Caller, model: Path, tmp_path: Path
+) -> None:
     tokenizer = char_tokenizer("abcdefgh .\n")
-    shape = {"vocab_size": tokenizer.vocab_size, "max_length": 16, "n_layer": 1, "n_head": 1, "d_model": 4, "d_condition": 2}
+    shape = {
+        "vocab_size": tokenizer.vocab_size,
+        "max_length": 16,
+        "n_layer": 1,
+        "n_head": 1,
+        "d_model": 4,
+        "d_condition": 2,
+    }
     MDLM(MDLMConfig(**shape)).save_pretrained(tmp_path / "noisy")
     tokenizer.save(tmp_path / "noisy")
-    out = evaluated(tracformer, str(model), "noisy@diffusion", "ranges:ranges=[0.5,1]", "--draws", "2")
+    out = evaluated(
+        tracformer, str(model), "noisy@diffusion", "ranges:ranges=[0.5,1]", "--draws", "2"
+    )
     assert out.count(": perplexity;") == 1
     assert "noisy diffusion (bound): 2 draws, standard error" in out
     assert "noisy: bound less exact: not the same kind of number" in out
@@ -69,7 +105,14 @@ def test_estimates_stand_beside_exact_answers(here: Path, tracformer: Caller, mo
 
 def test_a_model_without_a_figure_has_no_column() -> None:
     def made(model: str, metric: str) -> Result:
-        return Result(model, "mdlm", "ac", "exact", {}, (Row(metric, {"pattern": "one"}, 0.5, 0.4, 0.6, kind="marginal"),))
+        return Result(
+            model,
+            "mdlm",
+            "ac",
+            "exact",
+            {},
+            (Row(metric, {"pattern": "one"}, 0.5, 0.4, 0.6, kind="marginal"),),
+        )
 
     first, second = tables([made("ours", "kl"), made("theirs", "excess")]).split("\n\n")
     assert "ours" in first
@@ -78,30 +121,65 @@ def test_a_model_without_a_figure_has_no_column() -> None:
 
 
 def test_json(here: Path, tracformer: Caller, model: Path) -> None:
-    lines = evaluated(tracformer, str(model), "prefixes:fractions=0/0.5", "unconditional", "--mode", "ar", "--json").splitlines()
+    lines = evaluated(
+        tracformer,
+        str(model),
+        "prefixes:fractions=0/0.5",
+        "unconditional",
+        "--mode",
+        "ar",
+        "--json",
+    ).splitlines()
     prefixes, whole = map(json.loads, lines)
-    assert (prefixes["task"], whole["task"], whole["mode"], whole["details"]) == ("prefixes", "unconditional", "ar", {})
-    perplexity = [row["value"] for result in (prefixes, whole) for row in result["rows"] if row["metric"] == "perplexity"]
-    assert perplexity[0] == pytest.approx(perplexity[2])  # nothing given, and no end of text in this file
+    assert (prefixes["task"], whole["task"], whole["mode"], whole["details"]) == (
+        "prefixes",
+        "unconditional",
+        "ar",
+        {},
+    )
+    perplexity = [
+        row["value"]
+        for result in (prefixes, whole)
+        for row in result["rows"]
+        if row["metric"] == "perplexity"
+    ]
+    # nothing given, and no end of text in this file
+    assert perplexity[0] == pytest.approx(perplexity[2])
 
 
 def test_rounded_weights_side_by_side(here: Path, tracformer: Caller, model: Path) -> None:
-    out = evaluated(tracformer, str(model), "ranges:ranges=[0.5,1]", "--mode", "car", "--weights", "float32,bfloat16,int8")
+    out = evaluated(
+        tracformer,
+        str(model),
+        "ranges:ranges=[0.5,1]",
+        "--mode",
+        "car",
+        "--weights",
+        "float32,bfloat16,int8",
+    )
     assert "bits_per_byte less letters car, paired by sequence" in out
     assert "letters-bfloat16 car (exact)" in out
     found = {result.model: result for result in read_results("out")}
-    bits = {name: next(row.value for row in result.rows if row.metric == "bits_per_byte") for name, result in found.items()}
+    bits = {
+        name: next(row.value for row in result.rows if row.metric == "bits_per_byte")
+        for name, result in found.items()
+    }
     assert len(set(bits.values())) == 3
     assert bits == pytest.approx(dict.fromkeys(bits, bits["letters"]), rel=0.02)
 
 
-def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer: Caller, model: Path, tmp_path: Path) -> None:
+def test_tokenisers_that_differ_are_compared_by_the_byte(
+    here: Path, tracformer: Caller, model: Path, tmp_path: Path
+) -> None:
     save_model(tmp_path / "bytes", byte_tokenizer())
     out = evaluated(tracformer, str(model), "bytes", "ranges:ranges=[0.5,1]", "--mode", "car")
     assert "ranges: bits_per_byte" in out
     assert "bits_per_byte less letters car" in out
     texts = [result.manifest["data"]["windows"] for result in read_results("out")]
-    assert texts == ["text windows of the first model's tokeniser, read in its own tokens", "its own tokens"]
+    assert texts == [
+        "text windows of the first model's tokeniser, read in its own tokens",
+        "its own tokens",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -121,25 +199,57 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(here: Path, tracformer:
             ["MODEL", "ranges", "--data", "text.txt", "--length", "100", "--sequences", "2"],
             "take up to 100 in letters, which takes at most 64",
         ),
-        (["MODEL", "ranges", "--data", "text.txt", "--length", "16"], "holds 81 windows of 16 tokens, and 1000 are asked for"),
-        (["MODEL", "MODEL", "ranges", "--data", "text.txt"], "two models are called 'letters' in mode car; name them apart: NAME=FOLDER"),
         (
-            ["MODEL", "proteins", "ranges", "--data", "text.txt", "--length", "16", "--sequences", "2"],
+            ["MODEL", "ranges", "--data", "text.txt", "--length", "16"],
+            "holds 81 windows of 16 tokens, and 1000 are asked for",
+        ),
+        (
+            ["MODEL", "MODEL", "ranges", "--data", "text.txt"],
+            "two models are called 'letters' in mode car; name them apart: NAME=FOLDER",
+        ),
+        (
+            [
+                "MODEL",
+                "proteins",
+                "ranges",
+                "--data",
+                "text.txt",
+                "--length",
+                "16",
+                "--sequences",
+                "2",
+            ],
             "proteins cannot be asked about text.txt: character 'g' at offset 0",
         ),
         (["nowhere", "ranges", "--data", "text.txt"], "nowhere does not exist"),
-        (["MODEL", "ranges", "--data", "text.txt", "--weights", ","], "--weights is ',' and names no kind; allowed, separated by commas"),
-        (["MODEL", "ranges", "--data", "text.txt", "--mode", ","], "--mode is ',' and names no mode"),
+        (
+            ["MODEL", "ranges", "--data", "text.txt", "--weights", ","],
+            "--weights is ',' and names no kind; allowed, separated by commas",
+        ),
+        (
+            ["MODEL", "ranges", "--data", "text.txt", "--mode", ","],
+            "--mode is ',' and names no mode",
+        ),
         (
             ["MODEL", "calibration", "--data", "text.txt", "--draws", "5"],
             "--draws means nothing to what is asked, calibration; leave it out",
         ),
-        (["MODEL", "exact", "--data", "nothing.txt", "--length", "7"], "--data means nothing to what is asked, exact; leave it out"),
-        (["MODEL", "exact", "speed", "--count-eos"], "--count-eos means nothing to what is asked, exact, speed; leave it out"),
+        (
+            ["MODEL", "exact", "--data", "nothing.txt", "--length", "7"],
+            "--data means nothing to what is asked, exact; leave it out",
+        ),
+        (
+            ["MODEL", "exact", "speed", "--count-eos"],
+            "--count-eos means nothing to what is asked, exact, speed; leave it out",
+        ),
     ],
 )
-def test_mistakes(here: Path, tracformer: Caller, model: Path, words: list[str], complaint: str) -> None:
-    assert complaint in tracformer.refused("eval", *(str(model) if word == "MODEL" else word for word in words))
+def test_mistakes(
+    here: Path, tracformer: Caller, model: Path, words: list[str], complaint: str
+) -> None:
+    assert complaint in tracformer.refused(
+        "eval", *(str(model) if word == "MODEL" else word for word in words)
+    )
 
 
 def test_tasks_are_listed(tracformer: Caller) -> None:
@@ -151,16 +261,35 @@ def test_tasks_are_listed(tracformer: Caller) -> None:
 
 def test_two_processes_give_the_figures_of_one(here: Path, tmp_path: Path) -> None:
     save_model(tmp_path / "m", char_tokenizer("abcdefgh .\n"), max_length=16, n_layer=4)
-    words = ["tracformer", "eval", "m", "ratios:mean=3,ratios=0.5", "--data", "text.txt", "--dtype", "float64", *ASKED[:4]]
-    for out, launcher in (("one", []), ("two", ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"])):
+    words = [
+        "tracformer",
+        "eval",
+        "m",
+        "ratios:mean=3,ratios=0.5",
+        "--data",
+        "text.txt",
+        "--dtype",
+        "float64",
+        *ASKED[:4],
+    ]
+    for out, launcher in (
+        ("one", []),
+        ("two", ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]),
+    ):
         called = [sys.executable, "-m", *launcher, *words, "--out", out]
-        done = subprocess.run(called, capture_output=True, text=True, env=environment(), timeout=300, check=False)
+        done = subprocess.run(
+            called, capture_output=True, text=True, env=environment(), timeout=300, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("ratios: perplexity") == 1  # one rank speaks
     [one], [two] = read_results("one"), read_results("two")
     assert (one.manifest["processes"], two.manifest["processes"]) == (1, 2)
     for name in ("weights", "tokenizer", "data", "contexts"):
         assert one.manifest["hashes"][name] == two.manifest["hashes"][name]
-    assert one.manifest["command"].startswith("tracformer eval m ratios:mean=3,ratios=0.5 --data text.txt")
-    assert [row.value for row in two.rows] == pytest.approx([row.value for row in one.rows], rel=1e-10)
+    assert one.manifest["command"].startswith(
+        "tracformer eval m ratios:mean=3,ratios=0.5 --data text.txt"
+    )
+    assert [row.value for row in two.rows] == pytest.approx(
+        [row.value for row in one.rows], rel=1e-10
+    )
     assert [row.low for row in two.rows] == pytest.approx([row.low for row in one.rows], rel=1e-10)

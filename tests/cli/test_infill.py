@@ -32,14 +32,21 @@ def test_marks_can_be_scored_again(tracformer: Caller) -> None:
 
 
 def test_rounded_weights_fill_and_score_as_one_model(tracformer: Caller, model: Path) -> None:
-    """The step reads packed weights, the score reads them widened: the same numbers, and not those of float32."""
+    """The step reads packed weights, the score reads them widened: the same numbers,
+    and not those of float32.
+    """
     words = ("abc [[3]] def[[2]].", "--ban", "\n", "--weights", "int8")
     [filled] = tracformer.json("infill", *words)
     marked = tracformer("infill", *words, "--marks").removesuffix("\n")
-    [scored], [unrounded] = tracformer.json("score", marked, "--weights", "int8"), tracformer.json("score", marked)
+    [scored], [unrounded] = (
+        tracformer.json("score", marked, "--weights", "int8"),
+        tracformer.json("score", marked),
+    )
     assert scored["log_prob"] == pytest.approx(filled["log_prob"], abs=1e-4)
     assert scored["log_prob"] != pytest.approx(unrounded["log_prob"], abs=1e-4)
-    code, _, complaint = tracformer.call("infill", "abc [[3]]", "--model", str(model), "--weights", "int4")
+    code, _, complaint = tracformer.call(
+        "infill", "abc [[3]]", "--model", str(model), "--weights", "int4"
+    )
     assert code != 0
     assert "'int4'; allowed: float32, bfloat16, int8" in complaint
 
@@ -67,17 +74,28 @@ def test_arguments_file_and_standard_input_agree(tracformer: Caller, tmp_path: P
         objects = tracformer.json("infill", *words)
         assert [each["text"] for each in objects] == alone
         assert [each["line"] for each in objects] == [1, 2, 3, 4]
-    assert [each["text"] for each in tracformer.json("infill", stdin="\n".join(texts).encode())] == alone
-    assert [each["text"] for each in tracformer.json("infill", "--file", "-", stdin=file.read_bytes())] == alone
+    assert [
+        each["text"] for each in tracformer.json("infill", stdin="\n".join(texts).encode())
+    ] == alone
+    assert [
+        each["text"] for each in tracformer.json("infill", "--file", "-", stdin=file.read_bytes())
+    ] == alone
 
 
 def test_empty_lines_keep_their_places(tracformer: Caller) -> None:
     text = b"\nab[[2]]\n\n[[2]]cd\n"
     lines = tracformer("infill", "--ban", "\n", stdin=text).split("\n")
-    assert [line[:2] if number == 1 else line[2:] for number, line in enumerate(lines)] == ["", "ab", "", "cd", ""]
+    assert [line[:2] if number == 1 else line[2:] for number, line in enumerate(lines)] == [
+        "",
+        "ab",
+        "",
+        "cd",
+        "",
+    ]
     assert tracformer("infill", "--ban", "\n", "-n", "3", stdin=text).count("\n") == 4 * 3
     assert [each["line"] for each in tracformer.json("infill", stdin=text)] == [2, 4]
-    fewer = ("infill", "--ban", "\n", "-n", "3", "--best-of", "3", "--greedy")  # one filling, three times
+    # one filling, three times
+    fewer = ("infill", "--ban", "\n", "-n", "3", "--best-of", "3", "--greedy")
     lines = tracformer(*fewer, stdin=text).split("\n")
     assert [bool(line) for line in lines] == [i in (3, 9) for i in range(13)]
     assert len(tracformer.json(*fewer, stdin=text)) == 2
@@ -92,7 +110,9 @@ def test_several_fillings(tracformer: Caller) -> None:
     drawn = tracformer.json("infill", "ab[[4]]cd", "-n", "6")
     assert len({each["seed"] for each in drawn}) == 6
     best = tracformer.json("infill", "ab[[4]]cd", "--best-of", "6")
-    assert [each["text"] for each in best] == [max(drawn, key=lambda each: each["log_prob"])["text"]]
+    assert [each["text"] for each in best] == [
+        max(drawn, key=lambda each: each["log_prob"])["text"]
+    ]
     [found] = tracformer.json("infill", "ab[[4]]cd", "--search", "best-first:5000")
     assert found["log_prob"] >= best[0]["log_prob"] - 1e-5
     assert "proven" in found["note"]
@@ -108,7 +128,13 @@ def test_candidates_are_read_again(tracformer: Caller) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["--order", "random"], ["--order", "entropy", "--per-step", "2"], ["--order", "margin", "--threshold", "0.4"], ["--steps", "3"]],
+    [
+        [],
+        ["--order", "random"],
+        ["--order", "entropy", "--per-step", "2"],
+        ["--order", "margin", "--threshold", "0.4"],
+        ["--steps", "3"],
+    ],
 )
 def test_orders(tracformer: Caller, words: list[str]) -> None:
     [filled] = tracformer.json("infill", "ab[[6]]cd", "--mode", "ac", *words)
@@ -123,11 +149,25 @@ def test_options_reach_the_sampler(tracformer: Caller) -> None:
         == tracformer("infill", "ab[[6]]cd", "--top-k", "1", "--seed", "5")
         == tracformer("infill", "ab[[6]]cd", "--temperature", "0")
     )
-    assert greedy == tracformer("infill", "ab[[6]]cd", "--top-p", "1e-9") == tracformer("infill", "ab[[6]]cd", "--min-p", "1")
+    assert (
+        greedy
+        == tracformer("infill", "ab[[6]]cd", "--top-p", "1e-9")
+        == tracformer("infill", "ab[[6]]cd", "--min-p", "1")
+    )
     fill = tracformer.json("infill", "ab[[6]]cd", "--greedy")[0]["spans"][0]["text"]
-    assert fill[0] not in tracformer.json("infill", "ab[[6]]cd", "--greedy", "--ban", fill[0])[0]["spans"][0]["text"]
+    assert (
+        fill[0]
+        not in tracformer.json("infill", "ab[[6]]cd", "--greedy", "--ban", fill[0])[0]["spans"][0][
+            "text"
+        ]
+    )
     absent = next(letter for letter in "abcdefgh" if letter not in fill)
-    assert absent in tracformer.json("infill", "ab[[6]]cd", "--greedy", "--require", absent)[0]["spans"][0]["text"]
+    assert (
+        absent
+        in tracformer.json("infill", "ab[[6]]cd", "--greedy", "--require", absent)[0]["spans"][0][
+            "text"
+        ]
+    )
     twice = tracformer.json("infill", ".[[30]]", "--no-repeat-ngram", "2", "--fragment")[0]["text"]
     assert len({twice[i : i + 2] for i in range(len(twice) - 1)}) == len(twice) - 1
 
@@ -150,7 +190,10 @@ def test_on_a_terminal(tracformer: Caller, terminal: None, monkeypatch: pytest.M
     assert COLOUR.sub("", text) == filled["text"]
     assert f"log p {filled['log_prob']:.3f}, " in numbers
     assert "3 tokens, car, seed 0" in numbers
-    for plain in (tracformer(*words, "--no-color"), _with(monkeypatch, "NO_COLOR", "1", tracformer, *words)):
+    for plain in (
+        tracformer(*words, "--no-color"),
+        _with(monkeypatch, "NO_COLOR", "1", tracformer, *words),
+    ):
         assert plain == COLOUR.sub("", text) + "\n" + COLOUR.sub("", numbers) + "\n"
     assert "\033" not in _with(monkeypatch, "TERM", "dumb", tracformer, *words)
 
@@ -175,7 +218,9 @@ def test_a_stream_in_any_order_is_drawn_in_place(tracformer: Caller) -> None:
     assert last == tracformer(*words)
 
 
-def test_bytes_stream_by_whole_characters(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bytes_stream_by_whole_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     call = Caller(capsys, monkeypatch, save_model(tmp_path, byte_tokenizer()))
     text = "aé[[8]]ß"
     assert call("infill", text, "--stream") == call("infill", text)
@@ -219,8 +264,12 @@ CONTRADICTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "message"), CONTRADICTIONS, ids=[" ".join(words) for words, _ in CONTRADICTIONS])
-def test_contradictions_are_told_in_one_sentence(tracformer: Caller, words: list[str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"), CONTRADICTIONS, ids=[" ".join(words) for words, _ in CONTRADICTIONS]
+)
+def test_contradictions_are_told_in_one_sentence(
+    tracformer: Caller, words: list[str], message: str
+) -> None:
     assert message in tracformer.refused("infill", "a[[1]]", "-m", str(tracformer.model), *words)
 
 
@@ -233,7 +282,10 @@ def test_contradictions_are_told_in_one_sentence(tracformer: Caller, words: list
         (b"ab[[3-2]]", "smaller number first"),
         (b"a[[1]]\nb[[1]]\n\ncd\n", "standard input, line 4: the text has no blank"),
         (b"a[[1]]\nbz[[1]]\n", "standard input, line 2: character 'z'"),
-        (b"a[[1]]\n\xff[[1]]\n", "standard input is not UTF-8 text: byte 0xff at offset 7 (line 2)"),
+        (
+            b"a[[1]]\n\xff[[1]]\n",
+            "standard input is not UTF-8 text: byte 0xff at offset 7 (line 2)",
+        ),
         (b"a[[64]]", "the blanks ask for 64 tokens where 62 fit"),
         (b"a" * 80 + b"[[1]]", "81 tokens"),
         (b"", "standard input holds no text"),
@@ -253,14 +305,29 @@ def test_bad_texts(tracformer: Caller, text: bytes, message: str) -> None:
         (b"a[[1]]", ["--require", "a", "--require", "b"], "2 tokens are required"),
     ],
 )
-def test_every_line_is_checked_before_the_first_is_filled(tracformer: Caller, line: bytes, words: list[str], message: str) -> None:
+def test_every_line_is_checked_before_the_first_is_filled(
+    tracformer: Caller, line: bytes, words: list[str], message: str
+) -> None:
     """`refused` means that nothing was printed."""
-    told = tracformer.refused("infill", "-m", str(tracformer.model), "--batch", "1", *words, stdin=b"a[[2]]\nb[[2]]\n" + line)
-    assert f"standard input, line 3: {message}" in told or (told.count("line 3: ") == 1 and message in told)
+    told = tracformer.refused(
+        "infill",
+        "-m",
+        str(tracformer.model),
+        "--batch",
+        "1",
+        *words,
+        stdin=b"a[[2]]\nb[[2]]\n" + line,
+    )
+    assert f"standard input, line 3: {message}" in told or (
+        told.count("line 3: ") == 1 and message in told
+    )
 
 
 def test_what_comes_before_a_line_that_cannot_be_filled_is_kept(tracformer: Caller) -> None:
-    text, words = b"a[[1]]\nabcdefgh .[[1]]\nb[[1]]\n", ("--no-repeat-ngram", "1", "--ban", "\n", "--fragment")
+    text, words = (
+        b"a[[1]]\nabcdefgh .[[1]]\nb[[1]]\n",
+        ("--no-repeat-ngram", "1", "--ban", "\n", "--fragment"),
+    )
     code, out, err = tracformer.call("infill", "-m", str(tracformer.model), *words, stdin=text)
     assert (code, out.count("\n")) == (2, 1)
     assert "standard input, line 2: no token is left to choose from" in err
@@ -268,12 +335,18 @@ def test_what_comes_before_a_line_that_cannot_be_filled_is_kept(tracformer: Call
 
 @pytest.mark.parametrize("words", [["--mode", "zz"], ["--mode", "ac", "--search", "beam:4"]])
 @pytest.mark.parametrize("batch", ["1", "16"])
-def test_an_option_that_cannot_be_is_no_lines_fault(tracformer: Caller, words: list[str], batch: str) -> None:
-    told = tracformer.refused("infill", "-m", str(tracformer.model), "a[[1]]", "b[[1]]", *words, "--batch", batch)
+def test_an_option_that_cannot_be_is_no_lines_fault(
+    tracformer: Caller, words: list[str], batch: str
+) -> None:
+    told = tracformer.refused(
+        "infill", "-m", str(tracformer.model), "a[[1]]", "b[[1]]", *words, "--batch", batch
+    )
     assert told.startswith("tracformer infill: mode is")
 
 
-def test_help_says_which_blanks_are_bounded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_says_which_blanks_are_bounded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
         main(["infill", "--help"])
@@ -281,7 +354,9 @@ def test_help_says_which_blanks_are_bounded(capsys: pytest.CaptureFixture[str], 
 
 
 def test_an_empty_file_is_no_text_even_as_a_whole(tracformer: Caller) -> None:
-    assert "standard input holds no text" in tracformer.refused("infill", "-m", str(tracformer.model), "--whole-file", stdin=b"")
+    assert "standard input holds no text" in tracformer.refused(
+        "infill", "-m", str(tracformer.model), "--whole-file", stdin=b""
+    )
 
 
 @pytest.mark.parametrize("verb", ["infill", "score"])
@@ -293,14 +368,20 @@ def test_an_empty_argument_is_no_text(tracformer: Caller, verb: str) -> None:
 def test_a_required_word_is_named_with_its_space(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    call = Caller(capsys, monkeypatch, save_model(tmp_path, train_bpe(["a cat", "a cow", "a cup", "a c"] * 9, 266)))
+    call = Caller(
+        capsys,
+        monkeypatch,
+        save_model(tmp_path, train_bpe(["a cat", "a cow", "a cup", "a c"] * 9, 266)),
+    )
     told = call.refused("infill", "-m", str(call.model), "a [[2]]", "--require", "cat")
     assert "--require ' cat', with the space before it, is one" in told
     assert " cat" in call("infill", "a [[2]]", "--require", " cat")
 
 
 def test_a_text_may_begin_with_a_dash(tracformer: Caller) -> None:
-    assert "character '-' at offset 0" in tracformer.refused("infill", "-m", str(tracformer.model), "--", "-[[1]]")
+    assert "character '-' at offset 0" in tracformer.refused(
+        "infill", "-m", str(tracformer.model), "--", "-[[1]]"
+    )
 
 
 def test_bad_files(tracformer: Caller, tmp_path: Path) -> None:
@@ -308,7 +389,9 @@ def test_bad_files(tracformer: Caller, tmp_path: Path) -> None:
     assert "there is no file nothere.txt" in tracformer.refused(*words, "nothere.txt")
     assert "is a folder" in tracformer.refused(*words, str(tmp_path))
     (tmp_path / "x.txt").write_bytes(b"abc [[1]]\nab\xc3(")
-    assert "x.txt is not UTF-8 text: byte 0xc3 at offset 12 (line 2)" in tracformer.refused(*words, str(tmp_path / "x.txt"))
+    assert "x.txt is not UTF-8 text: byte 0xc3 at offset 12 (line 2)" in tracformer.refused(
+        *words, str(tmp_path / "x.txt")
+    )
 
 
 @pytest.mark.parametrize("verb", ["infill", "score", "sample", "info"])
@@ -363,7 +446,9 @@ def test_interruption_is_quiet(tracformer: Caller, monkeypatch: pytest.MonkeyPat
 
 def test_a_lack_of_memory_is_told(tracformer: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes")
+        raise RuntimeError(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes"
+        )
 
     monkeypatch.setattr(infill, "_fill_all", fail)
     code, _, err = tracformer.call("infill", "-m", str(tracformer.model), "a[[1]]")

@@ -10,7 +10,10 @@ BYTES = byte_tokenizer()
 
 
 def arrivals(blank: int, text: str) -> list[Arrival]:
-    return [Arrival(0, 0, blank, index, byte, BYTES.decode([byte]), -1.0) for index, byte in enumerate(text.encode())]
+    return [
+        Arrival(0, 0, blank, index, byte, BYTES.decode([byte]), -1.0)
+        for index, byte in enumerate(text.encode())
+    ]
 
 
 def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,14 +26,18 @@ def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixtur
     assert [*seen, capsys.readouterr().out] == ["<", "", "é", "||b", ">\n"]
 
 
-def test_bytes_that_never_become_a_character_come_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_that_never_become_a_character_come_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     writer = Writer(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
     writer(arrivals(0, "é")[:1])
     writer.finish("a\ufffdb")
     assert capsys.readouterr().out == "a\ufffdb\n"
 
 
-def test_a_text_that_turned_out_otherwise_is_printed_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_that_turned_out_otherwise_is_printed_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     writer = Writer(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
     writer(arrivals(0, "x"))
     writer.finish("a xb")
@@ -38,7 +45,9 @@ def test_a_text_that_turned_out_otherwise_is_printed_whole(capsys: pytest.Captur
 
 
 def test_rows_of_a_terminal() -> None:
-    assert [rows_of(text, 4) for text in ("", "abcd", "abcde", "a\nb", "a\n\n", "文文", "文文文")] == [1, 1, 2, 2, 3, 1, 2]
+    assert [
+        rows_of(text, 4) for text in ("", "abcd", "abcde", "a\nb", "a\n\n", "文文", "文文文")
+    ] == [1, 1, 2, 2, 3, 1, 2]
 
 
 def test_shades() -> None:

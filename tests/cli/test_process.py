@@ -34,17 +34,29 @@ sys.exit([name for name in {HEAVY!r} if name in sys.modules] or 0)
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["infil"], "invalid choice: 'infil'"), (["--verbose"], "--verbose"), (["infill", "--model"], "expected one argument")],
+    [
+        (["infil"], "invalid choice: 'infil'"),
+        (["--verbose"], "--verbose"),
+        (["infill", "--model"], "expected one argument"),
+    ],
 )
-def test_a_wrong_word_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_word_is_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["infill", "a[[1]]b"], ["score", "a[[b]]"], ["sample"], ["serve"]], ids=lambda words: words[0])
-def test_a_device_that_is_not_there_is_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["infill", "a[[1]]b"], ["score", "a[[b]]"], ["sample"], ["serve"]],
+    ids=lambda words: words[0],
+)
+def test_a_device_that_is_not_there_is_told(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*words, "--device", "abacus"]) == 2
     assert "device is 'abacus'; it must be auto, cpu, cuda" in capsys.readouterr().err
 
@@ -53,7 +65,9 @@ def test_a_device_that_is_not_there_is_told(words: list[str], capsys: pytest.Cap
 def test_a_device_that_cannot_compute_here_is_told(name: str) -> None:
     if getattr(torch, name, None) is not None and getattr(torch, name).is_available():
         pytest.skip(f"this machine has {name}")
-    with pytest.raises(ValueError, match=f"device is '{name}', which this machine or its PyTorch cannot compute on"):
+    with pytest.raises(
+        ValueError, match=f"device is '{name}', which this machine or its PyTorch cannot compute on"
+    ):
         pick_device(name)
 
 
@@ -70,8 +84,20 @@ def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
     """`| head -1`: the pipe breaks while there is more to say."""
     texts = "\n".join(["a[[1]]b"] * 400).encode()
-    words = [sys.executable, "-m", "tracformer", "infill", "-m", str(model), "--json", "--batch", "4"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    words = [
+        sys.executable,
+        "-m",
+        "tracformer",
+        "infill",
+        "-m",
+        str(model),
+        "--json",
+        "--batch",
+        "4",
+    ]
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -35,30 +35,48 @@ def test_score_says_what_the_model_says(tracformer: Caller) -> None:
 
 def test_the_kind_of_a_score_is_said(tracformer: Caller) -> None:
     assert "(ac: sum of marginals" in tracformer("score", "abc [[de]]", "--mode", "ac")
-    assert "(mode ar does not see what follows a hole)" in tracformer("score", "abc [[de]]", "--mode", "ar")
+    assert "(mode ar does not see what follows a hole)" in tracformer(
+        "score", "abc [[de]]", "--mode", "ar"
+    )
     ar = tracformer.json("score", "[[ab]]cd", "--mode", "ar")[0]["log_prob"]
-    assert ar == pytest.approx(tracformer.json("score", "[[ab]]dc", "--mode", "ar")[0]["log_prob"])  # nothing behind the hole is seen
+    # nothing behind the hole is seen
+    assert ar == pytest.approx(tracformer.json("score", "[[ab]]dc", "--mode", "ar")[0]["log_prob"])
 
 
 def test_scores_of_many_lines(tracformer: Caller) -> None:
     objects = tracformer.json("score", "--batch", "2", stdin=b"a[[b]]\n\n[[c]]d\n[[e]]\n")
     assert [each["line"] for each in objects] == [1, 3, 4]
     assert [each["text"] for each in objects] == ["ab", "cd", "e"]
-    assert objects[1]["log_prob"] == pytest.approx(tracformer.json("score", "[[c]]d")[0]["log_prob"], abs=1e-5)
-    assert "line 2: " in tracformer.refused("score", "-m", str(tracformer.model), stdin=b"a[[b]]\nc[[]]\n")
-    assert "line 2: " in tracformer.refused("score", "-m", str(tracformer.model), stdin=b"a[[b]]\ncd\n")
+    assert objects[1]["log_prob"] == pytest.approx(
+        tracformer.json("score", "[[c]]d")[0]["log_prob"], abs=1e-5
+    )
+    assert "line 2: " in tracformer.refused(
+        "score", "-m", str(tracformer.model), stdin=b"a[[b]]\nc[[]]\n"
+    )
+    assert "line 2: " in tracformer.refused(
+        "score", "-m", str(tracformer.model), stdin=b"a[[b]]\ncd\n"
+    )
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [(b"cd", "the text has no blank"), (b"[[z]]", "character 'z'"), (b"[[" + b"a" * 80 + b"]]", "81 tokens")]
+    ("line", "message"),
+    [
+        (b"cd", "the text has no blank"),
+        (b"[[z]]", "character 'z'"),
+        (b"[[" + b"a" * 80 + b"]]", "81 tokens"),
+    ],
 )
-def test_every_line_is_checked_before_the_first_is_scored(tracformer: Caller, line: bytes, message: str) -> None:
-    told = tracformer.refused("score", "-m", str(tracformer.model), "--batch", "1", stdin=b"a[[b]]\n\n" + line)
+def test_every_line_is_checked_before_the_first_is_scored(
+    tracformer: Caller, line: bytes, message: str
+) -> None:
+    told = tracformer.refused(
+        "score", "-m", str(tracformer.model), "--batch", "1", stdin=b"a[[b]]\n\n" + line
+    )
     assert "standard input, line 3: " in told
     assert message in told
-    assert tracformer.refused("score", "-m", str(tracformer.model), "a[[b]]", "a[[c]]", "--mode", "zz").startswith(
-        "tracformer score: mode is"
-    )
+    assert tracformer.refused(
+        "score", "-m", str(tracformer.model), "a[[b]]", "a[[c]]", "--mode", "zz"
+    ).startswith("tracformer score: mode is")
 
 
 def test_samples_have_what_is_required(tracformer: Caller) -> None:
@@ -66,10 +84,16 @@ def test_samples_have_what_is_required(tracformer: Caller) -> None:
         assert "h" in sample["text"]
 
 
-def test_words_stream_apart_from_their_prompt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_words_stream_apart_from_their_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     call = Caller(capsys, monkeypatch, save_model(tmp_path, metaspace_tokenizer()))
     words = ("sample", "--prompt", "the", "--require", "cat")
-    assert call(*words, "--max-tokens", "1") == call(*words, "--max-tokens", "1", "--stream") == "the cat\n"
+    assert (
+        call(*words, "--max-tokens", "1")
+        == call(*words, "--max-tokens", "1", "--stream")
+        == "the cat\n"
+    )
     assert call(*words, "--max-tokens", "6", "--stream") == call(*words, "--max-tokens", "6")
 
 
@@ -79,7 +103,9 @@ def test_samples(tracformer: Caller) -> None:
     assert all(each["text"].startswith("abc") and len(each["token_ids"]) <= 5 for each in drawn)
     assert len({each["seed"] for each in drawn}) == 3
     assert tracformer(*words) == "".join(each["text"] + "\n" for each in drawn)
-    assert [each["text"] for each in tracformer.json(*words, "--batch", "2")] == [each["text"] for each in drawn]
+    assert [each["text"] for each in tracformer.json(*words, "--batch", "2")] == [
+        each["text"] for each in drawn
+    ]
     one = ("sample", "--prompt", "abc", "--max-tokens", "20")
     assert tracformer(*one, "--stream") == tracformer(*one)
 
@@ -100,7 +126,10 @@ def test_samples_on_a_terminal(tracformer: Caller, terminal: None) -> None:
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--max-tokens", "65"], "65 tokens are asked for"),
         (["--prompt", "xyz"], "character 'x'"),
-        (["--prompt", "ab" * 40], "the prompt has 80 tokens; this model takes 64, with what is to be written"),
+        (
+            ["--prompt", "ab" * 40],
+            "the prompt has 80 tokens; this model takes 64, with what is to be written",
+        ),
         (["--stream", "--json"], "--json"),
         (["--stream", "-n", "2"], "-n 2"),
         (["--greedy", "--min-p", "0.1"], "--min-p has no effect"),
@@ -116,8 +145,16 @@ def test_info_of_a_model(tracformer: Caller) -> None:
     assert facts["parameters"] == lm.model.num_parameters()
     assert facts["modes"]["ac"]["answer"] == "marginal"
     assert facts["modes"]["ar"]["limit"]
-    assert facts["files"]["model.safetensors"] == (tracformer.model / "model.safetensors").stat().st_size
-    assert (facts["system"], facts["dtype"], facts["max_length"], facts["training"]) == ("tracformer", "float32", 64, None)
+    assert (
+        facts["files"]["model.safetensors"]
+        == (tracformer.model / "model.safetensors").stat().st_size
+    )
+    assert (facts["system"], facts["dtype"], facts["max_length"], facts["training"]) == (
+        "tracformer",
+        "float32",
+        64,
+        None,
+    )
     assert facts["tokenizer"]["fingerprint"] == lm.tokenizer.fingerprint
     out = tracformer("info")
     for word in (f"{facts['parameters']:,}", "exact joint", "char", "does not see what follows"):
@@ -134,20 +171,39 @@ def test_info_names_modes_that_were_not_trained(
     assert call.json("info")[0]["untrained_modes"] == ["car", "ar"]
     assert "not trained  car, ar" in call("info")
     assert call.json("infill", "a[[2]]b")[0]["mode"] == "ac"
-    assert "these weights were trained for: ac" in call.refused("infill", "-m", str(tmp_path), "--mode", "car", "a[[2]]b")
+    assert "these weights were trained for: ac" in call.refused(
+        "infill", "-m", str(tmp_path), "--mode", "car", "a[[2]]b"
+    )
 
 
-def test_from_training_to_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_training_to_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run's folder is a model: `info` tells how it was trained, `infill` fills with it."""
     monkeypatch.chdir(tmp_path)
     data = story_data(tmp_path)
-    assert main(["train", f"data={data}", "run=runs/first", *small("steps=2", "eval_every=2", "eval_sequences=2")]) == 0
+    assert (
+        main(
+            [
+                "train",
+                f"data={data}",
+                "run=runs/first",
+                *small("steps=2", "eval_every=2", "eval_sequences=2"),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     call = Caller(capsys, monkeypatch, Path("runs/first"))
     [facts] = call.json("info")
     assert facts["folder"].startswith("runs/first/")
     training = facts["training"]
-    assert (training["steps"], training["last_step"], training["batch"], training["length"]) == (2, 2, 6, 32)
+    assert (training["steps"], training["last_step"], training["batch"], training["length"]) == (
+        2,
+        2,
+        6,
+        32,
+    )
     assert training["held_out"]["step"] == 2
     assert "2 steps of 6 x 32 tokens" in call("info")
     assert call("infill", "Mia [[4]].").startswith("Mia")

@@ -1,4 +1,6 @@
-"""Algorithm 1 as the paper prints it, twice: drawn with rejection, and enumerated exactly for short sequences."""
+"""Algorithm 1 as the paper prints it, twice: drawn with rejection, and enumerated
+exactly for short sequences.
+"""
 
 import math
 from collections import Counter, defaultdict
@@ -54,7 +56,9 @@ def sample_spans(length: int, p: float, law: LengthLaw, rng: np.random.Generator
 
 
 def accepted_law(length: int, spans: frozenset[Span], law: LengthLaw) -> dict[Span, float]:
-    """The exact law of the next accepted (start, end), before any trimming: every proposal, less the rejected ones."""
+    """The exact law of the next accepted (start, end), before any trimming: every proposal, less
+    the rejected ones.
+    """
     lengths = {n: probability(law, n) for n in range(1, length)}
     lengths[length] = 1 - math.fsum(lengths.values())  # whatever is longer ends at T all the same
     taken = {t for a, b in spans for t in range(a, b)}
@@ -97,15 +101,24 @@ def check_frequencies(observed: Mapping[K, int], law: Mapping[K, float]) -> None
 def check_same_law(first: Counter[K], second: Counter[K]) -> None:
     """Chi-square of two samples of one size."""
     assert first.total() == second.total()
-    _check_chi_square([(first[key], second[key], first[key] + second[key]) for key in first | second])
+    _check_chi_square(
+        [(first[key], second[key], first[key] + second[key]) for key in first | second]
+    )
 
 
 def _check_chi_square(cells: list[tuple[float, float, float]]) -> None:
-    """Cells are (observed, expected, variance); rare ones are pooled. The threshold is passed by chance less than once in 10^4."""
+    """Cells are (observed, expected, variance); rare ones are pooled.
+
+    The threshold is passed by chance less than once in 10^4.
+    """
     common = [cell for cell in cells if cell[2] >= 10]
     rare = [cell for cell in cells if cell[2] < 10]
     if rare:
-        common.append((sum(c[0] for c in rare), sum(c[1] for c in rare), max(1.0, sum(c[2] for c in rare))))
-    statistic = sum((observed - expected) ** 2 / variance for observed, expected, variance in common)
+        common.append(
+            (sum(c[0] for c in rare), sum(c[1] for c in rare), max(1.0, sum(c[2] for c in rare)))
+        )
+    statistic = sum(
+        (observed - expected) ** 2 / variance for observed, expected, variance in common
+    )
     freedom = max(1, len(common) - 1)
     assert statistic < freedom + 6 * math.sqrt(2 * freedom) + 10, (statistic, freedom)

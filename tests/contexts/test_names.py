@@ -89,7 +89,11 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no strategy is called ''; known: empty, middle, mixed, prefix, random, span, tokens, uniform, [a,b]&[c,d]"),
+        (
+            "",
+            "no strategy is called ''; known: empty, middle, mixed, prefix, random, span, tokens, "
+            "uniform, [a,b]&[c,d]",
+        ),
         ("spam:p=0.5,mean=50", "no strategy is called 'spam' (did you mean 'span'?)"),
         ("unifrom", "(did you mean 'uniform'?)"),
         ("prefix", "'prefix' needs a number, such as prefix:0.5"),
@@ -105,13 +109,22 @@ def test_names() -> None:
         ("span:0.5,50", "'0.5' is not of the form key=value"),
         ("span:p=0.5,mean=50,", "'' is not of the form key=value"),
         ("span:p=0.5,p=0.6,mean=50", "'p' is given twice"),
-        ("span:p=0.5,maen=50", "a span has no 'maen' (did you mean 'mean'?); allowed: p, mean, sd, law"),
+        (
+            "span:p=0.5,maen=50",
+            "a span has no 'maen' (did you mean 'mean'?); allowed: p, mean, sd, law",
+        ),
         ("span:p=1.5,mean=50", "p is 1.5; the share of targets must lie in (0, 1]"),
         ("span:p=nan,mean=50", "p is nan"),
         ("span:p=0.5,mean=0", "mean is 0.0; a mean span length must lie in [1, 1e+09]"),
-        ("span:p=0.5,mean=50,sd=3", "sd is '3', but geometric lengths have only a mean; leave it out or add law=dlogistic"),
+        (
+            "span:p=0.5,mean=50,sd=3",
+            "sd is '3', but geometric lengths have only a mean; leave it out or add law=dlogistic",
+        ),
         ("span:p=0.5,mean=50,law=dlogistic", "'sd' is missing"),
-        ("span:p=0.5,mean=50,law=dlogistics", "law is 'dlogistics' (did you mean 'dlogistic'?); allowed: geometric, dlogistic"),
+        (
+            "span:p=0.5,mean=50,law=dlogistics",
+            "law is 'dlogistics' (did you mean 'dlogistic'?); allowed: geometric, dlogistic",
+        ),
         ("[0.1,0.4", "'[0.1,0.4' is not a range [a,b]"),
         ("[0.1]", "'[0.1]' is not a range [a,b]"),
         ("[0.1,0.4]&", "'' is not a range [a,b]"),
@@ -134,5 +147,7 @@ def test_errors(text: str, message: str) -> None:
 @pytest.mark.parametrize("value", [0.5, [0.1, 0.4], None])
 def test_not_a_string(value: object) -> None:
     """YAML reads an unquoted [0.1,0.4] as a list."""
-    with pytest.raises(ValueError, match=re.escape(f"a context is {value!r}, not a string; ") + ".*in quotes"):
+    with pytest.raises(
+        ValueError, match=re.escape(f"a context is {value!r}, not a string; ") + ".*in quotes"
+    ):
         parse(value)  # type: ignore[arg-type]

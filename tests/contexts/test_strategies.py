@@ -62,7 +62,8 @@ def test_bad_length(strategy: Strategy, length: object) -> None:
 
 
 def test_empty() -> None:
-    assert Empty().draw(np.arange(4)[3], np.random.default_rng(0)).shape == (3,)  # NumPy's integers count
+    # NumPy's integers count
+    assert Empty().draw(np.arange(4)[3], np.random.default_rng(0)).shape == (3,)
     assert targets(Empty(), 5, np.random.default_rng(0)) == [0, 1, 2, 3, 4]
 
 
@@ -70,7 +71,9 @@ def test_empty() -> None:
 @given(st.integers(1, 300), st.floats(0, 1, exclude_min=True), st.integers(0, 2**32))
 def test_exact_count(length: int, p: float, seed: int) -> None:
     for strategy in (RandomRatio(p), Spans(p, Geometric(5))):
-        assert len(targets(strategy, length, np.random.default_rng(seed))) == max(1, round(p * length))
+        assert len(targets(strategy, length, np.random.default_rng(seed))) == max(
+            1, round(p * length)
+        )
 
 
 def test_a_number_of_tokens() -> None:
@@ -92,12 +95,17 @@ def test_uniform_ratio_is_diffusion_with_a_target() -> None:
     """P(R) is the integral of u^k (1-u)^(T-k) over u, given that R is not empty."""
     T = 4
     law = {
-        subset: math.factorial(k) * math.factorial(T - k) / math.factorial(T + 1) / (1 - 1 / (T + 1))
+        subset: math.factorial(k)
+        * math.factorial(T - k)
+        / math.factorial(T + 1)
+        / (1 - 1 / (T + 1))
         for k in range(1, T + 1)
         for subset in combinations(range(T), k)
     }
     rng = np.random.default_rng(0)
-    literal.check_frequencies(Counter(tuple(targets(UniformRatio(), T, rng)) for _ in range(8000)), law)
+    literal.check_frequencies(
+        Counter(tuple(targets(UniformRatio(), T, rng)) for _ in range(8000)), law
+    )
 
 
 def test_middle_favours_no_run() -> None:
@@ -155,7 +163,13 @@ def test_bad_ranges(ranges: tuple[tuple[float, float], ...], message: str) -> No
 
 
 def test_ranges_may_touch() -> None:
-    assert targets(Ranges(((0.1, 0.4), (0.4, 0.6))), 10, np.random.default_rng(0)) == [1, 2, 3, 4, 5]
+    assert targets(Ranges(((0.1, 0.4), (0.4, 0.6))), 10, np.random.default_rng(0)) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +211,11 @@ def test_mixture_falls_on_the_last_part_when_weights_end_below_1() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [((0.3, 0.6), "0.3, 0.6 sum to 0.9; they must sum to 1"), ((1.5, -0.5), "a weight is 1.5"), ((1.0,), "1 weights and 2 parts")],
+    [
+        ((0.3, 0.6), "0.3, 0.6 sum to 0.9; they must sum to 1"),
+        ((1.5, -0.5), "a weight is 1.5"),
+        ((1.0,), "1 weights and 2 parts"),
+    ],
 )
 def test_bad_mixture(weights: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):

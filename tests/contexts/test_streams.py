@@ -19,7 +19,11 @@ def test_a_stream_does_not_depend_on_batches(order: list[int], size: int) -> Non
 
 
 def test_seeds_and_indices_differ() -> None:
-    rows = {draw_contexts(UniformRatio(), [64], seed, [index]).tobytes() for seed in range(10) for index in range(10)}
+    rows = {
+        draw_contexts(UniformRatio(), [64], seed, [index]).tobytes()
+        for seed in range(10)
+        for index in range(10)
+    }
     assert len(rows) == 100
 
 
@@ -32,7 +36,10 @@ def test_extreme_keys() -> None:
 def test_padding_is_given() -> None:
     contexts = draw_contexts(Empty(), np.array([2, 4]), 0, np.array([0, 1]), width=5)
     assert contexts.dtype == np.bool_
-    assert contexts.tolist() == [[False, False, True, True, True], [False, False, False, False, True]]
+    assert contexts.tolist() == [
+        [False, False, True, True, True],
+        [False, False, False, False, True],
+    ]
     assert draw_contexts(Empty(), [2, 4], 0, [0, 1]).shape == (2, 4)
 
 
@@ -52,6 +59,8 @@ def test_drawing_a_row_is_drawing_from_its_generator() -> None:
         ([0], 0, [0], None, "length is 0"),
     ],
 )
-def test_bad_input(lengths: list[int], seed: int, indices: list[int], width: int | None, message: str) -> None:
+def test_bad_input(
+    lengths: list[int], seed: int, indices: list[int], width: int | None, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         draw_contexts(Empty(), lengths, seed, indices, width)

@@ -27,7 +27,9 @@ def test_a2m_insertions_belong_to_no_column(tmp_path: Path) -> None:
 
 def test_sequences_are_those_that_prepare_reads(tmp_path: Path) -> None:
     path = written(tmp_path, ">a\nACdeF\n>b\nA-..F*\n>c\n-CgF\n>none\n---\n")
-    assert [record.sequence for record in read_alignment(path).records] == list(documents(open_source(path)))
+    assert [record.sequence for record in read_alignment(path).records] == list(
+        documents(open_source(path))
+    )
 
 
 def test_unaligned_records_are_refused(tmp_path: Path) -> None:

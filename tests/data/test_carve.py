@@ -12,7 +12,11 @@ DOCUMENTS = [f"document number {i}" for i in range(3000)]
 
 
 def pieces(texts: Iterable[str], size: int = 10**9) -> list[Piece]:
-    return [Piece(text[i : i + size], i + size >= len(text), "here") for text in texts for i in range(0, max(len(text), 1), size)]
+    return [
+        Piece(text[i : i + size], i + size >= len(text), "here")
+        for text in texts
+        for i in range(0, max(len(text), 1), size)
+    ]
 
 
 def routed(rule: carve.Rule, given: list[Piece]) -> dict[str, list[str]]:
@@ -53,13 +57,21 @@ def test_counting_stops_when_there_are_enough() -> None:
 
 def test_all_pieces_of_a_document_go_to_one_side() -> None:
     splits = routed(ByHash(0.5), pieces([f"{i} and some more words" for i in range(100)], size=5))
-    assert sorted(splits["train"] + splits["validation"]) == sorted(f"{i} and some more words" for i in range(100))
+    assert sorted(splits["train"] + splits["validation"]) == sorted(
+        f"{i} and some more words" for i in range(100)
+    )
     assert 25 < len(splits["train"]) < 75
 
 
 @settings(deadline=None)
-@given(st.lists(st.text("ab \n", min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 50), st.floats(0.01, 0.5))
-def test_a_tail_loses_nothing_and_ends_every_document(texts: list[str], size: int, fraction: float) -> None:
+@given(
+    st.lists(st.text("ab \n", min_size=1, max_size=40), min_size=1, max_size=6),
+    st.integers(1, 50),
+    st.floats(0.01, 0.5),
+)
+def test_a_tail_loses_nothing_and_ends_every_document(
+    texts: list[str], size: int, fraction: float
+) -> None:
     total = sum(map(len, texts))
     if int(total * (1.0 - fraction)) < 1:
         return

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from tracformer.data.sources import NAMED, PARQUET_BRANCH, HubSource, documents, named_source, open_sources
+from tracformer.data.sources import (
+    NAMED,
+    PARQUET_BRANCH,
+    HubSource,
+    documents,
+    named_source,
+    open_sources,
+)
 
 datasets = pytest.importorskip("datasets")
 
@@ -20,13 +27,21 @@ def quiet() -> None:
 def jsonl(tmp_path: Path) -> Path:
     path = tmp_path / "rows" / "train.jsonl"
     path.parent.mkdir()
-    path.write_text("".join(json.dumps({"text": f"row {i} , yes .", "n": i}) + "\n" for i in range(2500)))
+    path.write_text(
+        "".join(json.dumps({"text": f"row {i} , yes .", "n": i}) + "\n" for i in range(2500))
+    )
     return path
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_json_files_through_the_library(jsonl: Path, tmp_path: Path, streaming: bool) -> None:
-    source = HubSource("json", data_files=str(jsonl), cache_dir=str(tmp_path / "cache"), streaming=streaming, detokenize="1bw")
+    source = HubSource(
+        "json",
+        data_files=str(jsonl),
+        cache_dir=str(tmp_path / "cache"),
+        streaming=streaming,
+        detokenize="1bw",
+    )
     assert list(documents(source)) == [f"row {i}, yes." for i in range(2500)]
     assert list(documents(source)) == [f"row {i}, yes." for i in range(2500)]  # and again
     assert next(source.pieces()).origin == "data set 'json' split 'train', row 1"
@@ -34,8 +49,13 @@ def test_json_files_through_the_library(jsonl: Path, tmp_path: Path, streaming: 
 
 def test_a_local_folder_and_split_slices(jsonl: Path, tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
-    assert list(documents(HubSource(str(jsonl.parent), split="train[-2:]", cache_dir=cache))) == ["row 2498 , yes .", "row 2499 , yes ."]
-    assert len(list(documents(HubSource("json", data_dir=str(jsonl.parent), cache_dir=cache)))) == 2500
+    assert list(documents(HubSource(str(jsonl.parent), split="train[-2:]", cache_dir=cache))) == [
+        "row 2498 , yes .",
+        "row 2499 , yes .",
+    ]
+    assert (
+        len(list(documents(HubSource("json", data_dir=str(jsonl.parent), cache_dir=cache)))) == 2500
+    )
     (source,) = open_sources(f"hf:{jsonl.parent}", cache_dir=cache, split="train[:3]").values()
     assert len(list(documents(source))) == 3
 
@@ -43,22 +63,37 @@ def test_a_local_folder_and_split_slices(jsonl: Path, tmp_path: Path) -> None:
 def test_rows_as_lines_of_articles(tmp_path: Path) -> None:
     path = tmp_path / "wiki.txt"
     path.write_text("\n = One = \n\n a @-@ b \n\n = Two = \n\n c \n")
-    source = HubSource("text", data_files=str(path), cache_dir=str(tmp_path / "cache"), documents="article", detokenize="wikitext")
+    source = HubSource(
+        "text",
+        data_files=str(path),
+        cache_dir=str(tmp_path / "cache"),
+        documents="article",
+        detokenize="wikitext",
+    )
     assert list(documents(source)) == ["= One =\n\na-b\n\n", "= Two =\n\nc\n"]
 
 
 def test_complaints_name_the_data_set(jsonl: Path, tmp_path: Path) -> None:
     def read(**changes: Any) -> list[str]:
-        options: dict[str, Any] = {"path": "json", "data_files": str(jsonl), "cache_dir": str(tmp_path / "cache"), **changes}
+        options: dict[str, Any] = {
+            "path": "json",
+            "data_files": str(jsonl),
+            "cache_dir": str(tmp_path / "cache"),
+            **changes,
+        }
         return list(documents(HubSource(**options)))
 
-    with pytest.raises(ValueError, match="data set 'json' split 'train' has no column 'body'; it has text, n"):
+    with pytest.raises(
+        ValueError, match="data set 'json' split 'train' has no column 'body'; it has text, n"
+    ):
         read(field="body")
     with pytest.raises(ValueError, match="column 'n' holds a int, not text"):
         read(field="n")
     with pytest.raises(ValueError, match=r"split 'nope' could not be loaded: .*nope"):
         read(split="nope")
-    with pytest.raises(ValueError, match="has 2,500 rows where 3,000 are expected: the copy on the hub is partial"):
+    with pytest.raises(
+        ValueError, match="has 2,500 rows where 3,000 are expected: the copy on the hub is partial"
+    ):
         read(rows=3000)
     with pytest.raises(ValueError, match="documents is 'page'; allowed: row, separator"):
         read(documents="page")
@@ -73,12 +108,16 @@ class FakeHub:
         self.script, self.asked = script, list[tuple[Any, ...]]()
 
     def load_dataset(self, path: str, config: str | None = None, **options: Any) -> Any:
-        self.asked.append((path, config, options["split"], options["revision"], options["data_dir"]))
+        self.asked.append(
+            (path, config, options["split"], options["revision"], options["data_dir"])
+        )
         if self.script and options["revision"] is None:
             raise RuntimeError("Dataset scripts are no longer supported, but found x.py")
         rows = {"text": ["a , b"], "sentence": ["a 's b"]}
         chosen = SimpleNamespace(iter=lambda batch_size: iter([rows]))
-        return SimpleNamespace(column_names=list(rows), select_columns=lambda names: chosen, __len__=lambda: 1)
+        return SimpleNamespace(
+            column_names=list(rows), select_columns=lambda names: chosen, __len__=lambda: 1
+        )
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMED) - {"openwebtext"}))
@@ -94,11 +133,16 @@ def test_the_papers_data_sets_by_name(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_openwebtext_is_divided_as_in_the_papers_compared_with() -> None:
     sources = named_source("openwebtext", streaming=False)
-    assert (sources["train"].split, sources["train"].rows) == ("train[:-100000]", 8_013_769 - 100_000)
+    assert (sources["train"].split, sources["train"].rows) == (
+        "train[:-100000]",
+        8_013_769 - 100_000,
+    )
     assert (sources["validation"].split, sources["validation"].rows) == ("train[-100000:]", 100_000)
 
 
-def test_a_data_set_that_is_still_a_script_is_read_from_its_parquet_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_that_is_still_a_script_is_read_from_its_parquet_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hub = FakeHub(script=True)
     monkeypatch.setitem(sys.modules, "datasets", hub)
     assert list(documents(named_source("ptb")["test"])) == ["a's b"]
@@ -115,7 +159,9 @@ def test_names_and_options_that_do_not_exist() -> None:
         named_source("ptb", colour="red")
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match=r"'cimec/lambada'.*pip install 'tracformer\[hub\]'"):
         list(documents(named_source("lambada")["test"]))

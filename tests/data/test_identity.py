@@ -10,8 +10,12 @@ from tracformer.data.split import as_rows, cluster, identities, nearest_identity
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 
-def family(ancestors: int, copies: int, width: int = 40, seed: int = 0, conserved: float = 0.0) -> list[str]:
-    """Descendants of several ancestors: alike within a line, unlike between lines save in conserved columns; gaps here and there."""
+def family(
+    ancestors: int, copies: int, width: int = 40, seed: int = 0, conserved: float = 0.0
+) -> list[str]:
+    """Descendants of several ancestors: alike within a line, unlike between lines save in conserved
+    columns; gaps here and there.
+    """
     rng = random.Random(seed)
     rows = []
     first = rng.choices(LETTERS, k=width)
@@ -71,19 +75,28 @@ def test_nothing_held_out_resembles_training(tmp_path: Path) -> None:
     sides = {name: set(texts(data, name)) for name in ("train", "validation", "test")}
     for file in sorted(folder.iterdir()):
         records = read_alignment(file).by_sequence
-        parts = {name: as_rows([records[text].columns for text in records if text in sides[name]]) for name in sides}
+        parts = {
+            name: as_rows([records[text].columns for text in records if text in sides[name]])
+            for name in sides
+        }
         for name in ("validation", "test"):
             assert 0.05 * len(records) <= len(parts[name]) <= 0.1 * len(records)
             assert nearest_identity(parts[name], parts["train"]).max() <= 0.6
         assert nearest_identity(parts["test"], parts["validation"]).max() <= 0.6
     again = prepare(tmp_path / "again", folder, "protein", validation=0.1, identity=0.6)
     assert again.manifest.files == data.manifest.files
-    assert data.manifest.carving["train"] == {"rule": "clusters by identity in columns", "threshold": 0.6, "fraction": 0.1}
+    assert data.manifest.carving["train"] == {
+        "rule": "clusters by identity in columns",
+        "threshold": 0.6,
+        "fraction": 0.1,
+    }
 
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path) -> None:
     one_line = written(tmp_path / "one.fasta", family(1, 30))
-    with pytest.raises(ValueError, match="form 1 clusters, and none is small enough for validation; raise identity"):
+    with pytest.raises(
+        ValueError, match="form 1 clusters, and none is small enough for validation; raise identity"
+    ):
         prepare(tmp_path / "data", one_line, "protein", identity=0.3)
     with pytest.raises(ValueError, match="identity is 60"):
         prepare(tmp_path / "data", one_line, "protein", identity=60)

@@ -11,7 +11,14 @@ from tracformer.data.sources import TextSource
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    prepare(tmp_path / "out", TextSource(["hello", "world"]), "byte", validation=0.0, shard_tokens=5, quiet=True)
+    prepare(
+        tmp_path / "out",
+        TextSource(["hello", "world"]),
+        "byte",
+        validation=0.0,
+        shard_tokens=5,
+        quiet=True,
+    )
     return tmp_path / "out"
 
 
@@ -57,7 +64,9 @@ def test_another_tokeniser_in_the_folder_is_found(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         manifest["files"][name]["bytes"] = (folder / name).stat().st_size
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="its tokeniser is not the one that its tokens were made with"):
+    with pytest.raises(
+        ValueError, match="its tokeniser is not the one that its tokens were made with"
+    ):
         PreparedData.open(folder)
 
 

@@ -32,7 +32,10 @@ class TestBothWays:
             order = ExampleOrder(n, seed)
             whole = order.indices(0, 150).tolist()
             edges = [0, *sorted(cuts), 150]
-            parts = [ExampleOrder(n, seed).indices(start, stop - start).tolist() for start, stop in pairwise(edges)]
+            parts = [
+                ExampleOrder(n, seed).indices(start, stop - start).tolist()
+                for start, stop in pairwise(edges)
+            ]
             assert [i for part in parts for i in part] == whole
 
         check()
@@ -48,7 +51,8 @@ class TestBothWays:
         stream = ExampleOrder(n, seed=1).indices(0, n * epochs).reshape(epochs, n)
         for place in range(n):
             counts = np.bincount(stream[:, place], minlength=n)
-            assert ((counts - epochs / n) ** 2 / (epochs / n)).sum() < 25.0  # chi-square with 5 degrees of freedom: p = 1e-4
+            # chi-square with 5 degrees of freedom: p = 1e-4
+            assert ((counts - epochs / n) ** 2 / (epochs / n)).sum() < 25.0
 
 
 def test_a_computed_order_looks_shuffled() -> None:
@@ -63,14 +67,28 @@ def test_huge_data_needs_no_table() -> None:
     n = 10**15
     order = ExampleOrder(n, seed=5)
     near_the_end = order.indices(n - 4, 8)
-    assert near_the_end.tolist() == [*order.indices(n - 4, 4).tolist(), *order.indices(n, 4).tolist()]
+    assert near_the_end.tolist() == [
+        *order.indices(n - 4, 4).tolist(),
+        *order.indices(n, 4).tolist(),
+    ]
     assert ((near_the_end >= 0) & (near_the_end < n)).all()
     assert not order._tables
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:
     assert ExampleOrder(10, seed=7).indices(0, 10).tolist() == [6, 3, 9, 1, 2, 0, 5, 7, 8, 4]
-    assert scattered(np.arange(10, dtype=np.uint64), 10, seed=7, epoch=0).tolist() == [3, 0, 9, 1, 6, 8, 5, 7, 4, 2]
+    assert scattered(np.arange(10, dtype=np.uint64), 10, seed=7, epoch=0).tolist() == [
+        3,
+        0,
+        9,
+        1,
+        6,
+        8,
+        5,
+        7,
+        4,
+        2,
+    ]
 
 
 def test_bad_arguments() -> None:

@@ -33,19 +33,28 @@ def stored(data: PreparedData, split: str) -> list[int]:
     return tokens.read(0, len(tokens)).tolist()
 
 
-texts_strategy = st.lists(st.text(min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=8)
+texts_strategy = st.lists(
+    st.text(min_size=1, max_size=30).filter(str.strip), min_size=1, max_size=8
+)
 
 
 @settings(max_examples=30, deadline=None)
 @given(texts_strategy, st.sampled_from([5, 16, 1000]), st.sampled_from([BYTE, BPE]))
 def test_shards_are_the_encoded_documents_one_after_another(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int, tokenizer: Tokenizer
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[str],
+    shard_tokens: int,
+    tokenizer: Tokenizer,
 ) -> None:
     folder = tmp_path_factory.mktemp("data") / "out"
-    data = prepare(folder, TextSource(texts), tokenizer, validation=0.0, shard_tokens=shard_tokens, quiet=True)
+    data = prepare(
+        folder, TextSource(texts), tokenizer, validation=0.0, shard_tokens=shard_tokens, quiet=True
+    )
     assert stored(data, "train") == expected(tokenizer, texts)
     split = data.split("train")
-    assert [split.document(i).tolist() for i in range(len(texts))] == [expected(tokenizer, [text]) for text in texts]
+    assert [split.document(i).tolist() for i in range(len(texts))] == [
+        expected(tokenizer, [text]) for text in texts
+    ]
     counts = data.manifest.splits["train"]
     assert (counts.documents, counts.tokens, counts.bytes) == (
         len(texts),
@@ -55,10 +64,18 @@ def test_shards_are_the_encoded_documents_one_after_another(
 
 
 def test_a_folder_on_disk(tmp_path: Path) -> None:
-    data = prepare(tmp_path / "out", TextSource(STORIES), BPE, validation=0.1, shard_tokens=5000, quiet=True)
+    data = prepare(
+        tmp_path / "out", TextSource(STORIES), BPE, validation=0.1, shard_tokens=5000, quiet=True
+    )
     names = sorted(path.name for path in data.folder.iterdir())
     assert names == sorted([*data.manifest.files, "manifest.json"])
-    assert {"train-00000.bin", "train-00001.bin", "train.index.bin", "validation.index.bin", "tokenizer.json"} <= set(names)
+    assert {
+        "train-00000.bin",
+        "train-00001.bin",
+        "train.index.bin",
+        "validation.index.bin",
+        "tokenizer.json",
+    } <= set(names)
     for name, facts in data.manifest.files.items():
         content = (data.folder / name).read_bytes()
         assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -66,11 +83,24 @@ def test_a_folder_on_disk(tmp_path: Path) -> None:
     assert len(first) == 5000
     assert stored(data, "train")[:5000] == first.tolist()
     manifest = json.loads((data.folder / "manifest.json").read_text())
-    assert (manifest["format"], manifest["version"], manifest["dtype"]) == ("tracformer-data", 1, "uint16")
+    assert (manifest["format"], manifest["version"], manifest["dtype"]) == (
+        "tracformer-data",
+        1,
+        "uint16",
+    )
     size = BPE.vocab_size
-    assert manifest["tokenizer"] == {"kind": "bpe", "fingerprint": BPE.fingerprint, "vocab_size": size, "eot_id": size - 1, "mask_id": size}
+    assert manifest["tokenizer"] == {
+        "kind": "bpe",
+        "fingerprint": BPE.fingerprint,
+        "vocab_size": size,
+        "eot_id": size - 1,
+        "mask_id": size,
+    }
     assert manifest["carving"]["train"]["rule"] == "hash of the document"
-    assert manifest["splits"]["train"]["documents"] + manifest["splits"]["validation"]["documents"] == 600
+    assert (
+        manifest["splits"]["train"]["documents"] + manifest["splits"]["validation"]["documents"]
+        == 600
+    )
 
 
 def test_the_same_input_gives_the_same_folder(tmp_path: Path) -> None:
@@ -83,13 +113,23 @@ def test_the_same_input_gives_the_same_folder(tmp_path: Path) -> None:
 def test_width_of_tokens(tmp_path: Path) -> None:
     assert [dtype_name(size) for size in (257, 65536, 65537)] == ["uint16", "uint16", "uint32"]
     wide = char_tokenizer(chr(0x10000 + i) for i in range(70_000))
-    data = prepare(tmp_path / "out", TextSource([chr(0x10000), chr(0x10000 + 69_999)]), wide, validation=0.0, quiet=True)
+    data = prepare(
+        tmp_path / "out",
+        TextSource([chr(0x10000), chr(0x10000 + 69_999)]),
+        wide,
+        validation=0.0,
+        quiet=True,
+    )
     assert data.manifest.dtype == "uint32"
     assert stored(data, "train") == [0, 70_000, 69_999, 70_000]
 
 
 def test_given_splits_stay_as_they_are(tmp_path: Path) -> None:
-    sources = {"train": TextSource(["a b", "c"]), "validation": TextSource(["d"]), "test": TextSource(["é"])}
+    sources = {
+        "train": TextSource(["a b", "c"]),
+        "validation": TextSource(["d"]),
+        "test": TextSource(["é"]),
+    }
     data = prepare(tmp_path / "out", sources, "char", quiet=True)
     assert data.splits == ("train", "validation", "test")
     assert data.tokenizer.vocab_size == 7  # the alphabet covers every split
@@ -98,7 +138,9 @@ def test_given_splits_stay_as_they_are(tmp_path: Path) -> None:
     assert only.splits == ("test",)
 
 
-def test_a_giant_document_gives_the_same_tokens_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_giant_document_gives_the_same_tokens_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book = "\n".join(STORIES[:50])
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 64)
     monkeypatch.setattr(text_module, "CHUNK_BYTES", 100)
@@ -108,7 +150,9 @@ def test_a_giant_document_gives_the_same_tokens_in_pieces(tmp_path: Path, monkey
     assert stored(data, "train") == expected(BPE, [book])
     carved = prepare(tmp_path / "carved", tmp_path / "book.txt", BPE, validation=0.2, quiet=True)
     assert carved.manifest.carving["train"]["rule"] == "tail"
-    both = carved.tokenizer.decode(stored(carved, "train")[:-1]) + carved.tokenizer.decode(stored(carved, "validation")[:-1])
+    both = carved.tokenizer.decode(stored(carved, "train")[:-1]) + carved.tokenizer.decode(
+        stored(carved, "validation")[:-1]
+    )
     assert both == book
 
 
@@ -121,16 +165,27 @@ def test_text_that_spells_end_of_text_stays_text(tmp_path: Path) -> None:
 
 def test_a_foreign_character_is_named_with_its_record(tmp_path: Path) -> None:
     (tmp_path / "a.fasta").write_text(">good\nACGT\n>bad one\nACG\nTUA\n")
-    with pytest.raises(ValueError, match=r"a\.fasta, record bad: character 'U' at offset 4 \('ACGTUA'\) is outside .*'ACGTN'"):
+    with pytest.raises(
+        ValueError,
+        match=r"a\.fasta, record bad: character 'U' at offset 4 \('ACGTUA'\) is outside .*'ACGTN'",
+    ):
         prepare(tmp_path / "out", tmp_path / "a.fasta", "dna", validation=0.0, quiet=True)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.2])
-def test_offsets_count_from_the_documents_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: float) -> None:
+def test_offsets_count_from_the_documents_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: float
+) -> None:
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
     with pytest.raises(ValueError, match=r"document 1: character 'U' at offset 90 "):
-        prepare(tmp_path / "out", TextSource(["ACGTA" * 18 + "UACGT"]), "dna", validation=validation, quiet=True)
+        prepare(
+            tmp_path / "out",
+            TextSource(["ACGTA" * 18 + "UACGT"]),
+            "dna",
+            validation=validation,
+            quiet=True,
+        )
 
 
 @pytest.mark.parametrize("gaps", ["", "remove"])
@@ -138,7 +193,9 @@ def test_an_aligned_alphabet_keeps_gaps_unless_told_otherwise(tmp_path: Path, ga
     (tmp_path / "a.fasta").write_text(">x\nMK-V\n>y\nM.KV\n")
     sources = open_sources(tmp_path / "a.fasta", gaps=gaps)
     data = prepare(tmp_path / "out", sources, "protein-aligned", validation=0.0, quiet=True)
-    assert stored(data, "train") == expected(data.tokenizer, ["MKV", "MKV"] if gaps else ["MK-V", "M-KV"])
+    assert stored(data, "train") == expected(
+        data.tokenizer, ["MKV", "MKV"] if gaps else ["MK-V", "M-KV"]
+    )
     assert data.manifest.sources["train"]["gaps"] == (gaps or "keep")
     assert is_made_from(data, sources)
 
@@ -165,7 +222,11 @@ def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
 def test_parts_of_dead_processes_are_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    kept = [tmp_path / f".out.{os.getppid()}.part", tmp_path / f".other.{dead.pid}.part", tmp_path / ".out.notes.part"]
+    kept = [
+        tmp_path / f".out.{os.getppid()}.part",
+        tmp_path / f".other.{dead.pid}.part",
+        tmp_path / ".out.notes.part",
+    ]
     for part in (*kept, tmp_path / f".out.{dead.pid}.part"):
         part.mkdir()
         (part / "train-00000.bin").write_bytes(b"half")
@@ -186,11 +247,15 @@ def test_an_existing_folder_is_safe(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a folder of prepared data"):
         prepare(mine, TextSource(["x"]), BYTE, validation=0.0, overwrite=True, quiet=True)
     with pytest.raises(ValueError, match="is a file"):
-        prepare(mine / "thesis.txt", TextSource(["x"]), BYTE, validation=0.0, overwrite=True, quiet=True)
+        prepare(
+            mine / "thesis.txt", TextSource(["x"]), BYTE, validation=0.0, overwrite=True, quiet=True
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]
 
 
-def test_a_failure_leaves_nothing_and_the_old_folder_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing_and_the_old_folder_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "out"
     prepare(folder, TextSource(["first"]), BYTE, validation=0.0, quiet=True)
 
@@ -204,7 +269,9 @@ def test_a_failure_leaves_nothing_and_the_old_folder_whole(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_failed_rename_brings_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_rename_brings_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "out"
     prepare(folder, TextSource(["first"]), BYTE, validation=0.0, quiet=True)
     rename = os.rename

@@ -8,7 +8,9 @@ from tracformer.data import documents, named_sets, open_sources, wikipedia
 @pytest.fixture
 def shelf(tmp_path: Path) -> Path:
     (tmp_path / "wikitext-2").mkdir()
-    (tmp_path / "wikitext-2" / "train.txt").write_text("\n = A = \n\n the cat , it sat . \n\n = B = \n\n more \n")
+    (tmp_path / "wikitext-2" / "train.txt").write_text(
+        "\n = A = \n\n the cat , it sat . \n\n = B = \n\n more \n"
+    )
     (tmp_path / "wikitext-2" / "valid.txt").write_text(" = C = \n\n a dog @-@ like cat . \n")
     (tmp_path / "ptb.txt").write_text(" it 's no \n do n't \n")
     (tmp_path / "lambada").mkdir()
@@ -33,8 +35,16 @@ def test_two_sets_are_trained_on_together(shelf: Path, monkeypatch: pytest.Monke
     for names in ("wikitext2+wikipedia-2006", ["wikitext2", "wikipedia-2006"]):
         sources = open_sources(names, folder=shelf)
         assert set(sources) == {"train", "validation"}
-        assert [text[:5] for text in documents(sources["train"])] == ["= A =", "= B =", "= X =", "= Y ="]
-    assert [part.get("name") for part in sources["train"].describe()["joined"]] == [None, "wikipedia-2006"]
+        assert [text[:5] for text in documents(sources["train"])] == [
+            "= A =",
+            "= B =",
+            "= X =",
+            "= Y =",
+        ]
+    assert [part.get("name") for part in sources["train"].describe()["joined"]] == [
+        None,
+        "wikipedia-2006",
+    ]
 
 
 def test_what_is_missing_is_told(shelf: Path) -> None:
@@ -53,5 +63,7 @@ def test_names() -> None:
 
 
 def test_what_is_read_in_one_way_alone_takes_no_options() -> None:
-    with pytest.raises(ValueError, match="field is given for wikipedia-2006, which is one text of known hash"):
+    with pytest.raises(
+        ValueError, match="field is given for wikipedia-2006, which is one text of known hash"
+    ):
         open_sources("wikipedia-2006", field="body")

@@ -7,7 +7,16 @@ import pytest
 
 from tracformer.data import readers as text_module
 from tracformer.data.make_tokenizer import ALPHABETS, char_tokenizer, choose_tokenizer
-from tracformer.data.sources import JoinedSource, TextSource, contents, documents, open_source, open_sources, parse_validation, with_gaps_of
+from tracformer.data.sources import (
+    JoinedSource,
+    TextSource,
+    contents,
+    documents,
+    open_source,
+    open_sources,
+    parse_validation,
+    with_gaps_of,
+)
 
 
 def write(path: Path, text: str) -> Path:
@@ -32,7 +41,9 @@ def test_text(tmp_path: Path, end: str) -> None:
 @pytest.mark.parametrize("end", ["", ".gz"])
 def test_jsonl(tmp_path: Path, end: str) -> None:
     rows = [{"text": "one\ntwo", "n": 1}, {"text": "\u2028 three"}, {"text": " "}]
-    path = write(tmp_path / f"a.jsonl{end}", "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    path = write(
+        tmp_path / f"a.jsonl{end}", "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    )
     assert read(path) == ["one\ntwo", "\u2028 three"]
     other = write(tmp_path / "b.jsonl", '{"body": "x"}\n')
     assert read(other, field="body") == ["x"]
@@ -42,7 +53,11 @@ def test_jsonl(tmp_path: Path, end: str) -> None:
     ("line", "message"),
     [
         ('{"text": 3}', "line 2 has no text under 'text': it holds the keys 'text'"),
-        ('{"body": "x"}', "line 2 has no text under 'text': it holds the keys 'body'; name the right one with field="),
+        (
+            '{"body": "x"}',
+            "line 2 has no text under 'text': it holds the keys 'body'; name the right one with "
+            "field=",
+        ),
         ("[1]", "line 2 has no text under 'text': it holds a list"),
         ('{"text": "x"', "line 2 is not JSON"),
         ('{"text": "\\ud800"}', "line 2 holds half of a surrogate pair"),
@@ -56,7 +71,9 @@ def test_bad_jsonl(tmp_path: Path, line: str, message: str) -> None:
 
 @pytest.mark.parametrize("end", ["", ".gz"])
 def test_fasta(tmp_path: Path, end: str) -> None:
-    path = write(tmp_path / f"a.fasta{end}", "; comment\n\n>one first\nac-g\r\nT.n*\n>empty\n\n> \nGG A\n")
+    path = write(
+        tmp_path / f"a.fasta{end}", "; comment\n\n>one first\nac-g\r\nT.n*\n>empty\n\n> \nGG A\n"
+    )
     assert read(path) == ["ACGTN", "GGA"]
     assert read(path, gaps="keep") == ["AC-GT-N", "GGA"]
 
@@ -67,10 +84,15 @@ def test_gaps_are_kept_for_a_tokeniser_that_has_them(tmp_path: Path) -> None:
     assert list(documents(with_gaps_of(aligned, open_source(path)))) == ["AC-GT-N"]
     assert list(documents(with_gaps_of(plain, open_source(path)))) == ["ACGTN"]
     assert list(documents(with_gaps_of(aligned, open_source(path, gaps="remove")))) == ["ACGTN"]
-    assert (open_source(path).describe()["gaps"], with_gaps_of(aligned, open_source(path)).describe()["gaps"]) == ("remove", "keep")
+    assert (
+        open_source(path).describe()["gaps"],
+        with_gaps_of(aligned, open_source(path)).describe()["gaps"],
+    ) == ("remove", "keep")
 
 
-def test_a_long_fasta_record_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fasta_record_comes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
     path = write(tmp_path / "a.fa", ">chr1\n" + "ACGTACG\n" * 20 + ">chr2\nA\n")
     pieces = list(open_source(path).pieces())
@@ -80,7 +102,12 @@ def test_a_long_fasta_record_comes_in_pieces(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("ACGT\n>x\nA", "line 1 is 'ACGT'"), ("\n", "holds no FASTA record"), (">a\n\n>b\n", "no text")]
+    ("text", "message"),
+    [
+        ("ACGT\n>x\nA", "line 1 is 'ACGT'"),
+        ("\n", "holds no FASTA record"),
+        (">a\n\n>b\n", "no text"),
+    ],
 )
 def test_bad_fasta(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -115,16 +142,24 @@ def test_runs_inside_a_folder_are_not_read(tmp_path: Path) -> None:
     for name in ("train.json", "log.jsonl", "deep/c.jsonl"):
         write(tmp_path / "runs" / "my" / name, '{"text": "C"}')
     assert read(tmp_path) == read(str(tmp_path / "**" / "*.jsonl")) == ["A", "B"]
-    assert read(tmp_path / "runs" / "my" / "deep") == read(str(tmp_path / "runs" / "my" / "*" / "*.jsonl")) == ["C"]
+    assert (
+        read(tmp_path / "runs" / "my" / "deep")
+        == read(str(tmp_path / "runs" / "my" / "*" / "*.jsonl"))
+        == ["C"]
+    )
 
 
 def test_places_without_data(tmp_path: Path) -> None:
     write(tmp_path / "notes.md", "N")
-    with pytest.raises(ValueError, match=r"the name does not tell the format; rename it .*prepare --format text"):
+    with pytest.raises(
+        ValueError, match=r"the name does not tell the format; rename it .*prepare --format text"
+    ):
         open_source(tmp_path / "notes.md")
     with pytest.raises(ValueError, match=r"holds no file that ends in \.txt"):
         open_source(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no such file or folder, nor a named data set \(wikitext2"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no such file or folder, nor a named data set \(wikitext2"
+    ):
         open_source(tmp_path / "missing.txt")
     with pytest.raises(FileNotFoundError, match="no file matches"):
         open_source(str(tmp_path / "*.txt"))
@@ -152,13 +187,27 @@ def test_bad_options(tmp_path: Path, options: dict[str, str], message: str) -> N
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("a.txt", {"gaps": "keep"}, r"gaps is 'keep', but .*a\.txt is read as text: it is for fasta alone"),
-        ("a.txt", {"documents": "line", "field": "body"}, r"field is 'body', but .* is read as text: it is for jsonl alone"),
-        ("a.jsonl", {"documents": "line"}, r"documents is 'line', but .* is read as jsonl: it is for text alone"),
+        (
+            "a.txt",
+            {"gaps": "keep"},
+            r"gaps is 'keep', but .*a\.txt is read as text: it is for fasta alone",
+        ),
+        (
+            "a.txt",
+            {"documents": "line", "field": "body"},
+            r"field is 'body', but .* is read as text: it is for jsonl alone",
+        ),
+        (
+            "a.jsonl",
+            {"documents": "line"},
+            r"documents is 'line', but .* is read as jsonl: it is for text alone",
+        ),
         ("a.fasta", {"field": "body"}, r"field is 'body', but .* is read as fasta"),
     ],
 )
-def test_options_of_another_format(tmp_path: Path, name: str, options: dict[str, str], message: str) -> None:
+def test_options_of_another_format(
+    tmp_path: Path, name: str, options: dict[str, str], message: str
+) -> None:
     path = write(tmp_path / name, "a")
     with pytest.raises(ValueError, match=message):
         open_sources(path, **options)
@@ -173,7 +222,10 @@ def test_options_of_files_for_the_hub() -> None:
 
 def test_detokenized_files(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", " = A = \n \n a @-@ b , c . \n \n = B = \n \n d \n")
-    assert read(path, documents="article", detokenize="wikitext") == ["= A =\n\na-b, c.\n\n", "= B =\n\nd\n"]
+    assert read(path, documents="article", detokenize="wikitext") == [
+        "= A =\n\na-b, c.\n\n",
+        "= B =\n\nd\n",
+    ]
 
 
 def test_what_the_manifest_hears_about_files(tmp_path: Path) -> None:
@@ -190,19 +242,35 @@ def test_what_the_manifest_hears_about_files(tmp_path: Path) -> None:
 def test_a_file_as_the_validation_split(tmp_path: Path) -> None:
     train, held = write(tmp_path / "a.txt", "abc"), write(tmp_path / "held.txt", "x\ny\n")
     sources = open_sources(train, validation=held, documents="line")
-    assert {name: list(documents(source)) for name, source in sources.items()} == {"train": ["abc"], "validation": ["x", "y"]}
+    assert {name: list(documents(source)) for name, source in sources.items()} == {
+        "train": ["abc"],
+        "validation": ["x", "y"],
+    }
     assert list(open_sources("wikitext2", validation=held)) == ["train", "validation", "test"]
-    assert open_sources("wikitext2", validation=held)["validation"].describe()["files"][0]["name"] == "held.txt"
-    with pytest.raises(ValueError, match=r"held\.txt is given both for training and for validation"):
+    assert (
+        open_sources("wikitext2", validation=held)["validation"].describe()["files"][0]["name"]
+        == "held.txt"
+    )
+    with pytest.raises(
+        ValueError, match=r"held\.txt is given both for training and for validation"
+    ):
         open_sources(tmp_path, validation=tmp_path / ".." / tmp_path.name / "held.txt")
-    with pytest.raises(FileNotFoundError, match=r"validation is '.*nothere': no such file or folder"):
+    with pytest.raises(
+        FileNotFoundError, match=r"validation is '.*nothere': no such file or folder"
+    ):
         open_sources(train, validation=tmp_path / "nothere")
     with pytest.raises(FileNotFoundError, match="no file matches"):
         open_sources(train, validation=str(tmp_path / "*.nothere"))
 
 
 @pytest.mark.parametrize(
-    ("text", "parsed"), [("0.1", (0.1, None)), ("0", (0.0, None)), ("./0.1", (0.0, "./0.1")), ("a*.txt", (0.0, "a*.txt"))]
+    ("text", "parsed"),
+    [
+        ("0.1", (0.1, None)),
+        ("0", (0.0, None)),
+        ("./0.1", (0.0, "./0.1")),
+        ("a*.txt", (0.0, "a*.txt")),
+    ],
 )
 def test_validation_in_a_word(text: str, parsed: tuple[float, str | None]) -> None:
     assert parse_validation(text) == parsed
@@ -210,7 +278,9 @@ def test_validation_in_a_word(text: str, parsed: tuple[float, str | None]) -> No
 
 @pytest.mark.parametrize("text", ["", "-0.1", "0.51", "nan"])
 def test_validation_out_of_range(text: str) -> None:
-    with pytest.raises(ValueError, match=f"validation is '{text}'; it must be a fraction from 0 to 0.5"):
+    with pytest.raises(
+        ValueError, match=f"validation is '{text}'; it must be a fraction from 0 to 0.5"
+    ):
         parse_validation(text)
 
 
@@ -220,13 +290,30 @@ def test_a_tokeniser_is_chosen_by_kind_and_size(tmp_path: Path) -> None:
     assert choose_tokenizer({"train": open_source(dna)}) == "dna"
     assert choose_tokenizer({"train": open_source(dna, gaps="keep")}) == "dna-aligned"
     assert choose_tokenizer({"train": open_source(protein)}) == "protein"
-    for letters, chosen in (("ACGU", "rna"), ("ACGTU", "nucleotide"), ("ACGT" * 20 + "R", "nucleotide"), ("ACGT" * 4 + "RRKM", "protein")):
+    for letters, chosen in (
+        ("ACGU", "rna"),
+        ("ACGTU", "nucleotide"),
+        ("ACGT" * 20 + "R", "nucleotide"),
+        ("ACGT" * 4 + "RRKM", "protein"),
+    ):
         path = write(tmp_path / "c.fasta", f">x\n{letters}\n")
         assert choose_tokenizer({"train": open_source(path)}) == chosen
         assert choose_tokenizer({"train": open_source(path, gaps="keep")}) == f"{chosen}-aligned"
     coded = write(tmp_path / "d.fasta", f">x\n{'ACGT' * 20}Y\n")
-    assert choose_tokenizer({"train": open_source(dna), "validation": open_source(coded)}) == "nucleotide"  # it covers every split
-    with pytest.raises(ValueError, match=r"e\.fasta is nearly all nucleotides, .* stand for none: '\*', 'E'\. Is it a protein\?"):
-        choose_tokenizer({"train": open_source(write(tmp_path / "e.fasta", f">x\n{'ACGT' * 20}*EA\n"))})
+    # it covers every split
+    assert (
+        choose_tokenizer({"train": open_source(dna), "validation": open_source(coded)})
+        == "nucleotide"
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"e\.fasta is nearly all nucleotides, .* stand for none: '\*', 'E'\. Is it a protein\?",
+    ):
+        choose_tokenizer(
+            {"train": open_source(write(tmp_path / "e.fasta", f">x\n{'ACGT' * 20}*EA\n"))}
+        )
     assert choose_tokenizer({"train": TextSource(["a little text"])}) == "byte"
-    assert choose_tokenizer({"test": open_source(write(tmp_path / "a.txt", "many words " * 20_000))}) == "bpe:1024"
+    assert (
+        choose_tokenizer({"test": open_source(write(tmp_path / "a.txt", "many words " * 20_000))})
+        == "bpe:1024"
+    )

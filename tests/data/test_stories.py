@@ -8,7 +8,9 @@ from tracformer.data import PreparedData, documents, open_sources, prepare
 from tracformer.data.stories import SHARED, split_stories
 
 FAMILIAR = "once there was a fox who saw the very old moon above his small den"
-TRAIN = f"{FAMILIAR.capitalize()}.\nIt was red.\n<|endoftext|>\nOne day, a hen ran.\n<|endoftext|>\n"
+TRAIN = (
+    f"{FAMILIAR.capitalize()}.\nIt was red.\n<|endoftext|>\nOne day, a hen ran.\n<|endoftext|>\n"
+)
 
 
 def story(name: str, words: str = "") -> str:
@@ -30,7 +32,10 @@ def test_a_text_without_separators_is_cut_where_stories_open() -> None:
     first = "Once upon a time, Ann sat still.\nThen Ann ran home."
     assert [each for _, each in found][::2] == [first, "Tom and Sue were friends."]
     assert [text[start:].startswith(each.split("\n")[0]) for start, each in found] == [True] * 3
-    assert [each for _, each in split_stories("a\n\nb<|endoftext|>\nc\n<|endoftext|>\n")] == ["a\nb", "c"]
+    assert [each for _, each in split_stories("a\n\nb<|endoftext|>\nc\n<|endoftext|>\n")] == [
+        "a\nb",
+        "c",
+    ]
 
 
 def test_stories_that_the_training_text_gives_away_are_removed(tmp_path: Path) -> None:
@@ -40,7 +45,11 @@ def test_stories_that_the_training_text_gives_away_are_removed(tmp_path: Path) -
     told = ["the end of one.", story("Ann"), story("Bob", seen), story("Cat", unseen), story("Dan")]
     sources = open_sources("tinystories", folder=write_files(tmp_path, told))
     halves = {split: list(documents(source)) for split, source in sources.items()}
-    assert [text.split()[4] for text in halves["validation"] + halves["test"]] == ["Ann", "Cat", "Dan"]
+    assert [text.split()[4] for text in halves["validation"] + halves["test"]] == [
+        "Ann",
+        "Cat",
+        "Dan",
+    ]
     assert len(halves["train"]) == 3
     assert halves["test"][-1] == "Once upon a time, Dan sat still.\nThen Dan ran home."
     data = prepare(tmp_path / "out", sources, "byte", quiet=True)

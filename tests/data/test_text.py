@@ -38,14 +38,22 @@ def found(text: str, documents: str, chunk: int = 1000) -> list[str]:
 @pytest.mark.parametrize("size", [3, 1 << 18])
 def test_ways_to_divide_a_file(chunk: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     small_pieces(monkeypatch, size)
-    stories = f"\nOne day.\n\nThe end.\n{SEPARATOR}\nTwo\n\n{SEPARATOR}{SEPARATOR}\n \n{SEPARATOR}three\n"
+    stories = (
+        f"\nOne day.\n\nThe end.\n{SEPARATOR}\nTwo\n\n{SEPARATOR}{SEPARATOR}\n \n{SEPARATOR}three\n"
+    )
     assert found(stories, "separator", chunk) == ["\nOne day.\n\nThe end.", "Two", "three"]
     assert found("no\nseparator\n", "separator", chunk) == ["no\nseparator\n"]
     assert found(stories, "file", chunk) == [stories]
     assert found("a b\r\n\n  \nc\n d", "line", chunk) == ["a b", "c", " d"]
     assert found("a\nb\n\n\nc\n \nd\n", "blank-line", chunk) == ["a\nb", "c", "d"]
-    wiki = " \n = One = \n \n text = x \n = = Part = = \n\n = = = Sub = = = \n = not a title = \n \n\n = Two ( film ) = \n\n more\n"
-    assert found(wiki, "article", chunk) == [wiki[2 : wiki.index(" = Two")], " = Two ( film ) = \n\n more\n"]
+    wiki = (
+        " \n = One = \n \n text = x \n = = Part = = \n\n = = = Sub = = = \n = not a title = \n "
+        "\n\n = Two ( film ) = \n\n more\n"
+    )
+    assert found(wiki, "article", chunk) == [
+        wiki[2 : wiki.index(" = Two")],
+        " = Two ( film ) = \n\n more\n",
+    ]
     for way in DOCUMENTS:
         assert found("", way) == found(" \n \n", way) == []
 
@@ -61,7 +69,9 @@ def test_lines_are_those_of_the_whole(text: str, chunk: int) -> None:
     chunks = [text[i : i + chunk] for i in range(0, len(text), chunk)]
     lines = list(lines_of(chunks))
     assert "".join(lines) == text
-    assert all(line.count("\n") <= 1 and (line.endswith("\n") or line is lines[-1]) for line in lines)
+    assert all(
+        line.count("\n") <= 1 and (line.endswith("\n") or line is lines[-1]) for line in lines
+    )
 
 
 TOKENIZERS = (byte_tokenizer(), train_bpe(["a b ab aab  ab.\n\n ba é 11 'b\n"] * 9, 290))
@@ -75,7 +85,9 @@ def test_a_cut_at_white_space_leaves_no_trace_in_the_tokens(text: str, data: st.
     assert 1 <= at <= limit
     if at < limit:
         for tokenizer in TOKENIZERS:
-            assert tokenizer.encode(text[:at]) + tokenizer.encode(text[at:]) == tokenizer.encode(text)
+            assert tokenizer.encode(text[:at]) + tokenizer.encode(text[at:]) == tokenizer.encode(
+                text
+            )
 
 
 def test_cuts_prefer_newlines_then_blanks_then_the_limit() -> None:
@@ -97,7 +109,9 @@ def test_giant_documents_come_in_bounded_pieces(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_bytes_that_are_not_utf8_are_named_with_their_place(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_not_utf8_are_named_with_their_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / name
     good = "é—𝄞a" * 5
     for bad, offset in ((b"\xff", 0), (b"abc\xe9 ", 3), (b"\xf0\x9f", 0), (b"\xc3", 0)):
@@ -105,17 +119,24 @@ def test_bytes_that_are_not_utf8_are_named_with_their_place(name: str, tmp_path:
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         for chunk in (1, 2, 3, 5, 1000):
             monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
-            with pytest.raises(ValueError, match=rf"{name} is not UTF-8 text: byte 0x\w\w at offset {len(good.encode()) + offset}\b"):
+            with pytest.raises(
+                ValueError,
+                match=rf"{name} is not UTF-8 text: byte 0x\w\w at offset {len(good.encode()) + offset}\b",
+            ):
                 list(read_text(path))
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
-def test_text_comes_back_whatever_the_chunk(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_comes_back_whatever_the_chunk(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
     text = "é—𝄞a\r\n\ufeffb"
     (tmp_path / "a.txt").write_bytes(text.encode("utf-8-sig") if chunk > 2 else text.encode())
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
-    assert "".join(read_text(tmp_path / "a.txt")) == "".join(read_text(tmp_path / "a.txt.gz")) == text
+    assert (
+        "".join(read_text(tmp_path / "a.txt")) == "".join(read_text(tmp_path / "a.txt.gz")) == text
+    )
 
 
 def test_half_a_gzip_file(tmp_path: Path) -> None:

@@ -8,10 +8,22 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
 from tracformer.data import tokenizer as module
-from tracformer.data.make_tokenizer import ALPHABETS, byte_symbols, byte_tokenizer, char_tokenizer, name_of, read_alphabet, train_bpe
+from tracformer.data.make_tokenizer import (
+    ALPHABETS,
+    byte_symbols,
+    byte_tokenizer,
+    char_tokenizer,
+    name_of,
+    read_alphabet,
+    train_bpe,
+)
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
 
-CORPUS = ["The cat sat on the mat, and the cat slept.\n", "A dog, a cat and a bird — naïve ones.\n", "1984 was 40 years ago.\n"] * 3
+CORPUS = [
+    "The cat sat on the mat, and the cat slept.\n",
+    "A dog, a cat and a bird — naïve ones.\n",
+    "1984 was 40 years ago.\n",
+] * 3
 BYTE, BPE, DNA = byte_tokenizer(), train_bpe(CORPUS, 300), char_tokenizer("ACGTN")
 ALL = [BYTE, BPE, DNA]
 
@@ -43,7 +55,9 @@ def test_ids_are_contiguous_and_the_mask_stands_behind_them(tokenizer: Tokenizer
     assert tokenizer.mask_id == tokenizer.vocab_size
     assert tokenizer.eot_id == tokenizer.vocab_size - 1
     assert tokenizer.decode([tokenizer.eot_id, tokenizer.mask_id]) == EOT + MASK
-    assert tokenizer.decode([0, tokenizer.eot_id, tokenizer.mask_id], skip_special=True) == tokenizer.decode([0])
+    assert tokenizer.decode(
+        [0, tokenizer.eot_id, tokenizer.mask_id], skip_special=True
+    ) == tokenizer.decode([0])
 
 
 @pytest.mark.parametrize("text", [EOT, MASK, f"a {MASK} b{EOT}", f"{EOT}{EOT}\n"])
@@ -80,10 +94,17 @@ def test_alphabets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "character", "offset"), [("ACGU", "U", 3), ("acgt", "a", 0), ("AC\U0001d538", "\U0001d538", 2), ("AC-", "-", 2)]
+    ("text", "character", "offset"),
+    [("ACGU", "U", 3), ("acgt", "a", 0), ("AC\U0001d538", "\U0001d538", 2), ("AC-", "-", 2)],
 )
 def test_a_character_outside_the_alphabet_is_named(text: str, character: str, offset: int) -> None:
-    with pytest.raises(AlphabetError, match=f"character '{character}' at offset {offset} is outside the tokeniser's alphabet 'ACGTN'"):
+    with pytest.raises(
+        AlphabetError,
+        match=(
+            f"character '{character}' at offset {offset} is outside the tokeniser's alphabet "
+            "'ACGTN'"
+        ),
+    ):
         DNA.encode(text)
 
 
@@ -107,7 +128,10 @@ def test_little_text_gives_fewer_tokens_than_asked() -> None:
 @pytest.mark.parametrize("tokenizer", ALL, ids=lambda tokenizer: tokenizer.kind)
 def test_a_saved_tokeniser_comes_back_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "model")
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     loaded = Tokenizer.load(tmp_path / "model")
     assert (loaded.kind, loaded.fingerprint, loaded.vocab_size, loaded.eot_id) == (
         tokenizer.kind,
@@ -127,11 +151,16 @@ def test_fingerprint_ignores_layout_and_nothing_else() -> None:
 
 def test_another_tokeniser_than_the_models_is_an_error() -> None:
     require_same_tokenizer(DNA, char_tokenizer("ACGTN"))
-    with pytest.raises(ValueError, match=r"data's tokeniser \(byte, 257 tokens.*is not the model's \(char, 6 tokens"):
+    with pytest.raises(
+        ValueError,
+        match=r"data's tokeniser \(byte, 257 tokens.*is not the model's \(char, 6 tokens",
+    ):
         require_same_tokenizer(BYTE, DNA)
 
 
-def test_a_failed_save_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_old_file_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     DNA.save(tmp_path)
 
     def full_disk(handle: int) -> None:

@@ -7,7 +7,14 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from tracformer.data.make_tokenizer import _first, build_tokenizer, byte_tokenizer, char_tokenizer, load_tokenizer, train_bpe
+from tracformer.data.make_tokenizer import (
+    _first,
+    build_tokenizer,
+    byte_tokenizer,
+    char_tokenizer,
+    load_tokenizer,
+    train_bpe,
+)
 from tracformer.data.tokenizer import EOT, MASK, Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -27,7 +34,9 @@ def gpt2_layout(tmp_path: Path) -> Path:
     model = json.loads(train_bpe(TEXTS, 280).document)["model"]
     vocab = {**model["vocab"], EOT: len(model["vocab"])}
     (folder / "vocab.json").write_text(json.dumps(vocab))
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"]))
+    (folder / "merges.txt").write_text(
+        "#version: 0.2\n" + "".join(" ".join(pair) + "\n" for pair in model["merges"])
+    )
     return folder
 
 
@@ -79,22 +88,41 @@ def test_the_file_alone_is_enough(tmp_path: Path) -> None:
 
 def test_gpt2_layout_equals_transformers(gpt2_layout: Path) -> None:
     tokenizer = load_tokenizer(gpt2_layout)
-    merges = [tuple(line.split()) for line in (gpt2_layout / "merges.txt").read_text().splitlines()[1:]]
-    theirs = transformers.GPT2TokenizerFast(vocab=json.loads((gpt2_layout / "vocab.json").read_text()), merges=merges)
+    merges = [
+        tuple(line.split()) for line in (gpt2_layout / "merges.txt").read_text().splitlines()[1:]
+    ]
+    theirs = transformers.GPT2TokenizerFast(
+        vocab=json.loads((gpt2_layout / "vocab.json").read_text()), merges=merges
+    )
     text = "the cat's  mat — 2 sat\n\n still"
     assert tokenizer.encode(text) == theirs(text)["input_ids"]
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert (tokenizer.vocab_size, tokenizer.eot_id, tokenizer.mask_id) == (len(theirs), theirs.eos_token_id, len(theirs))
+    assert (tokenizer.vocab_size, tokenizer.eot_id, tokenizer.mask_id) == (
+        len(theirs),
+        theirs.eos_token_id,
+        len(theirs),
+    )
     assert tokenizer.eot_id not in tokenizer.encode(EOT)
 
 
-def test_a_foreign_tokeniser_keeps_its_end_of_text_and_adds_no_tokens_of_its_own(tmp_path: Path) -> None:
-    backend = Backend(models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "cat": 3}, unk_token="[UNK]"))
+def test_a_foreign_tokeniser_keeps_its_end_of_text_and_adds_no_tokens_of_its_own(
+    tmp_path: Path,
+) -> None:
+    backend = Backend(
+        models.WordLevel({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "cat": 3}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, sep_token="[SEP]", unk_token="[UNK]", cls_token="[CLS]")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, sep_token="[SEP]", unk_token="[UNK]", cls_token="[CLS]"
+    )
     theirs.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    assert (tokenizer.eot, tokenizer.eot_id, tokenizer.vocab_size, tokenizer.mask_id) == ("[SEP]", 2, 4, 4)
+    assert (tokenizer.eot, tokenizer.eot_id, tokenizer.vocab_size, tokenizer.mask_id) == (
+        "[SEP]",
+        2,
+        4,
+        4,
+    )
     assert tokenizer.encode("cat dog cat") == [3, 0, 3]
     tokenizer.save(tmp_path / "copy")
     again = load_tokenizer(tmp_path / "copy")
@@ -121,26 +149,47 @@ def test_an_empty_tokeniser_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("made", [byte_tokenizer(), char_tokenizer("abcehstu "), train_bpe(TEXTS, 280)], ids=lambda made: made.kind)
+@pytest.mark.parametrize(
+    "made",
+    [byte_tokenizer(), char_tokenizer("abcehstu "), train_bpe(TEXTS, 280)],
+    ids=lambda made: made.kind,
+)
 def test_hugging_face_reads_a_saved_folder(made: Tokenizer, tmp_path: Path) -> None:
     made.save(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "tracformer"}')  # as beside a model
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs("the cat")["input_ids"] == made.encode("the cat")
     assert theirs.decode(made.encode("the cat")) == "the cat"
-    assert (theirs.eos_token_id, theirs.mask_token_id, theirs.mask_token) == (made.eot_id, made.mask_id, MASK)
+    assert (theirs.eos_token_id, theirs.mask_token_id, theirs.mask_token) == (
+        made.eot_id,
+        made.mask_id,
+        MASK,
+    )
     assert len(theirs) == made.vocab_size + 1
 
 
-def test_the_space_before_a_mask_belongs_to_it_where_words_are_spelt_with_theirs(tmp_path: Path) -> None:
-    """As in a blank: a word without its space behind a space without its word was never seen in training."""
+def test_the_space_before_a_mask_belongs_to_it_where_words_are_spelt_with_theirs(
+    tmp_path: Path,
+) -> None:
+    """As in a blank: a word without its space behind a space without its word was
+    never seen in training.
+    """
     for number, (made, moves) in enumerate(
-        [(train_bpe(TEXTS, 280), True), (byte_tokenizer(), False), (char_tokenizer("abcehstu "), False)]
+        [
+            (train_bpe(TEXTS, 280), True),
+            (byte_tokenizer(), False),
+            (char_tokenizer("abcehstu "), False),
+        ]
     ):
         made.save(tmp_path / str(number))
         theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / str(number))
         before, after = made.encode("the"), made.encode(" cat")
-        assert theirs(f"the {MASK} cat")["input_ids"] == [*before, *([] if moves else made.encode(" ")), made.mask_id, *after]
+        assert theirs(f"the {MASK} cat")["input_ids"] == [
+            *before,
+            *([] if moves else made.encode(" ")),
+            made.mask_id,
+            *after,
+        ]
         assert load_tokenizer(tmp_path / str(number)).fingerprint == made.fingerprint
 
 
@@ -164,11 +213,15 @@ def test_an_unknown_hub_id_is_one_clear_paragraph(monkeypatch: pytest.MonkeyPatc
         raise OSError(f"{name} is not a valid model identifier\nmany more lines")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
-    with pytest.raises(ValueError, match=r"tokeniser is 'gtp2': not a kind .*not a valid model identifier$"):
+    with pytest.raises(
+        ValueError, match=r"tokeniser is 'gtp2': not a kind .*not a valid model identifier$"
+    ):
         load_tokenizer("gtp2")
 
 
-def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"'gpt2'.*pip install 'tracformer\[hub\]'"):
         load_tokenizer("gpt2")

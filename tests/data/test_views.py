@@ -14,7 +14,9 @@ EOT = 256
 
 @pytest.fixture
 def split(tmp_path: Path) -> Split:
-    return prepare(tmp_path / "out", TextSource(TEXTS), "byte", validation=0.0, shard_tokens=7, quiet=True).split("train")
+    return prepare(
+        tmp_path / "out", TextSource(TEXTS), "byte", validation=0.0, shard_tokens=7, quiet=True
+    ).split("train")
 
 
 def rows(view: Examples) -> list[str]:
@@ -23,13 +25,20 @@ def rows(view: Examples) -> list[str]:
     assert tokens.shape == (len(view), view.length)
     assert tokens.dtype == lengths.dtype == np.int64
     assert all((row[length:] == EOT).all() for row, length in zip(tokens, lengths, strict=True))
-    return ["".join("." if i == EOT else chr(i) for i in row[:length]) for row, length in zip(tokens, lengths, strict=True)]
+    return [
+        "".join("." if i == EOT else chr(i) for i in row[:length])
+        for row, length in zip(tokens, lengths, strict=True)
+    ]
 
 
 def test_packed_blocks(split: Split) -> None:
     assert rows(PackedBlocks(split, 6)) == ["abcdef", "gh.ij.", "klmno."]
     assert rows(PackedBlocks(split, 6, keep_remainder=True)) == ["abcdef", "gh.ij.", "klmno.", "p."]
-    assert rows(PackedBlocks(split, 5, keep_remainder=True)) == rows(PackedBlocks(split, 5)) == ["abcde", "fgh.i", "j.klm", "no.p."]
+    assert (
+        rows(PackedBlocks(split, 5, keep_remainder=True))
+        == rows(PackedBlocks(split, 5))
+        == ["abcde", "fgh.i", "j.klm", "no.p."]
+    )
     assert rows(PackedBlocks(split, 99, keep_remainder=True)) == ["abcdefgh.ij.klmno.p."]
 
 
@@ -40,7 +49,8 @@ def test_text_shorter_than_one_block(split: Split) -> None:
 
 def test_records(split: Split) -> None:
     assert rows(Records(split, 9)) == ["abcdefgh.", "ij.", "klmno.", "p."]
-    assert rows(Records(split, 4)) == ["abcd", "efgh", "ij.", "klmn", "o.", "p."]  # no row holds an end of text alone
+    # no row holds an end of text alone
+    assert rows(Records(split, 4)) == ["abcd", "efgh", "ij.", "klmn", "o.", "p."]
     assert rows(Records(split, 5)) == ["abcde", "fgh.", "ij.", "klmno", "p."]
     assert rows(Records(split, 4, long="cut")) == ["abcd", "ij.", "klmn", "p."]
     assert rows(Records(split, 4, keep_eot=False)) == ["abcd", "efgh", "ij", "klmn", "o", "p"]
@@ -57,8 +67,20 @@ def test_rows_in_any_order(split: Split) -> None:
 
 def test_the_switch_between_documents(split: Split) -> None:
     assert isinstance(examples(split, 6), PackedBlocks)
-    assert rows(examples(split, 6, cross_documents=False)) == ["abcdef", "gh.", "ij.", "klmno.", "p."]
-    assert rows(examples(split, 5, cross_documents=False)) == ["abcde", "fgh.", "ij.", "klmno", "p."]
+    assert rows(examples(split, 6, cross_documents=False)) == [
+        "abcdef",
+        "gh.",
+        "ij.",
+        "klmno.",
+        "p.",
+    ]
+    assert rows(examples(split, 5, cross_documents=False)) == [
+        "abcde",
+        "fgh.",
+        "ij.",
+        "klmno",
+        "p.",
+    ]
     assert isinstance(examples(split, 6, rows="records"), Records)
     with pytest.raises(ValueError, match="rows is 'blocks'; allowed: packed, records"):
         examples(split, 6, rows="blocks")

@@ -5,9 +5,20 @@ from pathlib import Path
 import pytest
 
 from tracformer.data import documents, wikipedia
-from tracformer.data.wikipedia import Wikipedia2006, articles, clean, clean_dump, is_article, prose, without_markup
+from tracformer.data.wikipedia import (
+    Wikipedia2006,
+    articles,
+    clean,
+    clean_dump,
+    is_article,
+    prose,
+    without_markup,
+)
 
-LONG = "A paragraph that is long enough to be kept, for it goes on and on until it has more than eighty characters."
+LONG = (
+    "A paragraph that is long enough to be kept, for it goes on and on until it has more than "
+    "eighty characters."
+)
 
 
 def page(title: str, text: str) -> str:
@@ -19,10 +30,15 @@ def lines(text: str) -> list[str]:
 
 
 def test_pages_of_a_dump() -> None:
-    dump = page("One", "first\nsecond") + page("Two", "") + '<title>Cut</title>\n<text xml:space="preserve">it ends'
+    dump = (
+        page("One", "first\nsecond")
+        + page("Two", "")
+        + '<title>Cut</title>\n<text xml:space="preserve">it ends'
+    )
     assert list(articles(lines(dump))) == [("One", "first\nsecond"), ("Two", "")]
     without = '<title>No text</title>\n<text xml:space="preserve" />\n' + page("Next", "x")
-    assert list(articles(lines(without))) == [("No text", "x")]  # the slip that the recorded text has
+    # the slip that the recorded text has
+    assert list(articles(lines(without))) == [("No text", "x")]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +83,17 @@ def test_prose() -> None:
 
 
 def test_clean() -> None:
-    dump = page("Cats &amp; dogs", f"{LONG}\n{LONG}\n{LONG}") + page("Help:Cats", LONG * 5) + page("Stub", LONG)
+    dump = (
+        page("Cats &amp; dogs", f"{LONG}\n{LONG}\n{LONG}")
+        + page("Help:Cats", LONG * 5)
+        + page("Stub", LONG)
+    )
     assert list(clean(lines(dump))) == [f"= Cats & dogs =\n{LONG}\n{LONG}\n{LONG}\n"]
 
 
-def test_dumps_are_checked_and_cleaned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumps_are_checked_and_cleaned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shelf = tmp_path / "shelf"
     shelf.mkdir()
@@ -86,7 +108,9 @@ def test_dumps_are_checked_and_cleaned_once(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "out.txt").exists()
 
     expected = "".join(f"{article}\n" for article in clean(lines(dump))).encode()
-    monkeypatch.setattr(wikipedia, "DUMP_SHA256", wikipedia.hashlib.sha256(dump.encode()).hexdigest())
+    monkeypatch.setattr(
+        wikipedia, "DUMP_SHA256", wikipedia.hashlib.sha256(dump.encode()).hexdigest()
+    )
     monkeypatch.setattr(wikipedia, "TEXT_SHA256", wikipedia.hashlib.sha256(expected).hexdigest())
     found = list(documents(Wikipedia2006(shelf)))
     assert found == list(clean(lines(dump)))

@@ -44,17 +44,26 @@ class Known(ConditionalModel):
     def embedding_tables(self) -> list[Tensor]:
         return []
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
     def estimate(  # type: ignore[override]
-        self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, **rest: object
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        **rest: object,
     ) -> Estimate:
         self.asked.append(len(tokens))
         x, given = tokens.numpy(), context.numpy()
         T = x.shape[1]
         if mode == "ac":
-            log = np.log(np.take_along_axis(self.source.marginals(x, given), x[..., None], 2)[..., 0])
+            log = np.log(
+                np.take_along_axis(self.source.marginals(x, given), x[..., None], 2)[..., 0]
+            )
         else:
             known = [(given if mode == "car" else False) | (np.arange(T) < t) for t in range(T + 1)]
             mass = [self.source.log_evidence(x, np.broadcast_to(each, x.shape)) for each in known]

@@ -10,27 +10,63 @@ from tracformer.report import write_report
 RATIOS = (0.1, 0.5, 0.9)
 
 
-def result(model: str, task: str, rows: list[Row], family: str = "tracformer", mode: str = "car", **more: Any) -> Result:
+def result(
+    model: str,
+    task: str,
+    rows: list[Row],
+    family: str = "tracformer",
+    mode: str = "car",
+    **more: Any,
+) -> Result:
     """As an evaluation leaves it; `vocab_size`, `config`, `options` and `details` may be given."""
     config = {"vocab_size": more.get("vocab_size", 4096), **more.get("config", {})}
     options = {"data": "wikitext103", "length": 128, "count_eos": False, **more.get("options", {})}
     described = {"parameters": 1000, "parameters_without_embeddings": 900, "config": config}
-    manifest = {"hashes": {"data": "d", "contexts": "c", "tokenizer": "t", "weights": model}, "model": described}
-    return Result(model, family, mode, task, options, tuple(rows), more.get("details", {}), manifest)
+    manifest = {
+        "hashes": {"data": "d", "contexts": "c", "tokenizer": "t", "weights": model},
+        "model": described,
+    }
+    return Result(
+        model, family, mode, task, options, tuple(rows), more.get("details", {}), manifest
+    )
 
 
 def ratios(model: str, kind: str, level: float, **more: Any) -> Result:
     names = {ratio: f"span:p={ratio},mean=10" for ratio in RATIOS}
     rows = [
-        Row("perplexity", {"contexts": names[r], "ratio": r, "spans": "Geometric(10)"}, level + r, level, level + 2 * r, kind, 3, 30)
+        Row(
+            "perplexity",
+            {"contexts": names[r], "ratio": r, "spans": "Geometric(10)"},
+            level + r,
+            level,
+            level + 2 * r,
+            kind,
+            3,
+            30,
+        )
         for r in RATIOS
     ]
-    details = {name: {"nll": [level, level + 1, level + 2], "targets": [3, 4, 3], "bytes": [9, 9, 9]} for name in names.values()}
+    details = {
+        name: {"nll": [level, level + 1, level + 2], "targets": [3, 4, 3], "bytes": [9, 9, 9]}
+        for name in names.values()
+    }
     return result(model, "ratios", rows, details=details, **more)
 
 
 def ranges(model: str, value: float, **more: Any) -> Result:
-    return result(model, "ranges", [Row("perplexity", {"contexts": "[0.25,0.75]", "ranges": "[0.25,0.75]"}, value, kind="exact")], **more)
+    return result(
+        model,
+        "ranges",
+        [
+            Row(
+                "perplexity",
+                {"contexts": "[0.25,0.75]", "ranges": "[0.25,0.75]"},
+                value,
+                kind="exact",
+            )
+        ],
+        **more,
+    )
 
 
 def write(folder: Path, *results: Result, **options: Any) -> str:
@@ -40,4 +76,6 @@ def write(folder: Path, *results: Result, **options: Any) -> str:
 
 
 def with_hashes(made: Result, **hashes: str) -> Result:
-    return dataclasses.replace(made, manifest={**made.manifest, "hashes": {**made.manifest["hashes"], **hashes}})
+    return dataclasses.replace(
+        made, manifest={**made.manifest, "hashes": {**made.manifest["hashes"], **hashes}}
+    )

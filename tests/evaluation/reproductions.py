@@ -10,8 +10,12 @@ from tracformer.reproduce.experiment import read_experiment
 
 
 def work(out: Path, text: Path, experiment: str = "fig7", **changes: str) -> Reproduction:
-    changes = {f"data.{key}": value for key, value in changes.items()} or {"data.wikitext2": str(text)}
-    return Reproduction(read_experiment(experiment, "tiny", changes), out, Silent(), say=lambda text: None)
+    changes = {f"data.{key}": value for key, value in changes.items()} or {
+        "data.wikitext2": str(text)
+    }
+    return Reproduction(
+        read_experiment(experiment, "tiny", changes), out, Silent(), say=lambda text: None
+    )
 
 
 def stopping(function: Callable[..., Any], after: int) -> Callable[..., Any]:

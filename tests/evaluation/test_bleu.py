@@ -24,11 +24,20 @@ REFERENCES = [
     "the cat is on the mat and the dog is not there",
     "A river ran through it .",
 ]
-SHORT = [("a cat", "the cat sat"), ("a b c d e f", "a b x d e y"), ("a", "b"), ("", "a b"), ("a", "")]
+SHORT = [
+    ("a cat", "the cat sat"),
+    ("a b c d e f", "a b x d e y"),
+    ("a", "b"),
+    ("", "a b"),
+    ("a", ""),
+]
 
 
 def summed(bleu: Bleu) -> np.ndarray:
-    return sum((bleu.count([h], [r]) for h, r in zip(HYPOTHESES, REFERENCES, strict=True)), np.zeros(COUNTS))
+    return sum(
+        (bleu.count([h], [r]) for h, r in zip(HYPOTHESES, REFERENCES, strict=True)),
+        np.zeros(COUNTS),
+    )
 
 
 def spaced(text: str) -> str:
@@ -44,7 +53,9 @@ def test_the_sentence_figure_is_what_sacrebleu_prints_by_default() -> None:
     bleu = Bleu()
     for hypothesis, reference in [*zip(HYPOTHESES, REFERENCES, strict=True), *SHORT]:
         expected = sacrebleu.sentence_bleu(hypothesis, [reference]).score / 100
-        assert bleu.sentence(bleu.count([hypothesis], [reference])) == pytest.approx(expected, abs=1e-12)
+        assert bleu.sentence(bleu.count([hypothesis], [reference])) == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
 def test_words_by_space_agree_with_nltk() -> None:
@@ -55,15 +66,21 @@ def test_words_by_space_agree_with_nltk() -> None:
     assert bleu.corpus(summed(bleu)) == pytest.approx(expected, abs=1e-12)
     smoothing = nltk.SmoothingFunction().method3
     for hypothesis, reference in zip(HYPOTHESES, REFERENCES, strict=True):
-        expected = nltk.sentence_bleu([reference.split()], hypothesis.split(), smoothing_function=smoothing)
-        assert bleu.sentence(bleu.count([hypothesis], [reference])) == pytest.approx(expected, abs=1e-12)
+        expected = nltk.sentence_bleu(
+            [reference.split()], hypothesis.split(), smoothing_function=smoothing
+        )
+        assert bleu.sentence(bleu.count([hypothesis], [reference])) == pytest.approx(
+            expected, abs=1e-12
+        )
 
 
 def test_a_known_value() -> None:
     # Letters as words: 5 of 6, pairs 4 of 5, triples 3 of 4, quadruples 2 of 3; one short.
     expected = math.exp(1 - 7 / 6) * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25
     bleu = Bleu()
-    assert bleu.corpus(bleu.count([spaced("abcdex")], [spaced("abcdefg")])) == pytest.approx(expected)
+    assert bleu.corpus(bleu.count([spaced("abcdex")], [spaced("abcdefg")])) == pytest.approx(
+        expected
+    )
 
 
 def test_the_ends_of_the_scale() -> None:
@@ -90,5 +107,7 @@ def test_the_settings_stand_in_the_signature() -> None:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(ImportError, match=r"BLEU needs the package .*pip install 'tracformer\[eval\]'"):
+    with pytest.raises(
+        ImportError, match=r"BLEU needs the package .*pip install 'tracformer\[eval\]'"
+    ):
         Bleu()

@@ -25,7 +25,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say(count: int) -> None:
     hits = 0
     for seed in range(200):
         targets = rng.integers(5, 15, size=count)
-        low, high = bootstrap.ratio_interval(targets * 2.0 + rng.normal(size=count) * 5, targets, seed=seed) or (0.0, 0.0)
+        low, high = bootstrap.ratio_interval(
+            targets * 2.0 + rng.normal(size=count) * 5, targets, seed=seed
+        ) or (0.0, 0.0)
         hits += low < 2.0 < high
     assert 0.88 < hits / 200 < 0.99
 

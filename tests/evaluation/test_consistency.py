@@ -23,15 +23,30 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def random_mdlm() -> MDLM:
     torch.manual_seed(0)
-    model = MDLM(MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4)).double().eval()
+    model = (
+        MDLM(MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4))
+        .double()
+        .eval()
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model
 
 
-def run(model: ConditionalModel, data: Path, batch: int = 32, ranks: Any = None, **options: Any) -> Result:
-    subject = Subject(model, tokenizer(), "model", "ac", batch=batch, **({} if ranks is None else {"ranks": ranks}))
-    return Orders(data=str(data), rows="documents", **{"text": "ABBA", **options}).run(subject, Silent())
+def run(
+    model: ConditionalModel, data: Path, batch: int = 32, ranks: Any = None, **options: Any
+) -> Result:
+    subject = Subject(
+        model,
+        tokenizer(),
+        "model",
+        "ac",
+        batch=batch,
+        **({} if ranks is None else {"ranks": ranks}),
+    )
+    return Orders(data=str(data), rows="documents", **{"text": "ABBA", **options}).run(
+        subject, Silent()
+    )
 
 
 @pytest.mark.parametrize("build", [lambda: small_model(vocab_size=6), random_mdlm])
@@ -47,7 +62,9 @@ def test_every_order_by_the_chain_rule_itself(build: Any) -> None:
 def test_conditionals_of_one_joint_have_no_spread(data: Path) -> None:
     result = run(TruthModel(small_law()), data, sequences=20, text="")
     assert result.find("spread").value < 1e-12
-    assert result.find("log_prob", order="forward").value == pytest.approx(result.find("log_prob", order="reverse").value, rel=1e-12)
+    assert result.find("log_prob", order="forward").value == pytest.approx(
+        result.find("log_prob", order="reverse").value, rel=1e-12
+    )
 
 
 def test_rows_histogram_and_text(data: Path) -> None:
@@ -58,17 +75,24 @@ def test_rows_histogram_and_text(data: Path) -> None:
     assert result.find("spread").value == pytest.approx(np.mean(found["highest"] - found["lowest"]))
     assert result.find("spread").value > result.find("order_std").value > 0.0
     assert (len(histogram["edges"]), sum(histogram["counts"])) == (8, 30)
-    assert all((found["lowest"] <= found[way]).all() and (found[way] <= found["highest"]).all() for way in ("forward", "reverse"))
+    assert all(
+        (found["lowest"] <= found[way]).all() and (found[way] <= found["highest"]).all()
+        for way in ("forward", "reverse")
+    )
     text = torch.tensor([tokenizer().encode("ABBA")])
     backwards = order_log_prob(model, text, torch.arange(4).flip(0))[0]
     assert result.details["text"]["reverse"] == pytest.approx(backwards.tolist())
-    assert result.find("log_prob", text="ABBA", order="reverse").value == pytest.approx(float(backwards.sum()))
+    assert result.find("log_prob", text="ABBA", order="reverse").value == pytest.approx(
+        float(backwards.sum())
+    )
 
 
 def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
     model = small_model(vocab_size=6)
     once = [row.value for row in run(model, data, sequences=70).rows]
-    assert [row.value for row in run(model, data, batch=11, sequences=70).rows] == pytest.approx(once, rel=1e-10)
+    assert [row.value for row in run(model, data, batch=11, sequences=70).rows] == pytest.approx(
+        once, rel=1e-10
+    )
     for each in on_ranks(2, lambda ranks: run(model, data, ranks=ranks, sequences=70)):
         assert [row.value for row in each.rows] == pytest.approx(once, rel=1e-10)
 
@@ -88,4 +112,6 @@ def test_mistakes_are_told(data: Path) -> None:
 
 def test_one_answer_whatever_the_seed(data: Path) -> None:
     subject = Subject(small_model(vocab_size=6), tokenizer(), "model", "ac")
-    assert Orders(data=str(data), seed=3, count_eos=True).asked_of(subject) == Orders(data=str(data))
+    assert Orders(data=str(data), seed=3, count_eos=True).asked_of(subject) == Orders(
+        data=str(data)
+    )

@@ -21,7 +21,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Domains:
     folder = tmp_path_factory.mktemp("domains")
     (folder / "pfam").mkdir()
     for name, width, seed in (("one", 30, 1), ("two", 24, 2)):
-        written(folder / "pfam" / f"{name}.fasta", family(20, 8, width=width, seed=seed, conserved=0.7))
+        written(
+            folder / "pfam" / f"{name}.fasta", family(20, 8, width=width, seed=seed, conserved=0.7)
+        )
     prepare(folder / "data", folder / "pfam", "protein", validation=0.1, identity=0.6)
     found = parse_task(f"domains:data={folder / 'data'},alignments={folder / 'pfam'},hole=3/6")
     assert isinstance(found, Domains)
@@ -31,7 +33,15 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Domains:
 def subject(mode: str) -> Subject:
     tokenizer = char_tokenizer(ALPHABETS["protein"])
     torch.manual_seed(0)
-    shape = TracformerConfig(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5, n_head=2, d_model=16, n_max=4, modes=("car", "ac"))
+    shape = TracformerConfig(
+        vocab_size=tokenizer.vocab_size,
+        max_length=32,
+        n_layer=5,
+        n_head=2,
+        d_model=16,
+        n_max=4,
+        modes=("car", "ac"),
+    )
     return Subject(Tracformer(shape, "blocked").eval(), tokenizer, "untrained", mode)
 
 
@@ -79,9 +89,12 @@ def test_profile_by_hand(tmp_path: Path) -> None:
     training = read_alignment(written(tmp_path / "t.fasta", ["AC", "AD", "A-"]))
     held = read_alignment(written(tmp_path / "h.fasta", ["-C", "AW"]))
     found = _of_profile(Holes("x", training, held, np.array([0, 0]), np.array([1, 2])))
-    background = {"A": 4 / 25, "C": 2 / 25, "W": 1 / 25}  # 3, 1 and 0 of 5, one more of each of the twenty
+    # 3, 1 and 0 of 5, one more of each of the twenty
+    background = {"A": 4 / 25, "C": 2 / 25, "W": 1 / 25}
     assert found.nll[0] == pytest.approx(-np.log((1 + 5 * background["C"]) / (2 + 5)))
-    assert found.nll[1] == pytest.approx(-np.log((3 + 5 * background["A"]) / (3 + 5)) - np.log(5 * background["W"] / (2 + 5)))
+    assert found.nll[1] == pytest.approx(
+        -np.log((3 + 5 * background["A"]) / (3 + 5)) - np.log(5 * background["W"] / (2 + 5))
+    )
     assert found.right.tolist() == [1.0, 1.0]
 
 

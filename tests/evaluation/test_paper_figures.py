@@ -31,7 +31,12 @@ def test_the_papers_figure_stands_beside_the_same_question_alone(tmp_path: Path)
 
 def test_a_figure_of_another_scorer_never_meets_the_papers(tmp_path: Path) -> None:
     def infilled(metric: str, over: str) -> Result:
-        return result("ours", "infilling", [Row(metric, {"contexts": "[0.25,0.75]", "over": over}, 0.5, kind="sample")], vocab_size=50257)
+        return result(
+            "ours",
+            "infilling",
+            [Row(metric, {"contexts": "[0.25,0.75]", "over": over}, 0.5, kind="sample")],
+            vocab_size=50257,
+        )
 
     assert cells(write(tmp_path / "a", infilled("bertscore", "whole"))) == ["0.4640"]
     assert cells(write(tmp_path / "b", infilled("bertscore[minilm-l6]", "whole"))) == []
@@ -39,7 +44,13 @@ def test_a_figure_of_another_scorer_never_meets_the_papers(tmp_path: Path) -> No
 
 
 def test_table_11_stands_beside_ac() -> None:
-    asked = {"data": "wikitext103", "length": 1024, "spans": "Geometric(50)", "ratio": 0.9, "mode": "ac"}
+    asked = {
+        "data": "wikitext103",
+        "length": 1024,
+        "spans": "Geometric(50)",
+        "ratio": 0.9,
+        "mode": "ac",
+    }
     full = find_paper_figure("tracformer-full", "perplexity", asked)
     assert full is not None
     assert (full.value, full.place) == (574.73, "Table 11")
@@ -48,7 +59,16 @@ def test_table_11_stands_beside_ac() -> None:
 
 def test_the_papers_tables_are_whole() -> None:
     counts = {name: len(table.figures) for name, table in paper_tables().items()}
-    assert counts == {"table1": 24, "table2": 36, "table3": 11, "table4": 30, "table7": 4, "table8": 48, "table9": 12, "table11": 36}
+    assert counts == {
+        "table1": 24,
+        "table2": 36,
+        "table3": 11,
+        "table4": 30,
+        "table7": 4,
+        "table8": 48,
+        "table9": 12,
+        "table11": 36,
+    }
     ours = [
         figure.value
         for figure in paper_tables()["table2"].figures

@@ -30,7 +30,14 @@ def lines(tmp_path: Path) -> str:
 
 
 def task(text: str, data: str, **options: object) -> Perplexity:
-    asked = {"data": data, "length": LENGTH, "sequences": COUNT, "rows": "documents", "documents": "line", **options}
+    asked = {
+        "data": data,
+        "length": LENGTH,
+        "sequences": COUNT,
+        "rows": "documents",
+        "documents": "line",
+        **options,
+    }
     found = parse_task(text, asked)
     assert isinstance(found, Perplexity)
     return found
@@ -49,7 +56,14 @@ def values(result: Result) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "text", ["ratios:mean=3,ratios=0.2/0.9", "ratios:mean=4,sd=2,ratios=0.5", "ranges", "prefixes:fractions=0/0.5", "unconditional"]
+    "text",
+    [
+        "ratios:mean=3,ratios=0.2/0.9",
+        "ratios:mean=4,sd=2,ratios=0.5",
+        "ranges",
+        "prefixes:fractions=0/0.5",
+        "unconditional",
+    ],
 )
 def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -> None:
     tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
@@ -64,7 +78,9 @@ def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -
         assert row.low < row.value < row.high
         assert result.find("nll", contexts=strategy.name).value == pytest.approx(nll, rel=1e-10)
         # One letter is one byte.
-        assert result.find("bits_per_byte", contexts=strategy.name).value == pytest.approx(nll / math.log(2), rel=1e-10)
+        assert result.find("bits_per_byte", contexts=strategy.name).value == pytest.approx(
+            nll / math.log(2), rel=1e-10
+        )
 
 
 def test_repeated_contexts_count_together(tmp_path: Path) -> None:
@@ -72,10 +88,16 @@ def test_repeated_contexts_count_together(tmp_path: Path) -> None:
     asked = task("contexts:contexts=tokens:1/prefix:0.5,repeats=3", str(tmp_path / "lines.txt"))
     result = asked.run(known_subject(), Silent())
     seeds = [derived_seed(0, number) for number in range(3)]
-    drawn = [draw_contexts(parse("tokens:1"), [LENGTH] * COUNT, seed, range(COUNT)) for seed in seeds]
+    drawn = [
+        draw_contexts(parse("tokens:1"), [LENGTH] * COUNT, seed, range(COUNT)) for seed in seeds
+    ]
     nll = -sum(source().log_conditional(tokens, context).sum() for context in drawn) / (3 * COUNT)
     row = result.find("nll", contexts="tokens:1")
-    assert (row.value, row.targets, row.sequences) == (pytest.approx(nll, rel=1e-10), 3 * COUNT, COUNT)
+    assert (row.value, row.targets, row.sequences) == (
+        pytest.approx(nll, rel=1e-10),
+        3 * COUNT,
+        COUNT,
+    )
     once = task("prefixes:fractions=0.5", asked.data).run(known_subject(), Silent()).find("nll")
     assert result.find("nll", contexts="prefix:0.5").value == pytest.approx(once.value, rel=1e-10)
     assert len(result.details["tokens:1"]["nll"]) == COUNT
@@ -92,7 +114,9 @@ def test_marginals_are_marked_and_worse_than_the_joint(lines: str) -> None:
 def test_no_batch_changes_a_figure(lines: str, mode: str) -> None:
     asked = task("ratios:mean=3,ratios=0.1/0.9", lines)
     model = small()
-    alone, together = (values(asked.run(subject(model, mode, batch), Silent())) for batch in (5, 50))
+    alone, together = (
+        values(asked.run(subject(model, mode, batch), Silent())) for batch in (5, 50)
+    )
     assert together == pytest.approx(alone, rel=1e-10)
     narrow = [values(asked.run(subject(model.float(), mode, batch), Silent())) for batch in (7, 64)]
     assert narrow[0] == pytest.approx(narrow[1], rel=1e-5)
@@ -108,7 +132,10 @@ def test_contexts_are_answered_as_the_model_answers_one(lines: str) -> None:
         read, result = asked.read(about), asked.run(about, Silent())
         for name in ("[0,0.3]&[0.6,0.8]", "[0.5,1]"):
             context = torch.from_numpy(read.contexts(parse(name), 0))
-            expected = [-model.log_prob(torch.from_numpy(read.tokens[[i]]), context[[i]], mode).sum().item() for i in range(5)]
+            expected = [
+                -model.log_prob(torch.from_numpy(read.tokens[[i]]), context[[i]], mode).sum().item()
+                for i in range(5)
+            ]
             assert result.details[name]["nll"] == pytest.approx(expected, rel=1e-12)
 
 
@@ -123,26 +150,41 @@ def test_left_to_right_is_asked_once_for_all_contexts(lines: str) -> None:
 
 
 def test_what_a_mode_cannot_do_stands_beside_its_figures(lines: str) -> None:
-    result = task("ranges", lines, sequences=3).run(subject(small_peer("gpt2", max_length=32, vocab_size=6), "ar"), Silent())
+    result = task("ranges", lines, sequences=3).run(
+        subject(small_peer("gpt2", max_length=32, vocab_size=6), "ar"), Silent()
+    )
     assert {row.note for row in result.rows} == {"mode ar does not see what follows a hole"}
 
 
 def test_a_bound_has_draws_and_a_standard_error(lines: str) -> None:
     torch.manual_seed(0)
-    model = MDLM(MDLMConfig(vocab_size=6, max_length=32, n_layer=1, n_head=2, d_model=8, d_condition=4)).double().eval()
+    model = (
+        MDLM(MDLMConfig(vocab_size=6, max_length=32, n_layer=1, n_head=2, d_model=8, d_condition=4))
+        .double()
+        .eval()
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
-    few, many = (task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=draws) for draws in (4, 64))
+    few, many = (
+        task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=draws) for draws in (4, 64)
+    )
     alone, together = (few.run(subject(model, "diffusion", batch), Silent()) for batch in (1, 32))
     assert values(alone) == pytest.approx(values(together), rel=1e-10)
     row = alone.find("nll")
     assert (row.kind, row.note.split(",")[0]) == ("bound", "4 draws")
-    unsaid = task("ranges:ranges=[0.25,0.75]", lines, sequences=2).run(subject(model, "diffusion"), Silent())
+    unsaid = task("ranges:ranges=[0.25,0.75]", lines, sequences=2).run(
+        subject(model, "diffusion"), Silent()
+    )
     assert unsaid.find("nll").note.startswith("64 draws, standard error of nll ")
-    errors = [float(task_.run(subject(model, "diffusion"), Silent()).find("nll").note.split()[-1]) for task_ in (few, many)]
+    errors = [
+        float(task_.run(subject(model, "diffusion"), Silent()).find("nll").note.split()[-1])
+        for task_ in (few, many)
+    ]
     assert 0 < errors[1] < errors[0]
-    other = task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=4, seed=1).run(subject(model, "diffusion"), Silent())
+    other = task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=4, seed=1).run(
+        subject(model, "diffusion"), Silent()
+    )
     assert 0 < abs(other.find("nll").value - row.value) < 6 * errors[0]
 
 
@@ -152,7 +194,9 @@ def test_groups_that_share_noise_are_what_is_drawn() -> None:
     count, targets = 1600, 10
     nll = np.repeat(rng.normal(size=count // SHARED_NOISE), SHARED_NOISE) * targets + 30.0
     true = 1.0 / math.sqrt(count / SHARED_NOISE)
-    assert standard_error(nll, np.ones(count), np.full(count, float(targets))) == pytest.approx(true, rel=0.2)
+    assert standard_error(nll, np.ones(count), np.full(count, float(targets))) == pytest.approx(
+        true, rel=0.2
+    )
     about = known_subject()
     sums = {"nll": nll.tolist(), "targets": [targets] * count, "bytes": [targets] * count}
     exact = figures({"contexts": "c"}, sums, about, "")
@@ -160,7 +204,9 @@ def test_groups_that_share_noise_are_what_is_drawn() -> None:
     for plain, row in zip(exact, figures({"contexts": "c"}, sums, about, ""), strict=True):
         assert row.value == plain.value
         assert row.high - row.low == pytest.approx(4 * (plain.high - plain.low), rel=0.25)
-    nll_row = next(row for row in figures({"contexts": "c"}, sums, about, "") if row.metric == "nll")
+    nll_row = next(
+        row for row in figures({"contexts": "c"}, sums, about, "") if row.metric == "nll"
+    )
     assert nll_row.high - nll_row.low == pytest.approx(2 * 1.96 * true, rel=0.2)
 
 
@@ -169,7 +215,9 @@ def test_the_standard_error_of_independent_sequences_is_not_overstated() -> None
     count, targets = 1600, 10
     errors = np.full(count, 5.0)
     nll = 30.0 + rng.normal(size=count) * errors
-    assert standard_error(nll, errors, np.full(count, float(targets))) == pytest.approx(0.5 / math.sqrt(count), rel=0.25)
+    assert standard_error(nll, errors, np.full(count, float(targets))) == pytest.approx(
+        0.5 / math.sqrt(count), rel=0.25
+    )
     few = slice(0, SHARED_NOISE)  # one group: their own errors, added
     assert standard_error(nll[few], errors[few], np.full(SHARED_NOISE, 10.0)) == 0.5
 
@@ -195,10 +243,13 @@ def test_an_end_of_text_is_given_unless_it_is_counted(tmp_path: Path) -> None:
     options = {"length": 20, "sequences": 10, "rows": "packed"}
     model = small()
     uncounted, counted = (
-        task("ranges:ranges=[0,1]", str(tmp_path / "lines.txt"), count_eos=count, **options).run(subject(model, "car"), Silent())
+        task("ranges:ranges=[0,1]", str(tmp_path / "lines.txt"), count_eos=count, **options).run(
+            subject(model, "car"), Silent()
+        )
         for count in (False, True)
     )
-    assert (uncounted.find("nll").targets, counted.find("nll").targets) == (180, 200)  # windows of two lines and their ends
+    # windows of two lines and their ends
+    assert (uncounted.find("nll").targets, counted.find("nll").targets) == (180, 200)
     assert sum(counted.details["[0,1]"]["bytes"]) == 180
 
 
@@ -209,4 +260,11 @@ def test_the_papers_ranges() -> None:
     assert len(FixedRanges(data="x", ranges=("table1", "table2")).strategies()) == 8
     rng = np.random.default_rng(0)
     assert [int((~strategy.draw(10, rng)).sum()) for strategy, _ in first] == [5, 5, 6, 7, 5, 7]
-    assert [int((~strategy.draw(100, rng)).sum()) for strategy, _ in second] == [50, 60, 70, 50, 30, 80]
+    assert [int((~strategy.draw(100, rng)).sum()) for strategy, _ in second] == [
+        50,
+        60,
+        70,
+        50,
+        30,
+        80,
+    ]

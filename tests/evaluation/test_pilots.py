@@ -22,15 +22,23 @@ from tracformer.training.start import start
 from tracformer.training.train_config import OptimizerConfig, TrainConfig
 
 
-def scale_with_pilots(folder: Path, pilots: str = "{rates: [1.0e-6, 3.0], share: 0.7}", also: str = "") -> str:
-    tiny = (resources.files("tracformer.reproduce") / "experiments" / "scales" / "tiny.yaml").read_text()
+def scale_with_pilots(
+    folder: Path, pilots: str = "{rates: [1.0e-6, 3.0], share: 0.7}", also: str = ""
+) -> str:
+    tiny = (
+        resources.files("tracformer.reproduce") / "experiments" / "scales" / "tiny.yaml"
+    ).read_text()
     path = folder / "piloted.yaml"
     path.write_text(f"{tiny}{also}\npilots: {pilots}\n")
     return str(path)
 
 
-def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupted between pilots, gone on with; the rate that learns is taken, recorded and told."""
+def test_learning_rates_come_from_pilots(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted between pilots, gone on with; the rate that learns is taken,
+    recorded and told.
+    """
     changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
     experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
     told: list[str] = []
@@ -48,8 +56,14 @@ def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch
     assert again().run() == 0
     outcome = next(result for result in read_results(root / "results") if result.task == "pilots")
     lr = 3.0e-3  # of the plan
-    assert (outcome.model, outcome.details["chosen"], outcome.details["lr"]) == ("tracformer-ac", 3.0, 3 * lr)
-    assert outcome.find("perplexity", lr=3 * lr).value < outcome.find("perplexity", lr=1e-6 * lr).value
+    assert (outcome.model, outcome.details["chosen"], outcome.details["lr"]) == (
+        "tracformer-ac",
+        3.0,
+        3 * lr,
+    )
+    assert (
+        outcome.find("perplexity", lr=3 * lr).value < outcome.find("perplexity", lr=1e-6 * lr).value
+    )
     assert not list((root / "pilots").iterdir())  # they are of no more use
     (run,) = again().runs()
     start(replace(again().config(run), run=str(tmp_path / "straight")))
@@ -61,8 +75,13 @@ def test_learning_rates_come_from_pilots(tmp_path: Path, text: Path, monkeypatch
     assert rates == (pytest.approx(3 * lr), pytest.approx(0.3 * lr))
     assert any("at 0.009; 0.009 is taken" in line for line in told)
     lines = list(plan(again()))
-    assert any("tracformer-ac: 3 times the planned rates is taken, lr 0.009" in line for line in lines)
-    assert any(line.startswith("  evaluate  tracformer-ac #0") and line.endswith("; done") for line in lines)
+    assert any(
+        "tracformer-ac: 3 times the planned rates is taken, lr 0.009" in line for line in lines
+    )
+    assert any(
+        line.startswith("  evaluate  tracformer-ac #0") and line.endswith("; done")
+        for line in lines
+    )
     assert "Learning rates tried" in (root / "report" / "fig7" / "index.html").read_text()
     monkeypatch.setattr(module, "start", stopping(module.start, 0))
     assert again().run() == 0
@@ -72,9 +91,16 @@ def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path)
     changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
     experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
     high = 1e32
-    again = Reproduction(replace(experiment, pilots=Pilots((high, 3.0), 1.0)), tmp_path, Silent(), say=lambda line: None)
+    again = Reproduction(
+        replace(experiment, pilots=Pilots((high, 3.0), 1.0)),
+        tmp_path,
+        Silent(),
+        say=lambda line: None,
+    )
     assert again.run() == 0
-    outcome = next(result for result in read_results(again.root / "results") if result.task == "pilots")
+    outcome = next(
+        result for result in read_results(again.root / "results") if result.task == "pilots"
+    )
     diverged = outcome.find("perplexity", lr=3.0e-3 * high).value
     assert (outcome.details["chosen"], diverged) == (3.0, perplexity_of(math.inf))
     hopeless = replace(experiment, pilots=Pilots((high, 2 * high), 1.0))
@@ -91,7 +117,11 @@ def test_a_rate_scales_every_optimizer() -> None:
 
 
 def test_a_pilot_is_a_whole_run_of_its_own() -> None:
-    config = TrainConfig(steps=1000, eval_contexts=("uniform", "empty"), optimizer=OptimizerConfig(schedule="wsd", warmup=10))
+    config = TrainConfig(
+        steps=1000,
+        eval_contexts=("uniform", "empty"),
+        optimizer=OptimizerConfig(schedule="wsd", warmup=10),
+    )
     short = Pilots((1.0,), 0.2).config(config, 1.0, Path("p"))
     assert (short.steps, short.eval_every, short.eval_contexts) == (200, 200, ("uniform",))
     assert short.optimizer == config.optimizer  # the same warm-up, and half of the steps to decay
@@ -103,7 +133,9 @@ def test_pilots_of_another_schedule_are_others() -> None:
 
     def file(change: dict[str, Any], contexts: str = "uniform") -> str:
         config = TrainConfig(eval_contexts=(contexts, "empty"))
-        return PilotsOf("m", "car", config, {**recipe, **change}, Pilots((1.0,), 0.5), Path()).outcome_file
+        return PilotsOf(
+            "m", "car", config, {**recipe, **change}, Pilots((1.0,), 0.5), Path()
+        ).outcome_file
 
     assert file({}) == file({"seed": 1}) != file({"steps": 5000})
     assert file({}) != file({}, "middle")
@@ -118,7 +150,8 @@ def test_a_model_may_take_the_rate_of_another(tmp_path: Path, text: Path) -> Non
 """
     scale = scale_with_pilots(tmp_path, also=also)
     (tmp_path / "mine.yaml").write_text(
-        "title: x\ntasks: [{task: ratios, models: [longer, plain], options: {data: wikitext2, length: 8, sequences: 2, mean: 1}}]"
+        "title: x\ntasks: [{task: ratios, models: [longer, plain], options: {data: wikitext2, "
+        "length: 8, sequences: 2, mean: 1}}]"
     )
     experiment = read_experiment(str(tmp_path / "mine.yaml"), scale, {"data.wikitext2": str(text)})
     work = Reproduction(experiment, tmp_path, Silent(), say=lambda line: None)
@@ -129,7 +162,9 @@ def test_a_model_may_take_the_rate_of_another(tmp_path: Path, text: Path) -> Non
     assert rates == {"longer #0": pytest.approx(9e-3), "plain #0": pytest.approx(3e-3)}
     assert not (work.root / "models" / "tracformer-ac-seed0").exists()
     (tmp_path / "bad").mkdir()
-    bad = scale_with_pilots(tmp_path / "bad", also="\n  odd: {data: wikitext2, mode: ac, pilots: nothing, train: *ac}\n")
+    bad = scale_with_pilots(
+        tmp_path / "bad", also="\n  odd: {data: wikitext2, mode: ac, pilots: nothing, train: *ac}\n"
+    )
     with pytest.raises(ValueError, match="model odd: pilots is 'nothing'"):
         read_experiment("fig7", bad)
 
@@ -153,11 +188,20 @@ def test_pilots_serve_every_seed(tmp_path: Path, text: Path) -> None:
 
 def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
     """A run is validated in all its modes; a bound and a marginal have no mean."""
-    losses = {1e-3: {"diffusion uniform": 100.0, "ac uniform": 1.0}, 1e-2: {"diffusion uniform": 50.0, "ac uniform": 9.0}}
+    losses = {
+        1e-3: {"diffusion uniform": 100.0, "ac uniform": 1.0},
+        1e-2: {"diffusion uniform": 50.0, "ac uniform": 9.0},
+    }
 
     def train(config: TrainConfig) -> Outcome:
         Path(config.run).mkdir(parents=True)
-        record = {"kind": "eval", "step": 3, "time": 0.0, "cpu_seconds": 1.0, **losses[config.optimizer.lr]}
+        record = {
+            "kind": "eval",
+            "step": 3,
+            "time": 0.0,
+            "cpu_seconds": 1.0,
+            **losses[config.optimizer.lr],
+        }
         (Path(config.run) / "log.jsonl").write_text(json.dumps(record) + "\n")
         return Outcome(config.run, 3, finished=True)
 
@@ -170,7 +214,10 @@ def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
     asked = PilotsOf("m", "diffusion", config, recipe, Pilots((1.0, 10.0), 0.5), tmp_path)
     assert [asked.fly(rate, train) for rate in (1.0, 10.0)] == [None, None]
     outcome = asked.outcome()
-    assert [(row.kind, row.value) for row in outcome.rows] == [("bound", pytest.approx(100.0)), ("bound", pytest.approx(50.0))]
+    assert [(row.kind, row.value) for row in outcome.rows] == [
+        ("bound", pytest.approx(100.0)),
+        ("bound", pytest.approx(50.0)),
+    ]
     assert (outcome.details["chosen"], outcome.details["seed"]) == (10.0, 0)
     with pytest.raises(ValueError, match="was never validated in mode car"):
         PilotsOf("n", "car", config, recipe, Pilots((1.0,), 0.5), tmp_path).fly(1.0, train)

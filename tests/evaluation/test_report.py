@@ -1,4 +1,6 @@
-"""The page: whole, without the network, with every figure where it belongs and none where it does not."""
+"""The page: whole, without the network, with every figure where it belongs and none
+where it does not.
+"""
 
 import csv
 import dataclasses
@@ -48,7 +50,9 @@ class WellFormed(HTMLParser):
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.ids.update(value for key, value in attrs if key == "id" and value)
-        self.addresses += [value or "" for key, value in attrs if key in ("href", "src", "xlink:href", "action")]
+        self.addresses += [
+            value or "" for key, value in attrs if key in ("href", "src", "xlink:href", "action")
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -76,9 +80,20 @@ EVERYTHING = [
         "ours",
         "calibration",
         [Row("ece", {"contexts": "span:p=0.5,mean=10", "ratio": 0.5}, 0.1, kind="exact")],
-        details={"span:p=0.5,mean=10": {"bins": [{"confidence": 0.2, "accuracy": 0.3}, {"confidence": 0.8, "accuracy": 0.7}]}},
+        details={
+            "span:p=0.5,mean=10": {
+                "bins": [{"confidence": 0.2, "accuracy": 0.3}, {"confidence": 0.8, "accuracy": 0.7}]
+            }
+        },
     ),
-    result("ours", "exact", [Row("kl", {"source": "hmm-16", "pattern": p}, v, kind="exact") for p, v in (("holes", 0.0), ("halves", 0.3))]),
+    result(
+        "ours",
+        "exact",
+        [
+            Row("kl", {"source": "hmm-16", "pattern": p}, v, kind="exact")
+            for p, v in (("holes", 0.0), ("halves", 0.3))
+        ],
+    ),
     result("a _%$ name", "speed", [Row("tokens_per_second", {}, 100.0)]),
 ]
 
@@ -92,7 +107,12 @@ def test_one_page_without_the_network(tmp_path: Path) -> None:
     assert max(shown.ids.values()) == 1  # also among the pictures
     assert shown.tags["svg"] == 5  # joint, marginal, histogram, reliability, heat map
     assert {address[1:] for address in shown.addresses} <= set(shown.ids)
-    for rule in ("prefers-color-scheme: dark", "@media print", "overflow-x: auto", "width=device-width"):
+    for rule in (
+        "prefers-color-scheme: dark",
+        "@media print",
+        "overflow-x: auto",
+        "width=device-width",
+    ):
         assert rule in page
     assert sorted(path.name for path in (tmp_path / "report").glob("*.png")) == [
         "calibration-wikitext103-128-reliability-0.png",
@@ -102,37 +122,68 @@ def test_one_page_without_the_network(tmp_path: Path) -> None:
         "ratios-wikitext103-128-Geometric_10-ratio-marginal.png",
     ]
     assert "mdlm" in page  # family of the model `noisy`
-    assert "noisy (bound)" in "".join(shown.words)  # marked, where it shares axes with exact answers
+    # marked, where it shares axes with exact answers
+    assert "noisy (bound)" in "".join(shown.words)
 
 
 def test_the_best_is_marked_within_its_kind_alone(tmp_path: Path) -> None:
-    page = write(tmp_path, *EVERYTHING[:4], ratios("worse", "marginal", 6.0, family="bert", mode="ac"))
+    page = write(
+        tmp_path, *EVERYTHING[:4], ratios("worse", "marginal", 6.0, family="bert", mode="ac")
+    )
     best = re.findall(r"<tr><th scope='row'>([^<]*)</th><td class='best'", page)
-    assert set(best) == {"ours", "single"}  # not `noisy`, whose bound is the lowest figure of the joint ones, and alone in its kind
+    # not `noisy`, whose bound is the lowest figure of the joint ones, and alone in its kind
+    assert set(best) == {"ours", "single"}
     section = sections([*EVERYTHING[:3]])[0]
-    blocks = [(kind, [line.label for line in lines]) for kind, lines in tables(section, "x")[0].blocks()]
+    blocks = [
+        (kind, [line.label for line in lines]) for kind, lines in tables(section, "x")[0].blocks()
+    ]
     assert blocks == [("exact", ["ours", "theirs"]), ("bound", ["noisy"])]
 
 
 def test_a_hopeless_model_does_not_break_the_page(tmp_path: Path) -> None:
-    assert "useless less ours" in write(tmp_path, ratios("ours", "exact", 20.0), ratios("useless", "exact", 9000.0))
+    assert "useless less ours" in write(
+        tmp_path, ratios("ours", "exact", 20.0), ratios("useless", "exact", 9000.0)
+    )
 
 
 def test_higher_is_better_where_it_is(tmp_path: Path) -> None:
-    rows = [[Row("bertscore[minilm-l6]", {"contexts": "[0.25,0.75]", "over": "whole"}, value, kind="sample")] for value in (0.4, 0.6)]
-    page = write(tmp_path, result("low", "infilling", rows[0]), result("high", "infilling", rows[1]))
+    rows = [
+        [
+            Row(
+                "bertscore[minilm-l6]",
+                {"contexts": "[0.25,0.75]", "over": "whole"},
+                value,
+                kind="sample",
+            )
+        ]
+        for value in (0.4, 0.6)
+    ]
+    page = write(
+        tmp_path, result("low", "infilling", rows[0]), result("high", "infilling", rows[1])
+    )
     assert re.findall(r"<th scope='row'>([^<]*)</th><td class='best'", page) == ["high"]
     assert "BERTScore by minilm-l6" in page
 
 
 def test_what_a_mode_cannot_do_is_told_however_many_notes_there_are(tmp_path: Path) -> None:
     limit = "mode ar does not see what follows a hole"
-    noisy, plain = ratios("a", "bound", 41.0, family="mdlm", mode="diffusion"), ratios("b", "exact", 20.0, family="gpt2", mode="ar")
-    many = [dataclasses.replace(noisy.rows[0], note=f"64 draws, standard error of nll {i}") for i in range(30)]
+    noisy, plain = (
+        ratios("a", "bound", 41.0, family="mdlm", mode="diffusion"),
+        ratios("b", "exact", 20.0, family="gpt2", mode="ar"),
+    )
+    many = [
+        dataclasses.replace(noisy.rows[0], note=f"64 draws, standard error of nll {i}")
+        for i in range(30)
+    ]
     limited = [dataclasses.replace(row, note=limit) for row in plain.rows]
-    page = write(tmp_path, dataclasses.replace(noisy, rows=(*noisy.rows, *many)), dataclasses.replace(plain, rows=tuple(limited)))
+    page = write(
+        tmp_path,
+        dataclasses.replace(noisy, rows=(*noisy.rows, *many)),
+        dataclasses.replace(plain, rows=tuple(limited)),
+    )
     assert f"b: {limit}</p>" in page
-    assert MOST_NOTES <= page.count("64 draws, standard error of nll") <= MOST_NOTES + 1  # the others are in the CSV
+    # the others are in the CSV
+    assert MOST_NOTES <= page.count("64 draws, standard error of nll") <= MOST_NOTES + 1
 
 
 def test_fills_are_escaped_and_highlighted(tmp_path: Path) -> None:
@@ -147,7 +198,13 @@ def test_fills_are_escaped_and_highlighted(tmp_path: Path) -> None:
         "log_prob": -3.5,
     }
     page = write(
-        tmp_path, result("ours", "infilling", [Row("bleu4", {"contexts": "[0.25,0.75]"}, 0.5, kind="sample")], details={"fills": [fill]})
+        tmp_path,
+        result(
+            "ours",
+            "infilling",
+            [Row("bleu4", {"contexts": "[0.25,0.75]"}, 0.5, kind="sample")],
+            details={"fills": [fill]},
+        ),
     )
     shown = WellFormed.read(page)
     assert shown.tags["script"] == shown.tags["i"] == 0
@@ -161,7 +218,12 @@ def test_csv_and_latex_say_the_same_as_the_page(tmp_path: Path) -> None:
     read = list(csv.DictReader(io.StringIO(table)))
     assert len(read) == 4 * len(RATIOS)
     assert {row["kind"] for row in read} == {"exact", "bound", "marginal"}
-    assert float(next(row["value"] for row in read if row["model"] == "ours" and row["setting"] == "0.5")) == 20.5
+    assert (
+        float(
+            next(row["value"] for row in read if row["model"] == "ours" and row["setting"] == "0.5")
+        )
+        == 20.5
+    )
     latex = next((tmp_path / "report").glob("ratios-*-perplexity.tex")).read_text()
     assert "\\textbf{20.50}" in latex
     assert latex.count("\\midrule") == 3
@@ -209,6 +271,18 @@ def test_bad_input_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranges("ours", 30.0).save(tmp_path / "results")
-    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "report"), "--title", "Mine & yours"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(tmp_path / "results"),
+                "--out",
+                str(tmp_path / "report"),
+                "--title",
+                "Mine & yours",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.strip() == str(tmp_path / "report" / "index.html")
     assert "<title>Mine &amp; yours</title>" in (tmp_path / "report" / "index.html").read_text()

@@ -1,4 +1,6 @@
-"""Which results make one line of a table, which stand side by side, and what their differences are."""
+"""Which results make one line of a table, which stand side by side, and what their
+differences are.
+"""
 
 import dataclasses
 import math
@@ -17,16 +19,31 @@ from tracformer.report.tables import Cell
 def test_training_seeds_share_a_line(tmp_path: Path) -> None:
     page = write(tmp_path, ranges("ours #0", 10.0), ranges("ours #1", 12.0))
     assert "ours #0</th>" not in page
-    assert "<td>11<small>0 to 23.71; 2 seeds, standard deviation 1.414</small></td>" in page  # t = 12.706; no perplexity is negative
+    # t = 12.706; no perplexity is negative
+    assert "<td>11<small>0 to 23.71; 2 seeds, standard deviation 1.414</small></td>" in page
 
 
 def seeded(model: str, value: float, half: float, **more: Any) -> Result:
-    row = Row("perplexity", {"contexts": "c", "ratio": 0.5}, value, value - half, value + half, "exact", 9, 90)
+    row = Row(
+        "perplexity",
+        {"contexts": "c", "ratio": 0.5},
+        value,
+        value - half,
+        value + half,
+        "exact",
+        9,
+        90,
+    )
     return result(model, "ratios", [row], **more)
 
 
 def test_the_interval_of_a_mean_over_seeds_is_never_narrower_than_that_over_sequences() -> None:
-    (section,) = sections([*(seeded(f"ours #{i}", 60 + 0.1 * i, 3.0) for i in range(3)), seeded("theirs #0", 61.0, 3.0)])
+    (section,) = sections(
+        [
+            *(seeded(f"ours #{i}", 60 + 0.1 * i, 3.0) for i in range(3)),
+            seeded("theirs #0", 61.0, 3.0),
+        ]
+    )
     (table,) = tables(section, "x")
     ours, theirs = (line.cells[0] for line in table.lines)
     assert ours is not None
@@ -45,7 +62,9 @@ def test_the_interval_of_a_mean_over_seeds_is_never_narrower_than_that_over_sequ
 
 
 def test_seeds_that_differ_widen_the_interval() -> None:
-    (section,) = sections([seeded("ours #0", 50.0, 1.0), seeded("ours #1", 60.0, 1.0), seeded("ours #2", 70.0, 1.0)])
+    (section,) = sections(
+        [seeded("ours #0", 50.0, 1.0), seeded("ours #1", 60.0, 1.0), seeded("ours #2", 70.0, 1.0)]
+    )
     (cell,) = tables(section, "x")[0].lines[0].cells
     assert cell is not None
     assert cell.low == pytest.approx(60 - math.hypot(1.0, 4.303 * 10 / math.sqrt(3)))
@@ -55,24 +74,38 @@ def test_seeds_that_differ_widen_the_interval() -> None:
 
 
 def test_the_same_weights_are_one_seed() -> None:
-    runs = [with_hashes(ranges(name, value), weights=weights) for name, value, weights in (("m", 60.0, "A"), ("m #0", 60.0, "A"))]
+    runs = [
+        with_hashes(ranges(name, value), weights=weights)
+        for name, value, weights in (("m", 60.0, "A"), ("m #0", 60.0, "A"))
+    ]
     (cell,) = tables(sections(runs)[0], "x")[0].lines[0].cells
     assert cell is not None
     assert cell.seeds == 1
-    (cell,) = tables(sections([*runs, with_hashes(ranges("m #1", 62.0), weights="B")])[0], "x")[0].lines[0].cells
+    (cell,) = (
+        tables(sections([*runs, with_hashes(ranges("m #1", 62.0), weights="B")])[0], "x")[0]
+        .lines[0]
+        .cells
+    )
     assert cell is not None
     assert (cell.value, cell.seeds) == (61.0, 2)
     rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
-    apart = [result(name, "unconditional", rows, options={"data": data}) for name, data in (("m", "ptb"), ("m #0", "1bw"))]
+    apart = [
+        result(name, "unconditional", rows, options={"data": data})
+        for name, data in (("m", "ptb"), ("m #0", "1bw"))
+    ]
     (section,) = sections([with_hashes(each, weights="A") for each in apart])
-    assert [None if each is None else each.seeds for each in tables(section, "x")[0].lines[0].cells] == [1, 1]
+    assert [
+        None if each is None else each.seeds for each in tables(section, "x")[0].lines[0].cells
+    ] == [1, 1]
 
 
 def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
     """Weights or code have changed since: that is no second training seed."""
     made = [ranges("ours", value) for value in (10.0, 12.0)]
     dated = [
-        dataclasses.replace(r, manifest={**r.manifest, "hashes": {"weights": str(i)}, "time": f"2025-01-0{9 - i}"})
+        dataclasses.replace(
+            r, manifest={**r.manifest, "hashes": {"weights": str(i)}, "time": f"2025-01-0{9 - i}"}
+        )
         for i, r in enumerate(made)
     ]
     page = write(tmp_path, *dated)
@@ -82,9 +115,13 @@ def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
 
 
 def noisy(level: float, draws: int | None, day: int, weights: str = "w") -> Result:
-    made = ratios("noisy", "bound", level, family="mdlm", mode="diffusion", options={"draws": draws})
+    made = ratios(
+        "noisy", "bound", level, family="mdlm", mode="diffusion", options={"draws": draws}
+    )
     hashes = {**made.manifest["hashes"], "weights": weights}
-    return dataclasses.replace(made, manifest={**made.manifest, "hashes": hashes, "time": f"2025-01-0{day}"})
+    return dataclasses.replace(
+        made, manifest={**made.manifest, "hashes": hashes, "time": f"2025-01-0{day}"}
+    )
 
 
 def test_estimates_stand_beside_exact_answers_whatever_their_draws(tmp_path: Path) -> None:
@@ -97,20 +134,29 @@ def test_estimates_stand_beside_exact_answers_whatever_their_draws(tmp_path: Pat
 
 def test_of_several_estimates_the_best_one_stays() -> None:
     """The model's own number of draws is 64."""
-    rough, own, more, later = noisy(41.0, 4, 3), noisy(42.0, None, 1), noisy(43.0, 65, 1), noisy(44.0, 64, 2)
+    rough, own, more, later = (
+        noisy(41.0, 4, 3),
+        noisy(42.0, None, 1),
+        noisy(43.0, 65, 1),
+        noisy(44.0, 64, 2),
+    )
     assert one_each([own, rough]) == [own]
     assert one_each([more, own]) == [more]
     assert one_each([own, later]) == [later]
-    assert one_each([noisy(40.0, 64, 1, weights="old"), rough]) == [rough]  # other weights, another model
+    # other weights, another model
+    assert one_each([noisy(40.0, 64, 1, weights="old"), rough]) == [rough]
 
 
 def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them() -> None:
     def of_schema(made: Result, schema: int) -> Result:
-        return dataclasses.replace(made, manifest={**made.manifest, "schemas": {"family": 1, "task": schema}})
+        return dataclasses.replace(
+            made, manifest={**made.manifest, "schemas": {"family": 1, "task": schema}}
+        )
 
     old, new = noisy(41.0, 64, 3), of_schema(noisy(42.0, 4, 1), 2)
     assert one_each([old, new]) == [new]
-    assert one_each([old, of_schema(old, 1)]) == [of_schema(old, 1)]  # results that do not say are of schema 1
+    # results that do not say are of schema 1
+    assert one_each([old, of_schema(old, 1)]) == [of_schema(old, 1)]
     other = ratios("ours", "exact", 20.0)
     assert len(sections([other, of_schema(new, 1)])) == 1
     found = sections([other, new])
@@ -122,8 +168,17 @@ def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them()
 
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
     rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
-    asked = (("ours", "ptb"), ("ours", "lambada"), ("theirs", "lambada"), ("theirs", "ptb"), ("others", "ptb"))
-    page = write(tmp_path, *(result(model, "unconditional", rows, options={"data": data}) for model, data in asked))
+    asked = (
+        ("ours", "ptb"),
+        ("ours", "lambada"),
+        ("theirs", "lambada"),
+        ("theirs", "ptb"),
+        ("others", "ptb"),
+    )
+    page = write(
+        tmp_path,
+        *(result(model, "unconditional", rows, options={"data": data}) for model, data in asked),
+    )
     assert page.count("<h2>Unconditional perplexity") == 1
     assert "<th scope='col'>lambada</th><th scope='col'>ptb</th>" in page
     assert "<th scope='row'>others</th><td class='gap'>-</td><td" in page
@@ -146,7 +201,10 @@ def test_another_text_or_other_holes_of_the_same_name_are_another_question(tmp_p
 
 def test_texts_of_one_name_have_columns_of_their_own() -> None:
     rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
-    asked = [result(model, "unconditional", rows, options={"data": data}) for model, data in (("a", "ptb"), ("a", "1bw"), ("b", "ptb"))]
+    asked = [
+        result(model, "unconditional", rows, options={"data": data})
+        for model, data in (("a", "ptb"), ("a", "1bw"), ("b", "ptb"))
+    ]
     (section,) = sections([*asked[:2], with_hashes(asked[2], data="e")])
     assert tables(section, "x")[0].columns == ("ptb", "1bw", "ptb (2)")
 
@@ -155,7 +213,9 @@ def test_perplexities_of_other_tokens_do_not_compete() -> None:
     small, large = ranges("bytes", 3.0), with_hashes(ranges("words", 40.0), tokenizer="u")
     assert "**" not in tables(sections([small, large])[0], "x")[0].to_markdown()
     assert "**3.000**" in tables(sections([small, ranges("words", 40.0)])[0], "x")[0].to_markdown()
-    lines = tables(sections([ranges("m #0", 3.0), with_hashes(ranges("m #1", 40.0), tokenizer="u")])[0], "x")[0].lines
+    lines = tables(
+        sections([ranges("m #0", 3.0), with_hashes(ranges("m #1", 40.0), tokenizer="u")])[0], "x"
+    )[0].lines
     assert [line.label for line in lines] == ["m (tokeniser t)", "m (tokeniser u)"]
 
 
@@ -177,7 +237,13 @@ def test_differences_of_a_table_are_in_one_unit() -> None:
 
     def asked(model: str, tokenizer: str, level: float) -> Result:
         plain = ratios(model, "exact", level)
-        rows = (*plain.rows, *(dataclasses.replace(row, metric="bits_per_byte", value=row.value / 8) for row in plain.rows))
+        rows = (
+            *plain.rows,
+            *(
+                dataclasses.replace(row, metric="bits_per_byte", value=row.value / 8)
+                for row in plain.rows
+            ),
+        )
         hashes = {**plain.manifest["hashes"], "tokenizer": tokenizer}
         return dataclasses.replace(plain, rows=rows, manifest={**plain.manifest, "hashes": hashes})
 
@@ -186,7 +252,8 @@ def test_differences_of_a_table_are_in_one_unit() -> None:
     assert table is not None
     assert "bits per byte" in table.title
     values = [line.cells[0].value for line in table.lines if line.cells[0] is not None]
-    assert values == pytest.approx([3 / 27 / math.log(2), 6 / 27 / math.log(2)])  # three sequences, one nat more each, 27 bytes
+    # three sequences, one nat more each, 27 bytes
+    assert values == pytest.approx([3 / 27 / math.log(2), 6 / 27 / math.log(2)])
     same = paired_table(sections([asked("a", "t", 2.0), asked("b", "t", 3.0)])[0], "x")
     assert same is not None
     assert "perplexity" in same.title
@@ -200,7 +267,8 @@ def test_differences_are_of_all_seeds_that_kept_their_sums() -> None:
     assert [line.label for line in table.lines] == ["b less a"]
     cell = table.lines[0].cells[0]
     assert cell is not None
-    assert cell.value == pytest.approx(math.exp((3 * 5 + 3) / 10) - math.exp((3 * 7 + 3) / 10))  # the seeds' mean level is 7
+    # the seeds' mean level is 7
+    assert cell.value == pytest.approx(math.exp((3 * 5 + 3) / 10) - math.exp((3 * 7 + 3) / 10))
     assert "seeds: a 0/1/2, b 0" in table.caption
     without = [dataclasses.replace(three[0], details={}), *three[1:]]
     table = paired_table(sections([*without, other])[0], "x")

@@ -30,8 +30,16 @@ from tracformer.training.train_config import TrainConfig
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file that must not be written again, with size and time."""
-    found = [path for part in ("data", "models", "results") for path in (folder / part).rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+    found = [
+        path
+        for part in ("data", "models", "results")
+        for path in (folder / part).rglob("*")
+        if path.is_file()
+    ]
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in found
+    }
 
 
 def apart(found: list[Result]) -> tuple[list[Result], list[Result]]:
@@ -40,7 +48,9 @@ def apart(found: list[Result]) -> tuple[list[Result], list[Result]]:
     return [result for result in found if result not in curves], curves
 
 
-def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_figure_is_finished_and_then_left_alone(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "tiny"
     with monkeypatch.context() as patch:  # after two of six models
         patch.setattr(module, "start", stopping(module.start, 2))
@@ -53,7 +63,8 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
         with pytest.raises(KeyboardInterrupt):
             work(tmp_path, text).run()
     trained = files_of(root)
-    assert sum(name.endswith("model/model.safetensors") for name in trained) == 4  # the fourth is not evaluated
+    # the fourth is not evaluated
+    assert sum(name.endswith("model/model.safetensors") for name in trained) == 4
     assert sum(name.startswith("results/") and "-training-" not in name for name in trained) == 3
     assert {name: facts for name, facts in trained.items() if name in two} == two
     assert not (root / "report").exists()
@@ -68,7 +79,10 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
         log = read_log(root / "models" / curve.model.replace(" #", "-seed") / "log.jsonl")
         (record,) = [record for record in log if record["kind"] == "eval"]
         contexts = "span:p=0.5,mean=4"
-        assert curve.find("perplexity", contexts=contexts, step=3).value == record[f"{curve.mode} {contexts}"]
+        assert (
+            curve.find("perplexity", contexts=contexts, step=3).value
+            == record[f"{curve.mode} {contexts}"]
+        )
     assert sorted(result.model for result in results) == [
         "bart #0",
         "bert #0",
@@ -87,7 +101,8 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(tmp_path: Path, t
     page = (root / "report" / "fig7" / "index.html").read_bytes()
     assert work(tmp_path, text).run() == 0
     assert files_of(root) == done
-    assert (root / "report" / "fig7" / "index.html").read_bytes() == page  # the same results, the same page to the byte
+    # the same results, the same page to the byte
+    assert (root / "report" / "fig7" / "index.html").read_bytes() == page
 
     shown = WellFormed.read(page.decode())
     assert shown.tags["svg"] == 2  # the joint and the marginal
@@ -105,7 +120,10 @@ def test_another_recipe_in_the_folder_of_a_run_is_refused(tmp_path: Path, text: 
     folder = reproduction.run_folder(run)
     folder.mkdir(parents=True)
     (folder / "recipe.json").write_text('{"steps": 99}')
-    with pytest.raises(ValueError, match=r"tracformer-car-seed0 was trained otherwise .*steps.* differ.*; use another out=FOLDER"):
+    with pytest.raises(
+        ValueError,
+        match=r"tracformer-car-seed0 was trained otherwise .*steps.* differ.*; use another out=FOLDER",
+    ):
         reproduction.is_trained(run)
 
 
@@ -113,15 +131,27 @@ def test_whatever_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Pat
     origin = save_model(tmp_path / "origin", byte_tokenizer(), max_length=32, n_layer=5)
 
     def recipe(**changes: str) -> dict[str, Any]:
-        told = {"data.wikitext2": str(text), **{key.replace("__", "."): value for key, value in changes.items()}}
-        reproduction = Reproduction(read_experiment("fig7", "tiny", told), tmp_path, Silent(), say=lambda text: None)
+        told = {
+            "data.wikitext2": str(text),
+            **{key.replace("__", "."): value for key, value in changes.items()},
+        }
+        reproduction = Reproduction(
+            read_experiment("fig7", "tiny", told), tmp_path, Silent(), say=lambda text: None
+        )
         prepare_data(reproduction.experiment.data["wikitext2"], reproduction.root, trained=True)
         return reproduction._recipe(reproduction.runs()[0])
 
     plain = recipe()
-    assert {"init", "reading"}.isdisjoint(plain)  # as in recipes of runs that know nothing of these keys
-    assert recipe(train__data__rows="records") == {**plain, "reading": {"rows": "records", "cross_documents": True}}
-    assert recipe(train__data__cross_documents="false") == {**plain, "reading": {"rows": "packed", "cross_documents": False}}
+    # as in recipes of runs that know nothing of these keys
+    assert {"init", "reading"}.isdisjoint(plain)
+    assert recipe(train__data__rows="records") == {
+        **plain,
+        "reading": {"rows": "records", "cross_documents": True},
+    }
+    assert recipe(train__data__cross_documents="false") == {
+        **plain,
+        "reading": {"rows": "packed", "cross_documents": False},
+    }
     begun = recipe(train__init=str(origin))
     assert len(begun.pop("init")) == 64  # a hash, not a place
     assert begun == plain
@@ -129,10 +159,14 @@ def test_whatever_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Pat
 
 def test_sizes_with_other_training_are_other_results(tmp_path: Path, text: Path) -> None:
     shape = work(tmp_path, text).shape(work(tmp_path, text).runs()[0])
-    assert len({count_sizes("a", "car", shape, tokens).file_name for tokens in (1e6, 1e6, 5e6)}) == 2
+    assert (
+        len({count_sizes("a", "car", shape, tokens).file_name for tokens in (1e6, 1e6, 5e6)}) == 2
+    )
 
 
-def test_a_signal_ends_the_reproduction_with_its_code(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_the_reproduction_with_its_code(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Stopped:
         signal = 15
 
@@ -140,8 +174,12 @@ def test_a_signal_ends_the_reproduction_with_its_code(tmp_path: Path, text: Path
     assert work(tmp_path, text).run() == 128 + 15
 
 
-def test_weights_of_an_earlier_step_are_not_those_of_the_run(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between the last checkpoint and the model's folder, in which weights of an earlier stop lie."""
+def test_weights_of_an_earlier_step_are_not_those_of_the_run(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the last checkpoint and the model's folder, in which weights of
+    an earlier stop lie.
+    """
     again = work(tmp_path, text)
     run = again.runs()[0]
     prepare_data(again.experiment.data["wikitext2"], again.root, trained=True)
@@ -165,7 +203,9 @@ def test_weights_of_an_earlier_step_are_not_those_of_the_run(tmp_path: Path, tex
 
 
 def test_processes_divide_the_work(tmp_path: Path, text: Path) -> None:
-    """What another process holds is left to it; each run is trained once, and all reports are whole."""
+    """What another process holds is left to it; each run is trained once, and all
+    reports are whole.
+    """
     trained: list[str] = []
 
     def noted(config: TrainConfig) -> Outcome:
@@ -189,18 +229,26 @@ def test_processes_divide_the_work(tmp_path: Path, text: Path) -> None:
     assert not list((tmp_path / "tiny" / "results").glob(".partial/*"))
 
 
-def test_a_model_is_evaluated_as_soon_as_it_is_trained(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_evaluated_as_soon_as_it_is_trained(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "start", stopping(module.start, 1))
     with pytest.raises(KeyboardInterrupt):
         work(tmp_path, text).run()
     results, curves = apart(read_results(tmp_path / "tiny" / "results"))
-    assert [result.model for result in results] == [result.model for result in curves] == ["tracformer-car #0"]
+    assert (
+        [result.model for result in results]
+        == [result.model for result in curves]
+        == ["tracformer-car #0"]
+    )
     (curve,) = curves
     assert curve.details["tokens"] == {"3": 3 * 4 * 32}
     assert curve.details["cpu_seconds"]["3"] > 0
 
 
-def test_a_run_that_fails_does_not_hold_up_the_others(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_does_not_hold_up_the_others(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(config: TrainConfig) -> Outcome:
         if "bart" in config.run:
             raise NotFiniteError("the loss of step 1 is not finite")
@@ -214,19 +262,36 @@ def test_a_run_that_fails_does_not_hold_up_the_others(tmp_path: Path, text: Path
     assert "bart #0" not in {result.model for result in results}
 
 
-def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["reproduce", "fig5", "scale=paper", f"out={tmp_path / 'out'}", f"data.wikitext103={text}", "--dry-run"]
+def test_a_dry_run_tells_the_plan_and_writes_nothing(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reproduce",
+        "fig5",
+        "scale=paper",
+        f"out={tmp_path / 'out'}",
+        f"data.wikitext103={text}",
+        "--dry-run",
+    ]
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "train     tracformer-car #0 (tracformer, car): 30000 steps of 256 x 1024, 7.86B tokens" in told
-    assert "evaluate  bert-bidir #0 (ac): ratios data=wikitext103, length=1024, sequences=0, mean=50" in told
+    assert (
+        "train     tracformer-car #0 (tracformer, car): 30000 steps of 256 x 1024, 7.86B tokens"
+        in told
+    )
+    assert (
+        "evaluate  bert-bidir #0 (ac): ratios data=wikitext103, length=1024, sequences=0, mean=50"
+        in told
+    )
     assert "to train: 39.3B tokens" in told  # five models
     assert not (tmp_path / "out").exists()
     assert main([*words, "--json"]) == 0
     assert "\n".join(json.loads(capsys.readouterr().out)["plan"]) + "\n" == told
 
 
-def test_a_dry_run_tells_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_tells_what_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["reproduce", "fig5", "scale=mini", f"out={tmp_path / 'out'}", "--dry-run"]
     for word in ("data=nowhere", "data.wikitext=nowhere"):
         assert main([*words, word]) == 2
@@ -241,7 +306,9 @@ def test_sizes_at_the_paper_scale_need_no_weights(tmp_path: Path) -> None:
     """Table 7, to the report: counted parameters beside the paper's."""
     experiment = read_experiment("table7", "paper")
     assert Reproduction(experiment, tmp_path, Silent(), say=lambda text: None).run() == 0
-    counted = {r.family: r.find("parameters").value for r in read_results(tmp_path / "paper" / "results")}
+    counted = {
+        r.family: r.find("parameters").value for r in read_results(tmp_path / "paper" / "results")
+    }
     for family, millions in {"tracformer": 109, "bert": 149, "bert-bidir": 170}.items():
         assert counted[family] / 1e6 == pytest.approx(millions, abs=0.7)
     page = (tmp_path / "paper" / "report" / "table7" / "index.html").read_text()
@@ -250,18 +317,28 @@ def test_sizes_at_the_paper_scale_need_no_weights(tmp_path: Path) -> None:
 
 def test_sizes_count_the_vocabulary_that_is_asked_for(tmp_path: Path) -> None:
     for vocabulary in (4096, 8192):
-        experiment = read_experiment("table7", "mini", {"tokenizer": f"bpe:{vocabulary}", "only": "tracformer-car"})
+        experiment = read_experiment(
+            "table7", "mini", {"tokenizer": f"bpe:{vocabulary}", "only": "tracformer-car"}
+        )
         out = tmp_path / str(vocabulary)
         assert Reproduction(experiment, out, Silent(), say=lambda text: None).run() == 0
         (result,) = read_results(out / "mini" / "results")
         width = result.manifest["model"]["config"]["d_model"]
-        assert result.find("parameters").value - result.find("parameters_without_embeddings").value == (vocabulary + 1) * width
+        assert (
+            result.find("parameters").value - result.find("parameters_without_embeddings").value
+            == (vocabulary + 1) * width
+        )
 
 
 def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> None:
     folder = save_model(tmp_path / "mine", byte_tokenizer(), max_length=32, n_layer=5)
     changes = {"models.tracformer-web": str(folder), "data.wikitext2": str(text)}
-    assert Reproduction(read_experiment("samples", "tiny", changes), tmp_path, Silent(), say=lambda text: None).run() == 0
+    assert (
+        Reproduction(
+            read_experiment("samples", "tiny", changes), tmp_path, Silent(), say=lambda text: None
+        ).run()
+        == 0
+    )
     assert not (tmp_path / "tiny" / "models").exists()
     page = (tmp_path / "tiny" / "report" / "samples" / "index.html").read_text()
     shown = WellFormed.read(page)
@@ -272,16 +349,32 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        ("{task: ratioz, models: [bart]}", "there is no task 'ratioz' \\(did you mean 'ratios'\\?\\)"),
-        ("{task: ratios, models: [bart], options: {meen: 3}}", "task 'ratios' has no option 'meen' \\(did you mean 'mean'\\?\\)"),
-        ("{task: orders, models: [bart], options: {data: wikitext2}}", "asks in mode ac, and bart is to answer in mode 'car'"),
-        ("{task: ratios, models: [bart], mode: ac, options: {data: wikitext2, length: 8}}", "in mode 'ac'; it is trained for: car"),
+        (
+            "{task: ratioz, models: [bart]}",
+            "there is no task 'ratioz' \\(did you mean 'ratios'\\?\\)",
+        ),
+        (
+            "{task: ratios, models: [bart], options: {meen: 3}}",
+            "task 'ratios' has no option 'meen' \\(did you mean 'mean'\\?\\)",
+        ),
+        (
+            "{task: orders, models: [bart], options: {data: wikitext2}}",
+            "asks in mode ac, and bart is to answer in mode 'car'",
+        ),
+        (
+            "{task: ratios, models: [bart], mode: ac, options: {data: wikitext2, length: 8}}",
+            "in mode 'ac'; it is trained for: car",
+        ),
     ],
 )
-def test_a_wrong_task_is_told_before_any_training(task: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_task_is_told_before_any_training(
+    task: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.yaml").write_text(f"title: x\ntasks: [{task}]")
     monkeypatch.setattr(module, "start", stopping(module.start, 0))
-    reproduction = Reproduction(read_experiment(str(tmp_path / "mine.yaml"), "tiny"), tmp_path, Silent())
+    reproduction = Reproduction(
+        read_experiment(str(tmp_path / "mine.yaml"), "tiny"), tmp_path, Silent()
+    )
     with pytest.raises(ValueError, match=told):
         reproduction.run()
     with pytest.raises(ValueError, match=told):
@@ -290,9 +383,26 @@ def test_a_wrong_task_is_told_before_any_training(task: str, told: str, tmp_path
 
 @pytest.mark.soak
 def test_two_processes(tmp_path: Path, text: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tracformer"]
-    words = ["reproduce", "fig7", "scale=tiny", f"out={tmp_path}", f"data.wikitext2={text}", "device=cpu"]
-    done = subprocess.run([*launcher, *words], capture_output=True, text=True, timeout=600, check=False)
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "tracformer",
+    ]
+    words = [
+        "reproduce",
+        "fig7",
+        "scale=tiny",
+        f"out={tmp_path}",
+        f"data.wikitext2={text}",
+        "device=cpu",
+    ]
+    done = subprocess.run(
+        [*launcher, *words], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     evaluated, curves = apart(read_results(tmp_path / "tiny" / "results"))
     assert {result.manifest["processes"] for result in evaluated} == {2}
@@ -302,16 +412,23 @@ def test_two_processes(tmp_path: Path, text: Path) -> None:
 
 @pytest.mark.soak
 def test_everything_at_once(tmp_path: Path, text: Path) -> None:
-    """All experiments as one: each question is answered once by each model, and the report names its files by the questions."""
+    """All experiments as one: each question is answered once by each model, and the report names
+    its files by the questions.
+    """
     changes = {f"data.{name}": str(text) for name in read_experiment("everything", "tiny").data}
-    reproduction = Reproduction(read_experiment("everything", "tiny", changes), tmp_path, Silent(), say=lambda text: None)
+    reproduction = Reproduction(
+        read_experiment("everything", "tiny", changes), tmp_path, Silent(), say=lambda text: None
+    )
     assert reproduction.run() == 0
     results, curves = apart(read_results(tmp_path / "tiny" / "results"))
     assert len(results) == len(list(reproduction.evaluations()))
     assert len(curves) == len(reproduction.runs())
     report = tmp_path / "tiny" / "report" / "everything"
-    assert {"fig5", "table4", "fim"} & {path.name for path in report.parent.iterdir()} == set()  # one page, not one of each
-    assert {f"ratios-wikitext2-32-Geometric_{mean}-perplexity.csv" for mean in (1, 2)} <= {path.name for path in report.iterdir()}
+    # one page, not one of each
+    assert {"fig5", "table4", "fim"} & {path.name for path in report.parent.iterdir()} == set()
+    assert {f"ratios-wikitext2-32-Geometric_{mean}-perplexity.csv" for mean in (1, 2)} <= {
+        path.name for path in report.iterdir()
+    }
 
 
 @pytest.mark.parametrize(
@@ -319,22 +436,47 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
     [
         (["fig55"], "experiment is 'fig55'; available: claims, "),
         (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, study, tiny"),
-        (["fig5", "data.wikitxt=x"], "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?"),
-        (["fig5", "only=bart,gpt2"], "only has 'gpt2'; the experiment's models are: tracformer-car, bart"),
+        (
+            ["fig5", "data.wikitxt=x"],
+            "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?",
+        ),
+        (
+            ["fig5", "only=bart,gpt2"],
+            "only has 'gpt2'; the experiment's models are: tracformer-car, bart",
+        ),
         (["fig5", "seeds=a"], "seeds has 'a'"),
         (["fig5", "values.windows=3"], "the scale has no value 'windows'; it has: wikitext"),
         (["fig5", "batch=0"], "batch is '0'"),
         (["fig5", "fig6"], "fig5, fig6 are named; one at a time"),
         ([], "no experiment named"),
         (["fig5", "only="], "only has ''; the experiment's models are: tracformer-car"),
-        (["fig5", "train.seed=7"], "train.seed: an experiment does not take train.seed; use seeds="),
+        (
+            ["fig5", "train.seed=7"],
+            "train.seed: an experiment does not take train.seed; use seeds=",
+        ),
         (["fig5", "train.run=x"], "an experiment does not take train.run; use out="),
         (["fig5", "train.until=1"], "an experiment does not take train.until"),
-        (["fig5", "train.data.source=x"], "takes train.data.rows and train.data.cross_documents; data.NAME= says which data is read"),
-        (["fig5", "values.windows_long=-5", "--dry-run"], "sequences -5; a window has at least 1 token"),
-        (["fig5", "values.long=abc", "--dry-run"], "task 'ratios': length is 'abc'; it must be an integer"),
-        (["fig5", "values.long=512", "--dry-run"], "length is 512; tracformer-car takes at most 256 tokens"),
-        (["fig5", "models.bart=/nonexistent", "--dry-run"], "/nonexistent does not exist; give a model's folder"),
+        (
+            ["fig5", "train.data.source=x"],
+            "takes train.data.rows and train.data.cross_documents; data.NAME= says which data is "
+            "read",
+        ),
+        (
+            ["fig5", "values.windows_long=-5", "--dry-run"],
+            "sequences -5; a window has at least 1 token",
+        ),
+        (
+            ["fig5", "values.long=abc", "--dry-run"],
+            "task 'ratios': length is 'abc'; it must be an integer",
+        ),
+        (
+            ["fig5", "values.long=512", "--dry-run"],
+            "length is 512; tracformer-car takes at most 256 tokens",
+        ),
+        (
+            ["fig5", "models.bart=/nonexistent", "--dry-run"],
+            "/nonexistent does not exist; give a model's folder",
+        ),
     ],
 )
 def test_mistakes_are_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

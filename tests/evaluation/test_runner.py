@@ -1,4 +1,6 @@
-"""Several models into a folder: nothing is done twice, an interrupted task goes on, and ranks share the work without changing a figure."""
+"""Several models into a folder: nothing is done twice, an interrupted task goes on, and ranks share
+the work without changing a figure.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -32,7 +34,13 @@ class Interrupted(Silent):
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
-    where = {"data": str(tmp_path / "lines.txt"), "length": LENGTH, "sequences": COUNT, "rows": "documents", "documents": "line"}
+    where = {
+        "data": str(tmp_path / "lines.txt"),
+        "length": LENGTH,
+        "sequences": COUNT,
+        "rows": "documents",
+        "documents": "line",
+    }
     return make_task("ratios", {**where, "mean": 3, "ratios": (0.3, 0.8)})
 
 
@@ -62,7 +70,9 @@ def test_speed_is_measured_again(tmp_path: Path) -> None:
     assert Result.load(tmp_path / again.file_name).details["seconds"] == again.details["seconds"]
 
 
-def test_a_raised_schema_makes_a_result_again(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raised_schema_makes_a_result_again(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, again = known_subject(), known_subject()
     list(evaluate([first], [task], tmp_path / "out"))
     monkeypatch.setattr(type(task), "schema", 2)
@@ -76,8 +86,11 @@ def test_a_raised_schema_makes_a_result_again(task: Task, tmp_path: Path, monkey
     assert sorted((each["family"], each["task"]) for each in schemas) == [(1, 1), (1, 2), (2, 2)]
 
 
-def test_a_new_option_leaves_results_valid(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(task), "later_options", {"mean": 3.0})  # as if older versions had only spans of 3
+def test_a_new_option_leaves_results_valid(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as if older versions had only spans of 3
+    monkeypatch.setattr(type(task), "later_options", {"mean": 3.0})
     assert "mean" not in task.options
     assert dataclasses.replace(task, mean=4.0).options["mean"] == 4.0  # type: ignore[call-arg]
 
@@ -111,11 +124,20 @@ def test_an_interrupted_task_goes_on_from_its_last_block(task: Task, tmp_path: P
 def test_ranks_share_the_work_and_agree(task: Task, world: int) -> None:
     model = small_model(vocab_size=6)
     alone = task.run(Subject(model, tokenizer(), "m", "car", batch=16), Silent())
-    shared = on_ranks(world, lambda ranks: task.run(Subject(model, tokenizer(), "m", "car", batch=24, ranks=ranks), Silent()))
+    shared = on_ranks(
+        world,
+        lambda ranks: task.run(
+            Subject(model, tokenizer(), "m", "car", batch=24, ranks=ranks), Silent()
+        ),
+    )
     for result in shared:
-        assert [row.value for row in result.rows] == pytest.approx([row.value for row in alone.rows], rel=1e-10)
+        assert [row.value for row in result.rows] == pytest.approx(
+            [row.value for row in alone.rows], rel=1e-10
+        )
     truth = [known_subject() for _ in range(world)]
-    on_ranks(world, lambda ranks: task.run(dataclasses.replace(truth[ranks.rank], ranks=ranks), Silent()))
+    on_ranks(
+        world, lambda ranks: task.run(dataclasses.replace(truth[ranks.rank], ranks=ranks), Silent())
+    )
     assert sum(map(asked, truth)) == 2 * COUNT
     assert all(map(asked, truth))
 
@@ -152,7 +174,9 @@ def test_the_first_mode_that_a_model_has() -> None:
     model = small_model(modes=("ac", "ar"))
     assert choose_mode(model, [], "m") == "ac"
     assert choose_mode(model, ["car", "ar"], "m") == "ar"
-    with pytest.raises(ValueError, match=r"^m: mode is 'car', but these weights were trained for: ac, ar$"):
+    with pytest.raises(
+        ValueError, match=r"^m: mode is 'car', but these weights were trained for: ac, ar$"
+    ):
         choose_mode(model, ["car"], "m")
     with pytest.raises(ValueError, match="m: mode is 'cra'; allowed for tracformer: car, ac, ar"):
         choose_mode(model, ["cra"], "m")
@@ -162,13 +186,18 @@ def test_differences_are_paired(task: Task) -> None:
     truth, other = known_subject(), Subject(small_model(vocab_size=6), tokenizer(), "random", "car")
     first, second = (task.run(subject, Silent()) for subject in (truth, other))
     for row in differences(first, second):
-        ours, theirs = (result.find("perplexity", contexts=row.setting["contexts"]) for result in (first, second))
+        ours, theirs = (
+            result.find("perplexity", contexts=row.setting["contexts"])
+            for result in (first, second)
+        )
         assert row.value == pytest.approx(theirs.value - ours.value)
         assert row.low is not None
         assert 0 < row.low < row.value < row.high  # nothing beats the truth
         assert row.note == ""
     marginal = task.run(dataclasses.replace(truth, mode="ac"), Silent())
-    assert {row.note for row in differences(first, marginal)} == {"marginal less exact: not the same kind of number"}
+    assert {row.note for row in differences(first, marginal)} == {
+        "marginal less exact: not the same kind of number"
+    }
     elsewhere = make_task("ratios", {**dataclasses.asdict(task), "seed": 1}).run(truth, Silent())
     with pytest.raises(ValueError, match="were not asked the same"):
         differences(first, elsewhere)

@@ -13,12 +13,23 @@ from tracformer.evaluation import Subject, make_task
 from tracformer.evaluation.windows import Sequences
 from tracformer.generation.token_text import spelled_bytes
 
-TEXT = "the grün cat… and the €5 hat. " * 30 + "<|endoftext|>" + "a small ñandú sat on the mat, twice. " * 30
+TEXT = (
+    "the grün cat… and the €5 hat. " * 30
+    + "<|endoftext|>"
+    + "a small ñandú sat on the mat, twice. " * 30
+)
 
 
-def read(tokenizer: Tokenizer, reference: Tokenizer | None = None, max_length: int = 256, **options: object) -> Sequences:
+def read(
+    tokenizer: Tokenizer,
+    reference: Tokenizer | None = None,
+    max_length: int = 256,
+    **options: object,
+) -> Sequences:
     model = small_model(vocab_size=tokenizer.vocab_size, max_length=max_length, n_layer=8)
-    return make_task("prefixes", options).read(Subject(model, tokenizer, "model", "car", reference=reference))  # type: ignore[attr-defined]
+    return make_task("prefixes", options).read(
+        Subject(model, tokenizer, "model", "car", reference=reference)
+    )  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -41,40 +52,65 @@ def test_windows_are_spread_over_the_text(data: str) -> None:
     assert whole.hash != some.hash
 
 
-def test_a_prepared_folder_and_its_text_give_the_same(data: str, tmp_path: Path, pieces: Tokenizer) -> None:
+def test_a_prepared_folder_and_its_text_give_the_same(
+    data: str, tmp_path: Path, pieces: Tokenizer
+) -> None:
     prepare(tmp_path / "run" / "data", data, byte_tokenizer(), validation=0.0, quiet=True)
     from_text = read(byte_tokenizer(), data=data, length=16, sequences=9)
     for place in ("run", "run/data"):
-        prepared = read(byte_tokenizer(), data=str(tmp_path / place), split="train", length=16, sequences=9)
+        prepared = read(
+            byte_tokenizer(), data=str(tmp_path / place), split="train", length=16, sequences=9
+        )
         np.testing.assert_array_equal(prepared.tokens, from_text.tokens)
-    other = read(pieces, data=str(tmp_path / "run"), split="train", length=16, sequences=9)  # decoded, and cut by its own tokens
-    np.testing.assert_array_equal(other.tokens, read(pieces, data=data, length=16, sequences=9).tokens)
+    # decoded, and cut by its own tokens
+    other = read(pieces, data=str(tmp_path / "run"), split="train", length=16, sequences=9)
+    np.testing.assert_array_equal(
+        other.tokens, read(pieces, data=data, length=16, sequences=9).tokens
+    )
 
 
 def test_each_document_begins_a_window(data: str) -> None:
     found = read(byte_tokenizer(), data=data, length=20, sequences=2, rows="documents")
-    assert [bytes(row.tolist()) for row in found.tokens] == [part.encode()[:20] for part in TEXT.split("<|endoftext|>")]
+    assert [bytes(row.tolist()) for row in found.tokens] == [
+        part.encode()[:20] for part in TEXT.split("<|endoftext|>")
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"length": 5000}, "has 2222 tokens, and windows of 5000 are asked for"),
-        ({"length": 900, "rows": "documents", "sequences": 3}, "holds 2 windows of 900 tokens, and 3 are asked for"),
-        ({"length": 1200, "rows": "documents"}, "the longest document of .* has 1170 tokens, and windows of 1200"),
-        ({"length": 32, "sequences": 1000}, "holds 69 windows of 32 tokens, and 1000 are asked for; 0 asks for all"),
-        ({"length": 300, "sequences": 2}, "take up to 300 in model, which takes at most 256; ask for a smaller length"),
+        (
+            {"length": 900, "rows": "documents", "sequences": 3},
+            "holds 2 windows of 900 tokens, and 3 are asked for",
+        ),
+        (
+            {"length": 1200, "rows": "documents"},
+            "the longest document of .* has 1170 tokens, and windows of 1200",
+        ),
+        (
+            {"length": 32, "sequences": 1000},
+            "holds 69 windows of 32 tokens, and 1000 are asked for; 0 asks for all",
+        ),
+        (
+            {"length": 300, "sequences": 2},
+            "take up to 300 in model, which takes at most 256; ask for a smaller length",
+        ),
         ({"rows": "lines"}, "rows is 'lines'; allowed: packed, documents"),
         ({"data": ""}, "no data named"),
     ],
 )
-def test_too_little_text_is_said_plainly(data: str, options: dict[str, object], complaint: str) -> None:
+def test_too_little_text_is_said_plainly(
+    data: str, options: dict[str, object], complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         read(byte_tokenizer(), **{"data": data, **options})
 
 
 def test_a_missing_data_set_is_looked_for_aloud(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"wikitext103.*looked for at .*nowhere.*tracformer prepare"):
+    with pytest.raises(
+        FileNotFoundError, match=r"wikitext103.*looked for at .*nowhere.*tracformer prepare"
+    ):
         read(byte_tokenizer(), data=str(tmp_path / "nowhere"))
 
 
@@ -104,7 +140,9 @@ def test_targets_are_the_same_stretches_of_text(data: str, pieces: Tokenizer) ->
             window = [b"\xff" if i == 256 else bytes([i]) for i in base.tokens[row]]
             while window[at][0] & 0xC0 == 0x80:
                 at += 1
-            for token, given in zip(other.tokens[row, : other.lengths[row]].tolist(), mine, strict=False):
+            for token, given in zip(
+                other.tokens[row, : other.lengths[row]].tolist(), mine, strict=False
+            ):
                 size = 1 if token == pieces.eot_id else len(table[token])
                 assert given == context[at : at + size].all()
                 at += size
@@ -115,7 +153,9 @@ def test_bytes_of_tokens(pieces: Tokenizer, data: str) -> None:
     found = read(pieces, data=data, length=40, sequences=5)
     assert found.sizes is not None
     texts = [pieces.decode(row) for row in found.tokens]
-    assert found.sizes.sum(1).tolist() == [len(text.replace("<|endoftext|>", "").encode(errors="replace")) for text in texts]
+    assert found.sizes.sum(1).tolist() == [
+        len(text.replace("<|endoftext|>", "").encode(errors="replace")) for text in texts
+    ]
     letters = char_tokenizer("aé€")
     assert spelled_bytes(letters) == [b"a", "é".encode(), "€".encode(), b""]
 
@@ -128,9 +168,12 @@ def test_an_aligned_model_reads_the_gaps_of_fasta(tmp_path: Path) -> None:
     assert [aligned.decode(row) for row in rows.tokens] == ["AC-GT-N", "ACGGT--"]
     rows = read(plain, data=str(path), length=5, sequences=0, rows="documents")
     assert [plain.decode(row) for row in rows.tokens] == ["ACGTN", "ACGGT"]
-    shared = read(aligned, plain, data=str(path), length=5, sequences=0, rows="documents")  # the first model's windows have none
+    # the first model's windows have none
+    shared = read(aligned, plain, data=str(path), length=5, sequences=0, rows="documents")
     assert [aligned.decode(row) for row in shared.tokens] == ["ACGTN", "ACGGT"]
-    with pytest.raises(ValueError, match=r"model cannot be asked about .*'-'.*use an alphabet with gaps"):
+    with pytest.raises(
+        ValueError, match=r"model cannot be asked about .*'-'.*use an alphabet with gaps"
+    ):
         read(plain, aligned, data=str(path), length=7, sequences=0, rows="documents")
 
 

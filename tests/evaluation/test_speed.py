@@ -24,9 +24,13 @@ def test_targets_a_second_of_the_median_round(mode: str) -> None:
 
 
 def test_a_reverse_process_and_two_ranks() -> None:
-    model = MDLM(MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4)).eval()
+    model = MDLM(
+        MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4)
+    ).eval()
     task = Speed(length=8, sequences=1, rounds=1, steps=3)
-    first, second = on_ranks(2, lambda ranks: task.run(Subject(model, None, "model", "diffusion", ranks=ranks), Silent()))
+    first, second = on_ranks(
+        2, lambda ranks: task.run(Subject(model, None, "model", "diffusion", ranks=ranks), Silent())
+    )
     assert first.rows == second.rows  # one measured, both know
 
 

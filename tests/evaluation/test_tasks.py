@@ -12,7 +12,15 @@ import torch
 import tracformer
 from tests.evaluation.known import known_subject, write_lines
 from tests.helpers import small_model
-from tracformer.evaluation import Result, Row, Task, make_task, parse_task, read_results, register_task
+from tracformer.evaluation import (
+    Result,
+    Row,
+    Task,
+    make_task,
+    parse_task,
+    read_results,
+    register_task,
+)
 from tracformer.evaluation import provenance as manifest
 from tracformer.evaluation import task as tasks
 from tracformer.evaluation.task import Silent, Subject
@@ -21,8 +29,14 @@ from tracformer.evaluation.task import Silent, Subject
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("ratio", "there is no task 'ratio' \\(did you mean 'ratios'\\?\\); available: ratios, ranges"),
-        ("ratios:maen=10", "has no option 'maen' \\(did you mean 'mean'\\?\\); it has: data, split"),
+        (
+            "ratio",
+            "there is no task 'ratio' \\(did you mean 'ratios'\\?\\); available: ratios, ranges",
+        ),
+        (
+            "ratios:maen=10",
+            "has no option 'maen' \\(did you mean 'mean'\\?\\); it has: data, split",
+        ),
         ("ratios:mean", "'mean' is not of the form key=value"),
         ("ratios:mean=3,mean=4", "'mean' is given twice"),
         ("ratios:length=1.5", "length is '1.5'; it must be an integer"),
@@ -40,13 +54,22 @@ def test_a_slip_is_named(text: str, complaint: str) -> None:
 
 
 def test_one_task_written_three_ways() -> None:
-    text = parse_task("ratios: mean=15, sd=3, ratios=0.1/0.5, length=64, count_eos=true", {"seed": 4, "samples": 5})
-    listed = make_task("ratios", {"mean": 15, "sd": 3, "ratios": [0.1, 0.5], "length": 64, "count_eos": True, "seed": 4})
+    text = parse_task(
+        "ratios: mean=15, sd=3, ratios=0.1/0.5, length=64, count_eos=true",
+        {"seed": 4, "samples": 5},
+    )
+    listed = make_task(
+        "ratios",
+        {"mean": 15, "sd": 3, "ratios": [0.1, 0.5], "length": 64, "count_eos": True, "seed": 4},
+    )
     assert text == listed
     assert text.options["ratios"] == (0.1, 0.5)
     assert text.options["seed"] == 4  # a default that it has; `samples` it has not
     assert parse_task("ratios:seed=1", {"seed": 4}).options["seed"] == 1
-    assert parse_task("ranges:ranges=[0.1,0.4]&[0.6,0.9]/table1,length=9").options["ranges"] == ("[0.1,0.4]&[0.6,0.9]", "table1")
+    assert parse_task("ranges:ranges=[0.1,0.4]&[0.6,0.9]/table1,length=9").options["ranges"] == (
+        "[0.1,0.4]&[0.6,0.9]",
+        "table1",
+    )
 
 
 def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,22 +82,38 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
         unit: float = 1.0
 
         def run(self, subject: Subject, progress: object) -> Result:
-            return self.result(subject, [Row("parameters", {}, subject.model.num_parameters() / self.unit)])
+            return self.result(
+                subject, [Row("parameters", {}, subject.model.num_parameters() / self.unit)]
+            )
 
     register_task("size", Size)
     task = parse_task("size:unit=2")
     model = small_model()
     result = task.run(Subject(model, None, "m", "ac"), Silent())
     assert result.find("parameters").value == model.num_parameters() / 2
-    with pytest.raises(ValueError, match="task 'size' asks in mode ac, and m is to answer in mode 'car'"):
+    with pytest.raises(
+        ValueError, match="task 'size' asks in mode ac, and m is to answer in mode 'car'"
+    ):
         task.check(Subject(model, None, "m", "car"))
     with pytest.raises(ValueError, match="trained for: ac"):
         Subject(small_model(modes=("ac",)), None, "m", "car")
 
 
 def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
-    rows = (Row("kl", {"pattern": "a b"}, math.inf, None, math.nan, "exact", 3, 4, "ñ"), Row("kl", {"pattern": "c"}, 0.1))
-    result = Result("a/b c", "tracformer", "car", "exact", {"n": 1}, rows, {"c": [1.5]}, {"hashes": {"weights": "x"}, "dtype": "float32"})
+    rows = (
+        Row("kl", {"pattern": "a b"}, math.inf, None, math.nan, "exact", 3, 4, "ñ"),
+        Row("kl", {"pattern": "c"}, 0.1),
+    )
+    result = Result(
+        "a/b c",
+        "tracformer",
+        "car",
+        "exact",
+        {"n": 1},
+        rows,
+        {"c": [1.5]},
+        {"hashes": {"weights": "x"}, "dtype": "float32"},
+    )
     path = result.save(tmp_path)
     assert path.name.startswith("a_b_c-car-exact-")
     [back] = read_results(tmp_path)
@@ -101,18 +140,30 @@ def test_only_results_are_read(tmp_path: Path) -> None:
 
 def test_a_manifest_tells_what_can_change_a_figure(tmp_path: Path) -> None:
     write_lines(tmp_path / "lines.txt", 8, 12)
-    options = {"data": str(tmp_path / "lines.txt"), "length": 12, "sequences": 4, "rows": "documents", "documents": "line"}
+    options = {
+        "data": str(tmp_path / "lines.txt"),
+        "length": 12,
+        "sequences": 4,
+        "rows": "documents",
+        "documents": "line",
+    }
     subject = known_subject()
 
     def named(**changes: object) -> str:
         task = make_task("ranges", {**options, **changes})
-        return Result("m", "f", subject.mode, task.name, task.options, (), {}, task.manifest(subject)).file_name
+        return Result(
+            "m", "f", subject.mode, task.name, task.options, (), {}, task.manifest(subject)
+        ).file_name
 
     told = make_task("ranges", options).manifest(subject)
     assert set(told["hashes"]) == {"weights", "tokenizer", "data", "contexts"}
     assert told["schemas"] == {"family": 1, "task": 1}
-    assert {"dtype", "device", "time", "torch", "command", "code", "commit", "processes"} <= set(told)
-    assert str(tmp_path) not in json.dumps({"manifest": told, "options": make_task("ranges", options).options})
+    assert {"dtype", "device", "time", "torch", "command", "code", "commit", "processes"} <= set(
+        told
+    )
+    assert str(tmp_path) not in json.dumps(
+        {"manifest": told, "options": make_task("ranges", options).options}
+    )
     before = named()
     assert before == named()
     assert len({before, named(sequences=3), named(ranges=("table1",)), named(length=11)}) == 4
@@ -135,11 +186,18 @@ def test_weights_and_paths() -> None:
         "--data=~/x/y.txt",
         "hf:owner/name",
     ]
-    assert manifest.command_line(["/site-packages/pytest/__main__.py", "tests"]) == "__main__.py tests"
-    assert manifest.command_line(words) == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
+    assert (
+        manifest.command_line(["/site-packages/pytest/__main__.py", "tests"]) == "__main__.py tests"
+    )
+    assert (
+        manifest.command_line(words)
+        == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
+    )
 
 
-def test_the_commit_is_recorded_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_recorded_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def recorded(folder: Path) -> str:
         folder.mkdir(exist_ok=True)
         monkeypatch.setattr(manifest, "PACKAGE", folder)

@@ -1,6 +1,7 @@
 """A model whose every answer is known: a Markov chain over a few letters and end of text.
 
-`ar` is the chain itself. `car` is its exact conditional given what is known before and after, or a distortion of it.
+`ar` is the chain itself. `car` is its exact conditional given what is known before and after, or a
+distortion of it.
 """
 
 from itertools import product
@@ -22,8 +23,13 @@ class Chain(ConditionalModel):
     config_class = ChainConfig
     answers = {"car": EXACT, "ar": EXACT}  # noqa: RUF012
 
-    def __init__(self, letters: int = 3, max_length: int = 12, distortion: float = 0.0, seed: int = 0) -> None:
-        """The last token is end of text; after it the chain starts anew. `distortion`: how far `car` is from the truth."""
+    def __init__(
+        self, letters: int = 3, max_length: int = 12, distortion: float = 0.0, seed: int = 0
+    ) -> None:
+        """The last token is end of text; after it the chain starts anew.
+
+        `distortion`: how far `car` is from the truth.
+        """
         super().__init__()
         V = letters + 1
         self.config = ChainConfig(vocab_size=V, max_length=max_length)
@@ -44,7 +50,9 @@ class Chain(ConditionalModel):
     def embedding_tables(self) -> list[Tensor]:
         return []
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         before = torch.cat((torch.full_like(tokens[:, :1], len(self.steps) - 1), tokens[:, :-1]), 1)
         logits = self.steps[before]  # (B, T, V): the chain starts as after an end of text
         if mode == "car":
@@ -58,7 +66,8 @@ class Chain(ConditionalModel):
         V = len(self.steps)
         ahead = torch.zeros(B, T, V, dtype=torch.float64)
         for t in range(T - 2, -1, -1):
-            fits = torch.zeros(B, V, dtype=torch.float64)  # log 1 or log 0: which x_{t+1} agree with what is given
+            # log 1 or log 0: which x_{t+1} agree with what is given
+            fits = torch.zeros(B, V, dtype=torch.float64)
             known = context[:, t + 1]
             fits[known] = -torch.inf
             fits[known, tokens[known, t + 1]] = 0.0
@@ -67,7 +76,9 @@ class Chain(ConditionalModel):
         return ahead
 
     def log_mass(self, tokens: list[int], context: list[bool], letters: int | None = None) -> float:
-        """log of the sum of p(text) over all ways to fill what is not given, with the first `letters` tokens (None: all)."""
+        """log of the sum of p(text) over all ways to fill what is not given, with the first
+        `letters` tokens (None: all).
+        """
         allowed = range(self.config.vocab_size if letters is None else letters)
         holes = [i for i, given in enumerate(context) if not given]
         rows = torch.tensor([tokens] * len(allowed) ** len(holes))

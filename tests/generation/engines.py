@@ -61,11 +61,15 @@ class Slow:
         self.go.release(10_000)
 
 
-def endless(engine: Engine, pool: ThreadPoolExecutor, batch: int = 1) -> tuple[Request, Future[Filled], Slow]:
+def endless(
+    engine: Engine, pool: ThreadPoolExecutor, batch: int = 1
+) -> tuple[Request, Future[Filled], Slow]:
     """A request that is being filled, and moves only when it is let."""
     slow, begun = Slow(), threading.Event()
     request = engine.request()
     slow.go.release(batch)
-    future = pool.submit(lambda: request.fill(**question(batch=batch, stop=slow, watch=lambda _: begun.set())))
+    future = pool.submit(
+        lambda: request.fill(**question(batch=batch, stop=slow, watch=lambda _: begun.set()))
+    )
     assert begun.wait(PATIENCE)
     return request, future, slow

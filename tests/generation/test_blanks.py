@@ -10,10 +10,23 @@ from tokenizers import decoders, models
 
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.tokenizer import reserve
-from tracformer.generation.template import Lengths, Template, frame, literal_fills, parse, parse_lengths, write
+from tracformer.generation.template import (
+    Lengths,
+    Template,
+    frame,
+    literal_fills,
+    parse,
+    parse_lengths,
+    write,
+)
 from tracformer.generation.token_text import Spelling
 
-WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
+WORDS = [
+    "the cat sat on the mat",
+    "a dog and a cat",
+    "once upon a time there was a cat",
+    "the dog sat",
+] * 5
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +49,9 @@ def bpe() -> Spelling:
         ("[[a [[ b]]", ("", ""), ("a [[ b",)),
     ],
 )
-def test_texts_are_cut_at_their_blanks(text: str, pieces: tuple[str, ...], contents: tuple[str, ...]) -> None:
+def test_texts_are_cut_at_their_blanks(
+    text: str, pieces: tuple[str, ...], contents: tuple[str, ...]
+) -> None:
     assert parse(text) == Template(pieces, contents)
 
 
@@ -47,11 +62,16 @@ inner = bits.filter(lambda text: not text.startswith("[") and not text.endswith(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(bits, inner), min_size=1, max_size=3), bits)
 def test_what_is_written_is_what_is_parsed(pairs: list[tuple[str, str]], last: str) -> None:
-    pieces, contents = (*(piece for piece, _ in pairs), last), tuple(content for _, content in pairs)
+    pieces, contents = (
+        (*(piece for piece, _ in pairs), last),
+        tuple(content for _, content in pairs),
+    )
     assert parse(write(pieces, contents)) == Template(pieces, contents)
 
 
-@pytest.mark.parametrize(("content", "lengths"), [("", (1, None)), ("8", (8, 8)), ("3-8", (3, 8)), ("4-4", (4, 4))])
+@pytest.mark.parametrize(
+    ("content", "lengths"), [("", (1, None)), ("8", (8, 8)), ("3-8", (3, 8)), ("4-4", (4, 4))]
+)
 def test_lengths(content: str, lengths: tuple[int, int | None]) -> None:
     assert parse_lengths(content) == lengths
 
@@ -73,7 +93,10 @@ def test_other_lengths_are_refused_with_advice(content: str, said: str) -> None:
         parse_lengths(content)
 
 
-@pytest.mark.parametrize(("text", "said"), [("a [[3", "character 2 is not closed"), ("no blank", "no blank"), (r"a \[[3]]", "no blank")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a [[3", "character 2 is not closed"), ("no blank", "no blank"), (r"a \[[3]]", "no blank")],
+)
 def test_texts_without_a_whole_blank_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse(text)
@@ -90,7 +113,9 @@ def test_a_space_before_a_blank_moves_into_it_where_tokens_begin_with_spaces(bpe
     assert frame(parse("a  [[1]]"), bpe, whole=True).texts == ("a ", "")
 
 
-@pytest.mark.parametrize("tokenizer", [byte_tokenizer(), char_tokenizer("abc ")], ids=["byte", "char"])
+@pytest.mark.parametrize(
+    "tokenizer", [byte_tokenizer(), char_tokenizer("abc ")], ids=["byte", "char"]
+)
 def test_no_space_moves_where_a_space_is_a_token_of_its_own(tokenizer: Tokenizer) -> None:
     laid = frame(parse("a [[2]] b"), Spelling(tokenizer), whole=False)
     assert laid.texts == ("a ", " b")
@@ -102,7 +127,11 @@ def test_word_starts_are_the_tokens_of_one_space_and_more(bpe: Spelling) -> None
     texts = [bpe.tokenizer.decode([i]) for i in bpe.word_starts]
     assert " cat" in texts
     assert all(re.match(r" \S", text) for text in texts)
-    others = [bpe.tokenizer.decode([i]) for i in range(bpe.tokenizer.vocab_size) if i not in bpe.word_starts]
+    others = [
+        bpe.tokenizer.decode([i])
+        for i in range(bpe.tokenizer.vocab_size)
+        if i not in bpe.word_starts
+    ]
     assert not any(re.match(r" [a-z]", text) for text in others)
 
 

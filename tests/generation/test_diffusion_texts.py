@@ -37,7 +37,9 @@ def model_of(system: str, tokenizer: Tokenizer) -> ConditionalModel:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_blanks_are_filled_by_the_reverse_process_under_the_rules_of_text(system: str, tokenizer: Tokenizer) -> None:
+def test_blanks_are_filled_by_the_reverse_process_under_the_rules_of_text(
+    system: str, tokenizer: Tokenizer
+) -> None:
     lm = LanguageModel(model_of(system, tokenizer), tokenizer)
     results = lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), batch=4)
     for result in results:
@@ -46,12 +48,17 @@ def test_blanks_are_filled_by_the_reverse_process_under_the_rules_of_text(system
         assert all(span.text[0] == " " and not span.text[1].isspace() for span in result.spans)
         assert tokenizer.eot_id not in (*first.token_ids, *second.token_ids)
         assert "not that of the whole filling" in result.note
-    assert [r.token_ids for r in lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), batch=1)] == [r.token_ids for r in results]
+    assert [
+        r.token_ids for r in lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), batch=1)
+    ] == [r.token_ids for r in results]
     banned = results[0].spans[0].token_ids[1]
-    others = lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), sampler=Sampler(banned=(banned,)))
+    others = lm.infill(
+        TEXT, 6, mode="diffusion", order=Ancestral(5), sampler=Sampler(banned=(banned,))
+    )
     assert all(banned not in span.token_ids for result in others for span in result.spans)
     likeliest = [
-        lm.infill(TEXT, mode="diffusion", order=Ancestral(5), sampler=rules) for rules in (Sampler(top_k=1), Sampler(temperature=0))
+        lm.infill(TEXT, mode="diffusion", order=Ancestral(5), sampler=rules)
+        for rules in (Sampler(top_k=1), Sampler(temperature=0))
     ]
     assert likeliest[0] == likeliest[1]
     engine = Engine(lm.model, rows=4)
@@ -64,7 +71,10 @@ def test_blanks_are_filled_by_the_reverse_process_under_the_rules_of_text(system
 def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) -> None:
     lm = LanguageModel(model_of("plaid", tokenizer), tokenizer)
     assert lm.infill(TEXT, order=Ancestral(4))[0].mode == "diffusion"
-    assert lm.infill(TEXT, order=Ancestral(4), seed=2**64 + 7)[0].token_ids == lm.infill(TEXT, order=Ancestral(4), seed=7)[0].token_ids
+    assert (
+        lm.infill(TEXT, order=Ancestral(4), seed=2**64 + 7)[0].token_ids
+        == lm.infill(TEXT, order=Ancestral(4), seed=7)[0].token_ids
+    )
     assert "middle of their ranges" in lm.infill("the [[2-4]] mat")[0].note
     [sample] = lm.sample(prompt="the cat", max_tokens=6)
     assert sample.text.startswith("the cat")
@@ -74,7 +84,10 @@ def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) 
     end = tokenizer.eot_id
     ended = [each for each in lm.sample(40, prompt="the cat", max_tokens=12) if each.ended]
     assert ended
-    assert all(each.token_ids.index(end) == len(each.token_ids) - 1 == len(each.log_probs) - 1 for each in ended)
+    assert all(
+        each.token_ids.index(end) == len(each.token_ids) - 1 == len(each.log_probs) - 1
+        for each in ended
+    )
     letter = sample.text[len("the cat") + 1]
     [cut] = lm.sample(prompt="the cat", max_tokens=6, stop=[letter])
     assert cut.stopped == letter
@@ -82,24 +95,40 @@ def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) 
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_candidates_are_the_models_own_when_a_token_is_revealed(system: str, tokenizer: Tokenizer) -> None:
+def test_candidates_are_the_models_own_when_a_token_is_revealed(
+    system: str, tokenizer: Tokenizer
+) -> None:
     lm = LanguageModel(model_of(system, tokenizer), tokenizer)
     heard: list[Arrival] = []
-    asked = {"mode": "diffusion", "order": Ancestral(5), "sampler": Sampler(temperature=0.7, top_p=0.9), "seed": 3}
+    asked = {
+        "mode": "diffusion",
+        "order": Ancestral(5),
+        "sampler": Sampler(temperature=0.7, top_p=0.9),
+        "seed": 3,
+    }
     [plain] = lm.infill(TEXT, **asked)
     [told] = lm.infill(TEXT, **asked, top=tokenizer.vocab_size, watch=heard.extend)
     assert told.token_ids == plain.token_ids
     for span in told.spans:
-        for token, log_prob, candidates in zip(span.token_ids, span.log_probs, span.candidates, strict=True):
+        for token, log_prob, candidates in zip(
+            span.token_ids, span.log_probs, span.candidates, strict=True
+        ):
             odds = [each.log_prob for each in candidates]
             assert odds == sorted(odds, reverse=True)
-            assert math.fsum(map(math.exp, odds)) == pytest.approx(1.0)  # of all tokens, with those that may not stand there
-            assert next(each.log_prob for each in candidates if each.token_id == token) == pytest.approx(log_prob, abs=1e-12)
+            # of all tokens, with those that may not stand there
+            assert math.fsum(map(math.exp, odds)) == pytest.approx(1.0)
+            assert next(
+                each.log_prob for each in candidates if each.token_id == token
+            ) == pytest.approx(log_prob, abs=1e-12)
     assert sorted((each.blank, each.index, each.candidates) for each in heard) == [
-        (blank, index, candidates) for blank, span in enumerate(told.spans) for index, candidates in enumerate(span.candidates)
+        (blank, index, candidates)
+        for blank, span in enumerate(told.spans)
+        for index, candidates in enumerate(span.candidates)
     ]
     few = lm.infill(TEXT, **asked, top=2)[0].spans
-    assert [span.candidates for span in few] == [tuple(each[:2] for each in span.candidates) for span in told.spans]
+    assert [span.candidates for span in few] == [
+        tuple(each[:2] for each in span.candidates) for span in told.spans
+    ]
 
 
 def test_candidates_of_a_single_step_are_the_marginals_and_end_with_the_text() -> None:
@@ -111,9 +140,12 @@ def test_candidates_of_a_single_step_are_the_marginals_and_end_with_the_text() -
     assert torch.equal(open_, targets_of(context, lengths))
     assert torch.equal(found.tokens[open_], expected[0][open_])
     torch.testing.assert_close(found.log_probs[open_], expected[1][open_].double())
-    ended = fill(model, tokens, context, "diffusion", lengths, top=3, stop=lambda row, position, token: True)
+    ended = fill(
+        model, tokens, context, "diffusion", lengths, top=3, stop=lambda row, position, token: True
+    )
     assert ended.top is not None
-    assert torch.equal((ended.top.tokens >= 0).sum((1, 2)), torch.tensor([3, 3, 3]))  # the first target of each alone
+    # the first target of each alone
+    assert torch.equal((ended.top.tokens >= 0).sum((1, 2)), torch.tensor([3, 3, 3]))
     assert not ended.top.log_probs[ended.top.tokens < 0].any()
 
 
@@ -125,16 +157,23 @@ def test_advice_names_only_what_the_model_has(tokenizer: Tokenizer) -> None:
         assert ("'ac'" in str(refused.value)) == (system != "plaid")
 
 
-def test_the_command_line_fills_by_the_reverse_process(tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_fills_by_the_reverse_process(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = model_of("sedd", tokenizer).float()
     model.save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
-    assert main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--steps", "4", "--json"]) == 0
+    assert (
+        main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--steps", "4", "--json"])
+        == 0
+    )
     answer = json.loads(capsys.readouterr().out)
     assert answer["mode"] == "diffusion"
     [expected] = LanguageModel(model, tokenizer).infill(TEXT, mode="diffusion", order=Ancestral(4))
     assert tuple(answer["token_ids"]) == expected.token_ids
-    assert main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--order", "random"]) == 2
+    assert (
+        main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--order", "random"]) == 2
+    )
     assert "takes the order Ancestral(steps) alone" in capsys.readouterr().err
 
 
@@ -152,11 +191,26 @@ def test_a_question_compiles_nothing_for_a_tracformer_inside_either(
 
 def test_restricted_tokens_keep_their_shares_among_each_other() -> None:
     rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
-    alike = fill(toy("mdlm"), *rows, "diffusion", seed=list(range(10**6, 10**6 + SAMPLES)), only=lambda row, position: [0, 1, 2])
+    alike = fill(
+        toy("mdlm"),
+        *rows,
+        "diffusion",
+        seed=list(range(10**6, 10**6 + SAMPLES)),
+        only=lambda row, position: [0, 1, 2],
+    )
     assert abs(chi_square(alike.tokens, conditional())) < 3.5
-    some = fill(toy("mdlm"), *rows, "diffusion", seed=list(range(SAMPLES)), sampler=Sampler(banned=(1,)), order=Ancestral(1))
+    some = fill(
+        toy("mdlm"),
+        *rows,
+        "diffusion",
+        seed=list(range(SAMPLES)),
+        sampler=Sampler(banned=(1,)),
+        order=Ancestral(1),
+    )
     share = torch.stack([(some.tokens[:, 0] == v).double().mean() for v in range(3)])
-    marginal = torch.stack([conditional()[SEQUENCES[:, 0] == v].sum() for v in range(3)]) * torch.tensor([1.0, 0.0, 1.0])
+    marginal = torch.stack(
+        [conditional()[SEQUENCES[:, 0] == v].sum() for v in range(3)]
+    ) * torch.tensor([1.0, 0.0, 1.0])
     torch.testing.assert_close(share, marginal / marginal.sum(), atol=0.05, rtol=0)
     with pytest.raises(ValueError, match=NOTHING_LEFT[:30]):
         fill(toy("mdlm"), *(x[:1] for x in rows), "diffusion", only=lambda row, position: [])

@@ -24,7 +24,13 @@ from tracformer.model.base import ConditionalModel
 
 TEXTS = ["the cat [[3]] the [[2]] mat", "a [[1-3]]", "[[4]] dog sat and [[2]]"]
 OPTIONS: list[dict[str, Any]] = [
-    {"n": 3, "seed": 5, "sampler": Sampler(temperature=0.8, top_p=0.9), "length_draws": 2, "top": 2},
+    {
+        "n": 3,
+        "seed": 5,
+        "sampler": Sampler(temperature=0.8, top_p=0.9),
+        "length_draws": 2,
+        "top": 2,
+    },
     {"n": 2, "order": ByConfidence("entropy"), "length_draws": 2},
     {"n": 2, "mode": "ac", "order": RandomOrder(2), "length_draws": 2},
     {"n": 2, "best_of": 6, "length_draws": 2},
@@ -39,7 +45,9 @@ def test_requests_get_together_what_they_get_alone(pool: ThreadPoolExecutor) -> 
     model, rng = small_model(seed=1), random.Random(1)
     engine = Engine(model, rows=4)
     questions = [random_question(model, rng) for _ in range(30)]
-    futures = [pool.submit(lambda asked: engine.request().fill(**asked), asked) for asked in questions]
+    futures = [
+        pool.submit(lambda asked: engine.request().fill(**asked), asked) for asked in questions
+    ]
     for asked, future in zip(questions, futures, strict=True):
         assert_same(future.result(PATIENCE), fill(model, **asked))
     load = engine.load
@@ -48,13 +56,21 @@ def test_requests_get_together_what_they_get_alone(pool: ThreadPoolExecutor) -> 
     engine.close()
 
 
-def test_texts_are_filled_scored_and_searched_through_a_request_as_here(lm: LanguageModel, pool: ThreadPoolExecutor) -> None:
+def test_texts_are_filled_scored_and_searched_through_a_request_as_here(
+    lm: LanguageModel, pool: ThreadPoolExecutor
+) -> None:
     engine = Engine(lm.model, rows=6)
     through = lm.on(engine.request())
     asked: list[Callable[[LanguageModel], Any]] = [
-        *(lambda on, text=text, options=options: on.infill(text, **options) for text in TEXTS for options in OPTIONS),  # type: ignore[misc]
+        *(
+            lambda on, text=text, options=options: on.infill(text, **options)
+            for text in TEXTS
+            for options in OPTIONS
+        ),  # type: ignore[misc]
         lambda on: on.sample(3, prompt="the cat ", max_tokens=9, top=1),
-        lambda on: on.sample(2, prompt=lm.tokenizer.encode("the cat"), max_tokens=6, stop=["a", "o"]),
+        lambda on: on.sample(
+            2, prompt=lm.tokenizer.encode("the cat"), max_tokens=6, stop=["a", "o"]
+        ),
         lambda on: on.score("the [[cat]] sat on [[a mat]]", top=3),
         lambda on: on.score_many(["the [[cat]] sat", "[[a]] dog"], mode="ac"),
         lambda on: on.marginals("the [[2]] sat", top=4),
@@ -73,7 +89,11 @@ def alike(one: Any, other: Any) -> bool:
         return bool(one == pytest.approx(other, abs=1e-9))
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(alike, one, other))
-    return all(map(alike, vars(one).values(), vars(other).values())) if hasattr(one, "to_dict") else bool(one == other)
+    return (
+        all(map(alike, vars(one).values(), vars(other).values()))
+        if hasattr(one, "to_dict")
+        else bool(one == other)
+    )
 
 
 @pytest.mark.parametrize("family", ["bart", "bert", "gpt2", "mdlm", "sedd"])
@@ -81,7 +101,12 @@ def test_other_systems(family: str, pool: ThreadPoolExecutor) -> None:
     model: ConditionalModel = small_peer(family, vocab_size=5)
     lm = LanguageModel(model, char_tokenizer("abcd"))
     engine = Engine(model, rows=3)
-    requests = [pool.submit(lambda seed: lm.on(engine.request()).infill("ab[[2]]c[[1]]", 2, seed=seed), seed) for seed in range(4)]
+    requests = [
+        pool.submit(
+            lambda seed: lm.on(engine.request()).infill("ab[[2]]c[[1]]", 2, seed=seed), seed
+        )
+        for seed in range(4)
+    ]
     for seed, future in enumerate(requests):
         assert alike(future.result(PATIENCE), lm.infill("ab[[2]]c[[1]]", 2, seed=seed))
     engine.close()
@@ -105,7 +130,10 @@ def test_a_request_joins_while_another_is_halfway(engine: Engine, pool: ThreadPo
 
 def test_more_rows_than_there_are_wait_their_turn(engine: Engine, pool: ThreadPoolExecutor) -> None:
     with held(engine):
-        futures = [pool.submit(lambda seed: engine.request().fill(**question(5, batch=3, seed=seed)), seed) for seed in range(3)]
+        futures = [
+            pool.submit(lambda seed: engine.request().fill(**question(5, batch=3, seed=seed)), seed)
+            for seed in range(3)
+        ]
         assert eventually(lambda: engine.load.waiting == 9)
     for seed, future in enumerate(futures):
         assert_same(future.result(PATIENCE), fill(engine.model, **question(5, batch=3, seed=seed)))
@@ -122,7 +150,9 @@ def test_watching_is_done_in_the_callers_thread(engine: Engine) -> None:
     filled = engine.request().fill(**question(6, batch=2, watch=watch, top=1))
     assert threads == {threading.current_thread()}
     assert sorted((each.row, each.position, each.token) for each in heard) == [
-        (row, position, int(filled.tokens[row, position])) for row in range(2) for position in range(6)
+        (row, position, int(filled.tokens[row, position]))
+        for row in range(2)
+        for position in range(6)
     ]
 
 
@@ -165,11 +195,17 @@ def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None
 
     for options in ({"order": ByConfidence()}, {}, {"best_of": 4}):
         recorder, through = Recorder(), Recorder()
-        results = lm.infill("a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, watch=recorder, **options)  # type: ignore[arg-type]
+        results = lm.infill(
+            "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, watch=recorder, **options
+        )  # type: ignore[arg-type]
         engine = Engine(lm.model)
-        lm.on(engine.request()).infill("a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, watch=through, **options)  # type: ignore[arg-type]
+        lm.on(engine.request()).infill(
+            "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, watch=through, **options
+        )  # type: ignore[arg-type]
         engine.close()
-        assert sorted(map(str, recorder.heard)) == sorted(map(str, through.heard)) or alike_events(recorder.heard, through.heard)
+        assert sorted(map(str, recorder.heard)) == sorted(map(str, through.heard)) or alike_events(
+            recorder.heard, through.heard
+        )
         samples = options.get("best_of", 2)
         chosen, arrivals = recorder.heard[:samples], recorder.heard[samples:]
         assert [each[:2] for each in chosen] == [(0, sample) for sample in range(samples)]
@@ -181,10 +217,15 @@ def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None
             assert all(each.draft for each in arrivals)
         else:
             assert not any(each.draft for each in settled)
-            assert [lengths for *_, lengths in chosen] == [tuple(len(s.token_ids) for s in r.spans) for r in results]
+            assert [lengths for *_, lengths in chosen] == [
+                tuple(len(s.token_ids) for s in r.spans) for r in results
+            ]
             told = {(each.sample, each.blank, each.index): each.token_id for each in settled}
             assert told == {
-                (i, b, k): token for i, r in enumerate(results) for b, s in enumerate(r.spans) for k, token in enumerate(s.token_ids)
+                (i, b, k): token
+                for i, r in enumerate(results)
+                for b, s in enumerate(r.spans)
+                for k, token in enumerate(s.token_ids)
             }
         if "order" in options:
             assert any(each.draft for each in arrivals)
@@ -194,7 +235,11 @@ def alike_events(some: list[Any], others: list[Any]) -> bool:
     """Samples may come in another order."""
 
     def key(event: Any) -> tuple[Any, ...]:
-        return (1, event.sample, event.blank, event.index, event.draft, event.token_id) if isinstance(event, Arrival) else (0, *event)
+        return (
+            (1, event.sample, event.blank, event.index, event.draft, event.token_id)
+            if isinstance(event, Arrival)
+            else (0, *event)
+        )
 
     return alike(sorted(map(key, some)), sorted(map(key, others)))
 
@@ -202,14 +247,18 @@ def alike_events(some: list[Any], others: list[Any]) -> bool:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
 def test_clients_that_come_and_go_as_they_like(pool: ThreadPoolExecutor, seed: int) -> None:
-    """A third hang up, some have little time, some contradict themselves: whoever is answered gets what it would get alone."""
+    """A third hang up, some have little time, some contradict themselves: whoever is answered gets
+    what it would get alone.
+    """
     model = small_model(seed=seed)
     engine = Engine(model, rows=5)
 
     def client(number: int) -> str:
         rng = random.Random(1000 * seed + number)
         asked = random_question(model, rng)
-        request = engine.request(time.monotonic() + rng.uniform(0, 0.2) if rng.random() < 0.2 else None)
+        request = engine.request(
+            time.monotonic() + rng.uniform(0, 0.2) if rng.random() < 0.2 else None
+        )
         if rng.random() < 0.1:
             asked["only"] = lambda row, position: ()
         if rng.random() < 0.3:
@@ -226,5 +275,9 @@ def test_clients_that_come_and_go_as_they_like(pool: ThreadPoolExecutor, seed: i
     ends = list(pool.map(client, range(200)))
     assert eventually(lambda: (engine.load.rows, engine.load.waiting) == (0, 0))
     assert ends.count("answered") > 50
-    assert {"answered", "refused", "Cancelled"} <= set(ends) <= {"answered", "refused", "Cancelled", "DeadlineExceeded"}
+    assert (
+        {"answered", "refused", "Cancelled"}
+        <= set(ends)
+        <= {"answered", "refused", "Cancelled", "DeadlineExceeded"}
+    )
     engine.close()

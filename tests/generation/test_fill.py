@@ -1,4 +1,6 @@
-"""The filling loop: a sample is a function of its own seed, and its log-probabilities are the model's own."""
+"""The filling loop: a sample is a function of its own seed, and its
+log-probabilities are the model's own.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,14 @@ from torch import Tensor
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.generation.decode import Filled, Revealed, fill
-from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
+from tracformer.generation.orders import (
+    Ancestral,
+    ByConfidence,
+    GivenOrder,
+    LeftToRight,
+    Order,
+    RandomOrder,
+)
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.model.base import targets_of
 
@@ -23,7 +32,11 @@ ORDERS: list[Order] = [
     GivenOrder((6, 2, 9)),
     Ancestral(3),
 ]
-WAYS: list[tuple[str, Order]] = [("car", LeftToRight()), ("ar", LeftToRight()), *(("ac", order) for order in ORDERS)]
+WAYS: list[tuple[str, Order]] = [
+    ("car", LeftToRight()),
+    ("ar", LeftToRight()),
+    *(("ac", order) for order in ORDERS),
+]
 ways = pytest.mark.parametrize(("mode", "order"), WAYS, ids=str)
 
 
@@ -46,26 +59,46 @@ def test_same_seed_same_sample_alone_and_in_any_batch(mode: str, order: Order) -
     assert torch.equal(together.tokens[context], tokens[context])
     assert torch.equal(together.steps >= 0, targets)
     for rows in ([3], [4, 1, 2, 2]):
-        few = fill(model, tokens[rows], context[rows], mode, lengths[rows], order=order, seed=[seeds[row] for row in rows])
+        few = fill(
+            model,
+            tokens[rows],
+            context[rows],
+            mode,
+            lengths[rows],
+            order=order,
+            seed=[seeds[row] for row in rows],
+        )
         assert same(few, together, rows)
     length = int(lengths[3])
-    cut = fill(model, tokens[3:4, :length], context[3:4, :length], mode, order=order, seed=seeds[3])  # not padded at all
+    # not padded at all
+    cut = fill(model, tokens[3:4, :length], context[3:4, :length], mode, order=order, seed=seeds[3])
     assert torch.equal(cut.tokens[0], together.tokens[3, :length])
-    other = fill(model, tokens, context, mode, lengths, order=order, seed=[seed + 1 for seed in seeds])
+    other = fill(
+        model, tokens, context, mode, lengths, order=order, seed=[seed + 1 for seed in seeds]
+    )
     assert not torch.equal(other.tokens[targets], together.tokens[targets])
 
 
 def same(few: Filled, all_rows: Filled, rows: list[int]) -> bool:
     torch.testing.assert_close(few.log_probs, all_rows.log_probs[rows], rtol=0, atol=1e-10)
-    return torch.equal(few.tokens, all_rows.tokens[rows]) and torch.equal(few.lengths, all_rows.lengths[rows])
+    return torch.equal(few.tokens, all_rows.tokens[rows]) and torch.equal(
+        few.lengths, all_rows.lengths[rows]
+    )
 
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
 def test_cached_or_not(mode: str) -> None:
     model = small_model(seed=2)
     tokens, context, lengths = shared_batch(model)
-    for sampler in (PLAIN, Sampler(temperature=0.7, top_p=0.9), Sampler(repetition_penalty=1.5, no_repeat_ngram=3)):
-        cached, whole = (fill(model, tokens, context, mode, lengths, seed=8, sampler=sampler, cached=each) for each in (True, False))
+    for sampler in (
+        PLAIN,
+        Sampler(temperature=0.7, top_p=0.9),
+        Sampler(repetition_penalty=1.5, no_repeat_ngram=3),
+    ):
+        cached, whole = (
+            fill(model, tokens, context, mode, lengths, seed=8, sampler=sampler, cached=each)
+            for each in (True, False)
+        )
         assert same(cached, whole, list(range(5)))
         assert torch.equal(cached.steps, whole.steps)
 
@@ -75,18 +108,43 @@ def test_one_number_is_each_sequences_own_seed() -> None:
     tokens, context, lengths = shared_batch(model)
     expected = fill(model, tokens, context, lengths=lengths, seed=[9] * 5)
     for seed in (9, np.int64(9), np.full(5, 9)):
-        assert same(fill(model, tokens, context, lengths=lengths, seed=seed), expected, list(range(5)))  # type: ignore[arg-type]
+        assert same(
+            fill(model, tokens, context, lengths=lengths, seed=seed), expected, list(range(5))
+        )  # type: ignore[arg-type]
 
 
 def test_orders_and_samplers_of_ones_own_in_one_batch() -> None:
     model = small_model(seed=4)
     tokens, context, lengths = shared_batch(model)
-    orders: list[Order] = [RandomOrder(), ByConfidence("margin"), LeftToRight(2), ByConfidence("entropy", 2), Ancestral(2)]
-    samplers = [PLAIN, Sampler(temperature=0.0), Sampler(top_k=2), Sampler(repetition_penalty=2.0), Sampler(banned=(0, 1, 2))]
-    together = fill(model, tokens, context, "ac", lengths, order=orders, sampler=samplers, seed=range(5))
+    orders: list[Order] = [
+        RandomOrder(),
+        ByConfidence("margin"),
+        LeftToRight(2),
+        ByConfidence("entropy", 2),
+        Ancestral(2),
+    ]
+    samplers = [
+        PLAIN,
+        Sampler(temperature=0.0),
+        Sampler(top_k=2),
+        Sampler(repetition_penalty=2.0),
+        Sampler(banned=(0, 1, 2)),
+    ]
+    together = fill(
+        model, tokens, context, "ac", lengths, order=orders, sampler=samplers, seed=range(5)
+    )
     for row in range(5):
         one = slice(row, row + 1)
-        alone = fill(model, tokens[one], context[one], "ac", lengths[one], order=orders[row], sampler=samplers[row], seed=row)
+        alone = fill(
+            model,
+            tokens[one],
+            context[one],
+            "ac",
+            lengths[one],
+            order=orders[row],
+            sampler=samplers[row],
+            seed=row,
+        )
         assert same(alone, together, [row])
 
 
@@ -96,7 +154,10 @@ def test_what_stands_at_targets_and_in_the_padding_is_ignored(mode: str, order: 
     tokens, context, lengths = shared_batch(model)
     inside = torch.arange(14) < lengths[:, None]
     nonsense = tokens.masked_fill(~(context & inside), -5)
-    plain, strange = (fill(model, each, context & inside, mode, lengths, order=order, seed=4) for each in (tokens, nonsense))
+    plain, strange = (
+        fill(model, each, context & inside, mode, lengths, order=order, seed=4)
+        for each in (tokens, nonsense)
+    )
     assert torch.equal(plain.tokens, strange.tokens)
 
 
@@ -104,17 +165,33 @@ def test_what_stands_at_targets_and_in_the_padding_is_ignored(mode: str, order: 
 
 
 @ways
-def test_log_probs_are_the_models_own_given_what_was_revealed_before(mode: str, order: Order) -> None:
-    """Also under a sampler that changes the distribution. Under `ac` each step's tokens are answered from all earlier steps."""
+def test_log_probs_are_the_models_own_given_what_was_revealed_before(
+    mode: str, order: Order
+) -> None:
+    """Also under a sampler that changes the distribution.
+
+    Under `ac` each step's tokens are answered from all earlier steps.
+    """
     model = small_model(seed=5)
     tokens, context, lengths = shared_batch(model)
-    filled = fill(model, tokens, context, mode, lengths, order=order, seed=3, sampler=Sampler(temperature=2.0, top_k=4))
+    filled = fill(
+        model,
+        tokens,
+        context,
+        mode,
+        lengths,
+        order=order,
+        seed=3,
+        sampler=Sampler(temperature=2.0, top_k=4),
+    )
     with torch.no_grad():
         if mode == "ac":
             expected = torch.zeros_like(filled.log_probs)
             for step in range(int(filled.steps.max()) + 1):
                 now = filled.steps == step
-                expected[now] = model.log_prob(filled.tokens, filled.steps < step, "ac", lengths)[now]
+                expected[now] = model.log_prob(filled.tokens, filled.steps < step, "ac", lengths)[
+                    now
+                ]
         else:
             expected = model.log_prob(filled.tokens, context, mode, lengths)
     torch.testing.assert_close(filled.log_probs, expected, rtol=0, atol=1e-10)
@@ -132,7 +209,12 @@ def test_greedy_is_the_likeliest_token_at_each_step() -> None:
         likeliest = model(filled.tokens, context, "car", lengths).argmax(-1)
     targets = targets_of(context, lengths)
     assert torch.equal(filled.tokens[targets], likeliest[targets])
-    assert torch.equal(filled.tokens, fill(model, tokens, context, "car", lengths, sampler=Sampler(temperature=0.0), seed=2).tokens)
+    assert torch.equal(
+        filled.tokens,
+        fill(
+            model, tokens, context, "car", lengths, sampler=Sampler(temperature=0.0), seed=2
+        ).tokens,
+    )
 
 
 @ways
@@ -141,7 +223,15 @@ def test_required_tokens_are_there_however_many_come_at_once(mode: str, order: O
     tokens, context = torch.zeros(6, 10, dtype=torch.int64), torch.ones(6, 10, dtype=torch.bool)
     context[:, [2, 5, 6, 9]] = False
     for required in ((6,), (3, 5, 6), (2, 3, 5, 6)):
-        filled = fill(model, tokens, context, mode, order=order, sampler=Sampler(required=required), seed=range(6))
+        filled = fill(
+            model,
+            tokens,
+            context,
+            mode,
+            order=order,
+            sampler=Sampler(required=required),
+            seed=range(6),
+        )
         for row in filled.tokens[~context].view(6, 4).tolist():
             assert set(required) <= set(row)
 
@@ -151,14 +241,24 @@ def test_only_restricts_a_position_of_a_row() -> None:
     tokens, context, lengths = shared_batch(model)
     allowed = {(0, 1): (3,), (1, 2): (0, 6), (4, 6): (5,)}
     free = fill(model, tokens, context, "car", lengths, seed=2)
-    bound = fill(model, tokens, context, "car", lengths, seed=2, only=lambda row, position: allowed.get((row, position)))
+    bound = fill(
+        model,
+        tokens,
+        context,
+        "car",
+        lengths,
+        seed=2,
+        only=lambda row, position: allowed.get((row, position)),
+    )
     for (row, position), ids in allowed.items():
         assert int(bound.tokens[row, position]) in ids
     assert same(select(bound, [2, 3]), free, [2, 3])  # rows that are not restricted
 
 
 def select(filled: Filled, rows: list[int]) -> Filled:
-    return Filled(filled.tokens[rows], filled.log_probs[rows], filled.lengths[rows], filled.steps[rows])
+    return Filled(
+        filled.tokens[rows], filled.log_probs[rows], filled.lengths[rows], filled.steps[rows]
+    )
 
 
 def test_no_token_stands_twice() -> None:
@@ -166,7 +266,16 @@ def test_no_token_stands_twice() -> None:
     model = small_model()
     tokens, context = torch.tensor([[4, 0, 0, 0, 0, 0]]), torch.tensor([[True] + [False] * 5])
     for seed in range(5):
-        assert len(set(fill(model, tokens, context, sampler=Sampler(no_repeat_ngram=1), seed=seed).tokens[0].tolist())) == 6
+        assert (
+            len(
+                set(
+                    fill(model, tokens, context, sampler=Sampler(no_repeat_ngram=1), seed=seed)
+                    .tokens[0]
+                    .tolist()
+                )
+            )
+            == 6
+        )
 
 
 def test_the_stop_token_ends_its_own_sequence_and_no_other() -> None:
@@ -194,7 +303,9 @@ def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
     filled = fill(model, tokens, context, mode, lengths, order=order, seed=6, watch=heard.append)
     targets = targets_of(context, lengths)
     everything = [each for some in heard for each in some]
-    assert sorted((each.row, each.position) for each in everything) == [tuple(pair) for pair in targets.nonzero().tolist()]
+    assert sorted((each.row, each.position) for each in everything) == [
+        tuple(pair) for pair in targets.nonzero().tolist()
+    ]
     for step, some in enumerate(heard):
         for row, position, token, log_prob, *_ in some:
             assert int(filled.steps[row, position]) == step
@@ -214,7 +325,9 @@ def test_complaints() -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
     for mode, order in (("car", RandomOrder()), ("ar", LeftToRight(2)), ("car", Ancestral(4))):
-        with pytest.raises(ValueError, match=f"mode '{mode}' goes from left to right, one token at a time"):
+        with pytest.raises(
+            ValueError, match=f"mode '{mode}' goes from left to right, one token at a time"
+        ):
             fill(model, tokens, context, mode, lengths, order=order)
     with pytest.raises(ValueError, match="3 seeds were given for 5 sequences"):
         fill(model, tokens, context, "car", lengths, seed=[1, 2, 3])
@@ -226,7 +339,9 @@ def test_complaints() -> None:
         fill(model, tokens, context, "up", lengths)
     few = torch.ones(1, 4, dtype=torch.bool)
     few[0, 2] = False
-    with pytest.raises(ValueError, match="2 tokens are required, but sequence 0 has only 1 to fill"):
+    with pytest.raises(
+        ValueError, match="2 tokens are required, but sequence 0 has only 1 to fill"
+    ):
         fill(model, tokens[:1, :4], few, sampler=Sampler(required=(1, 2)))
     with pytest.raises(ValueError, match="context is bool of shape"):
         fill(model, tokens, context[:, :-1], "car")

@@ -11,7 +11,14 @@ from torch import Tensor
 from tests.helpers import small_model
 from tests.peers.small import MODES, small_peer
 from tracformer.generation.decode import Filled, fill
-from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
+from tracformer.generation.orders import (
+    Ancestral,
+    ByConfidence,
+    GivenOrder,
+    LeftToRight,
+    Order,
+    RandomOrder,
+)
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.scheduler import Filling, Job, Revealed
 from tracformer.model.base import ConditionalModel
@@ -36,8 +43,12 @@ ORDERS: list[Order] = [
 ]
 
 
-def random_question(model: ConditionalModel, rng: random.Random, modes: tuple[str, ...] = ("car", "ac", "ar")) -> dict[str, Any]:
-    """What `fill` is asked: one to three sequences with a target each, a mode, rules of their own."""
+def random_question(
+    model: ConditionalModel, rng: random.Random, modes: tuple[str, ...] = ("car", "ac", "ar")
+) -> dict[str, Any]:
+    """What `fill` is asked: one to three sequences with a target each, a mode, rules
+    of their own.
+    """
     B, T = rng.randint(1, 3), rng.randint(2, model.config.max_length)
     generator = torch.Generator().manual_seed(rng.randrange(2**30))
     context = torch.rand(B, T, generator=generator) < rng.random()
@@ -53,7 +64,9 @@ def random_question(model: ConditionalModel, rng: random.Random, modes: tuple[st
         "seed": [rng.randrange(1000) for _ in range(B)],
         "order": [rng.choice(ORDERS) for _ in range(B)] if mode == "ac" else None,
         "stop": rng.choice([None, 2]),
-        "only": rng.choice([None, lambda row, position: (0, 2, 3, 5) if position % 3 == 0 else None]),
+        "only": rng.choice(
+            [None, lambda row, position: (0, 2, 3, 5) if position % 3 == 0 else None]
+        ),
         "top": rng.choice([0, 2]),
     }
 
@@ -81,7 +94,9 @@ def assert_same(one: Filled, other: Filled, atol: float = 1e-10) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_jobs_get_together_what_they_get_alone(seed: int) -> None:
-    """In float64: 24 jobs of all modes, coming at any time, more sequences than there is room for."""
+    """In float64: 24 jobs of all modes, coming at any time, more sequences than
+    there is room for.
+    """
     model, rng = small_model(seed=seed), random.Random(seed)
     questions = [random_question(model, rng) for _ in range(24)]
     filling = Filling(model, 7, model.config.max_length)
@@ -95,7 +110,10 @@ def test_jobs_get_together_what_they_get_alone(seed: int) -> None:
 
 def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
     model, rng = small_model(seed=3).float(), random.Random(3)
-    questions = [random_question(model, rng) | {"order": None, "mode": rng.choice(["car", "ar"])} for _ in range(20)]
+    questions = [
+        random_question(model, rng) | {"order": None, "mode": rng.choice(["car", "ar"])}
+        for _ in range(20)
+    ]
     jobs = [Job(model.config, **question) for question in questions]
     run(Filling(model, 24, 16), jobs, lambda: rng.random() < 0.6)
     rows = different = 0
@@ -104,7 +122,9 @@ def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
         for row in range(len(result.tokens)):
             rows += 1
             if torch.equal(result.tokens[row], alone.tokens[row]):
-                torch.testing.assert_close(result.log_probs[row], alone.log_probs[row], rtol=0, atol=1e-4)
+                torch.testing.assert_close(
+                    result.log_probs[row], alone.log_probs[row], rtol=0, atol=1e-4
+                )
             else:
                 different += 1
     assert different <= rows // 20
@@ -138,7 +158,9 @@ def test_rows_of_several_jobs_share_one_pass(monkeypatch: pytest.MonkeyPatch) ->
     assert widths == [5]
 
 
-def open_job(model: ConditionalModel, length: int, mode: str = "car", batch: int = 1, **options: Any) -> Job:
+def open_job(
+    model: ConditionalModel, length: int, mode: str = "car", batch: int = 1, **options: Any
+) -> Job:
     """Nothing is given."""
     tokens = torch.zeros(batch, length, dtype=torch.int64)
     return Job(model.config, tokens, torch.zeros(batch, length, dtype=torch.bool), mode, **options)
@@ -220,9 +242,15 @@ def failing(*_: object) -> Any:
         ({"sampler": Sampler(allowed=(99,))}, ValueError, "out of range"),
     ],
 )
-def test_an_error_of_one_job_leaves_the_others_alone(options: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_an_error_of_one_job_leaves_the_others_alone(
+    options: dict[str, Any], error: type[Exception], said: str
+) -> None:
     model = small_model()
-    good, bad, late = open_job(model, 6, batch=2), open_job(model, 6, batch=2, **options), open_job(model, 4, batch=2, seed=4)
+    good, bad, late = (
+        open_job(model, 6, batch=2),
+        open_job(model, 6, batch=2, **options),
+        open_job(model, 4, batch=2, seed=4),
+    )
     filling = Filling(model, 5, 16)
     for job in (good, bad, late):
         filling.add(job)
@@ -241,29 +269,54 @@ def test_an_error_of_one_job_leaves_the_others_alone(options: dict[str, Any], er
 # ---- candidates and drafts
 
 
-@pytest.mark.parametrize(("mode", "order"), [("car", None), ("ar", None), ("ac", RandomOrder(2)), ("ac", ByConfidence())], ids=str)
-def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(mode: str, order: Order | None) -> None:
+@pytest.mark.parametrize(
+    ("mode", "order"),
+    [("car", None), ("ar", None), ("ac", RandomOrder(2)), ("ac", ByConfidence())],
+    ids=str,
+)
+def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
+    mode: str, order: Order | None
+) -> None:
     model = small_model(seed=6)
-    job = open_job(model, 8, mode, 3, seed=range(3), order=order, top=7, sampler=Sampler(temperature=0.7))
+    job = open_job(
+        model, 8, mode, 3, seed=range(3), order=order, top=7, sampler=Sampler(temperature=0.7)
+    )
     run(Filling(model, 3, 16), [job])
     filled = job.result()
     assert filled.top is not None
     assert filled.top.tokens.shape == (3, 8, 7)
     for row in range(3):
         for position in range(8):
-            ids, values = filled.top.tokens[row, position].tolist(), filled.top.log_probs[row, position]
+            ids, values = (
+                filled.top.tokens[row, position].tolist(),
+                filled.top.log_probs[row, position],
+            )
             assert sorted(ids) == list(range(7))
             assert values.tolist() == sorted(values.tolist(), reverse=True)
             assert values.logsumexp(0).item() == pytest.approx(0.0, abs=1e-12)
-            assert values[ids.index(int(filled.tokens[row, position]))] == filled.log_probs[row, position]
-    few = fill(model, job.tokens, job.context, mode, seed=range(3), order=order, top=2, sampler=Sampler(temperature=0.7))
+            assert (
+                values[ids.index(int(filled.tokens[row, position]))]
+                == filled.log_probs[row, position]
+            )
+    few = fill(
+        model,
+        job.tokens,
+        job.context,
+        mode,
+        seed=range(3),
+        order=order,
+        top=2,
+        sampler=Sampler(temperature=0.7),
+    )
     assert few.top is not None
     assert torch.equal(few.top.tokens, filled.top.tokens[..., :2])
     if mode != "ac":
         ids, values = model.candidates(filled.tokens, job.context, mode, None, 7)
         assert torch.equal(ids, filled.top.tokens)
         torch.testing.assert_close(values, filled.top.log_probs, rtol=0, atol=1e-10)
-    greedy = fill(model, job.tokens, job.context, mode, order=order, top=1, sampler=Sampler(temperature=0.0))
+    greedy = fill(
+        model, job.tokens, job.context, mode, order=order, top=1, sampler=Sampler(temperature=0.0)
+    )
     assert greedy.top is not None
     assert torch.equal(greedy.top.tokens[..., 0], greedy.tokens)
 
@@ -283,10 +336,27 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
     tokens, context = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.bool)
     context[:, 4] = True
     filled = fill(
-        model, tokens, context, "ac", seed=[1, 2], order=ByConfidence(), watch=heard.append, drafts=True, sampler=Sampler(banned=(3,))
+        model,
+        tokens,
+        context,
+        "ac",
+        seed=[1, 2],
+        order=ByConfidence(),
+        watch=heard.append,
+        drafts=True,
+        sampler=Sampler(banned=(3,)),
     )
     plain: list[list[Revealed]] = []
-    fill(model, tokens, context, "ac", seed=[1, 2], order=ByConfidence(), watch=plain.append, sampler=Sampler(banned=(3,)))
+    fill(
+        model,
+        tokens,
+        context,
+        "ac",
+        seed=[1, 2],
+        order=ByConfidence(),
+        watch=plain.append,
+        sampler=Sampler(banned=(3,)),
+    )
     assert [[each for each in some if not each.draft] for some in heard] == plain
     drafts: dict[tuple[int, int], int] = {}
     known = context.clone()

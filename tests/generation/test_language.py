@@ -1,4 +1,6 @@
-"""The text level: what comes back is the text with its blanks filled, and its numbers are the model's own."""
+"""The text level: what comes back is the text with its blanks filled, and its
+numbers are the model's own.
+"""
 
 import json
 import math
@@ -20,7 +22,11 @@ from tracformer.rng import derived_seed
 
 
 def context_of(result: Infilled) -> list[bool]:
-    blank = {i for span in result.spans for i in range(span.first_token, span.first_token + len(span.token_ids))}
+    blank = {
+        i
+        for span in result.spans
+        for i in range(span.first_token, span.first_token + len(span.token_ids))
+    }
     return [i not in blank for i in range(len(result.token_ids))]
 
 
@@ -28,9 +34,15 @@ def test_a_result_is_the_given_text_with_fillings_in_it(lm: LanguageModel) -> No
     for result in lm.infill(TEXT, 6, seed=3):
         first, second = result.spans
         assert result.text == "the cat" + first.text + " the" + second.text + " mat"
-        assert [result.text[span.start : span.stop] for span in result.spans] == [first.text, second.text]
+        assert [result.text[span.start : span.stop] for span in result.spans] == [
+            first.text,
+            second.text,
+        ]
         assert [len(span.token_ids) for span in result.spans] == [3, 2]
-        assert all(result.token_ids[s.first_token : s.first_token + len(s.token_ids)] == s.token_ids for s in result.spans)
+        assert all(
+            result.token_ids[s.first_token : s.first_token + len(s.token_ids)] == s.token_ids
+            for s in result.spans
+        )
         assert all(span.text[0] == " " and not span.text[1].isspace() for span in result.spans)
         assert "".join(first.tokens) == first.text or "\ufffd" in first.text
         assert result.log_prob == pytest.approx(first.log_prob + second.log_prob)
@@ -52,7 +64,12 @@ def test_end_of_text_comes_only_where_the_sampler_names_it(lm: LanguageModel) ->
 @pytest.mark.parametrize("mode", ["car", "ac"])
 def test_texts_get_together_what_they_get_alone(lm: LanguageModel, mode: str) -> None:
     texts = [TEXT, "a [[1]]", "[[4]] dog sat and [[2]]", "the[[1-2]]"]
-    options: dict[str, Any] = {"mode": mode, "seed": 5, "sampler": Sampler(temperature=0.8, top_p=0.9), "length_draws": 2}
+    options: dict[str, Any] = {
+        "mode": mode,
+        "seed": 5,
+        "sampler": Sampler(temperature=0.8, top_p=0.9),
+        "length_draws": 2,
+    }
     together = lm.infill_many(texts, 2, batch=5, **options)
     for text, results in zip(texts, together, strict=True):
         alone = lm.infill(text, 2, batch=1, **options)
@@ -72,13 +89,21 @@ def test_the_score_of_a_sample_is_its_reported_log_probability(lm: LanguageModel
     for result in lm.infill(TEXT, 12, sampler=Sampler(temperature=0.5)):
         scores = lm.score_tokens(result.token_ids, context_of(result), "car")
         reported = [value for span in result.spans for value in span.log_probs]
-        assert [score for score, given in zip(scores, context_of(result), strict=True) if not given] == pytest.approx(reported, abs=1e-9)
-        assert all(score == 0 for score, given in zip(scores, context_of(result), strict=True) if given)
+        assert [
+            score for score, given in zip(scores, context_of(result), strict=True) if not given
+        ] == pytest.approx(reported, abs=1e-9)
+        assert all(
+            score == 0 for score, given in zip(scores, context_of(result), strict=True) if given
+        )
         if all(lm.tokenizer.encode(span.text) == list(span.token_ids) for span in result.spans):
             round_trips += 1
-            scored = lm.score(write(["the cat", " the", " mat"], [span.text for span in result.spans]))
+            scored = lm.score(
+                write(["the cat", " the", " mat"], [span.text for span in result.spans])
+            )
             assert scored.log_prob == pytest.approx(result.log_prob, abs=1e-9)
-            assert [(s.start, s.stop, s.text) for s in scored.spans] == [(s.start, s.stop, s.text) for s in result.spans]
+            assert [(s.start, s.stop, s.text) for s in scored.spans] == [
+                (s.start, s.stop, s.text) for s in result.spans
+            ]
             assert scored.text == result.text
     assert round_trips > 0
 
@@ -113,7 +138,9 @@ def test_bytes_are_counted_in_utf8() -> None:
 def test_half_characters_come_together_and_broken_ones_are_noted() -> None:
     lm = make(byte_tokenizer())
     first, second = "é".encode()
-    drawn = lm.infill("a[[2]]b", 20, sampler=Sampler(allowed=(first, second), required=(first, second)))
+    drawn = lm.infill(
+        "a[[2]]b", 20, sampler=Sampler(allowed=(first, second), required=(first, second))
+    )
     whole = next(result for result in drawn if result.spans[0].token_ids == (first, second))
     assert (whole.text, whole.note) == ("aéb", "")
     assert whole.spans[0].tokens == ("\ufffd", "\ufffd")
@@ -135,7 +162,13 @@ def test_the_best_stay_in_order_when_a_text_comes_again(lm: LanguageModel) -> No
     def found(text: str, log_prob: float) -> Infilled:
         return Infilled(text, (), log_prob, 0, "ac", (), None, "")
 
-    results = [found("a", -3.0), found("b", -2.0), found("c", -2.5), found("a", -1.0), found("b", -9.0)]
+    results = [
+        found("a", -3.0),
+        found("b", -2.0),
+        found("c", -2.5),
+        found("a", -1.0),
+        found("b", -9.0),
+    ]
     best = _best(lm.runner, results, Options(n=3, best_of=5))
     assert [(each.text, each.log_prob) for each in best] == [("a", -1.0), ("b", -2.0), ("c", -2.5)]
     assert [each.text for each in _best(lm.runner, results, Options(n=1, best_of=5))] == ["a"]
@@ -146,19 +179,26 @@ def test_the_best_of_different_lengths_weigh_the_length_too() -> None:
 
     def weight(result: Infilled) -> float:
         assert result.length_choice is not None
-        posterior = dict(zip(result.length_choice.lengths, result.length_choice.log_probabilities, strict=True))
+        posterior = dict(
+            zip(result.length_choice.lengths, result.length_choice.log_probabilities, strict=True)
+        )
         return result.log_prob + posterior[result.length_choice.chosen]
 
     drawn = {result.text: weight(result) for result in lm.infill("a[[1-3]]b", 40)}
     best = lm.infill("a[[1-3]]b", 4, best_of=40)
-    assert [weight(result) for result in best] == pytest.approx(sorted(drawn.values(), reverse=True)[:4])
+    assert [weight(result) for result in best] == pytest.approx(
+        sorted(drawn.values(), reverse=True)[:4]
+    )
 
 
 def test_search_finds_no_less_than_sampling_does(lm: LanguageModel) -> None:
     [best] = lm.infill("the cat [[2]] mat", search="best-first:5000")
     assert "proven" in best.note
     assert best.spans[0].text.startswith(" ")
-    assert best.log_prob >= max(result.log_prob for result in lm.infill("the cat [[2]] mat", 50)) - 1e-9
+    assert (
+        best.log_prob
+        >= max(result.log_prob for result in lm.infill("the cat [[2]] mat", 50)) - 1e-9
+    )
     scores = lm.score_tokens(best.token_ids, context_of(best))
     assert sum(scores) == pytest.approx(best.log_prob, abs=1e-9)
     beam = lm.infill("the cat [[2]] mat", 3, search="beam:4")
@@ -168,7 +208,9 @@ def test_search_finds_no_less_than_sampling_does(lm: LanguageModel) -> None:
     assert "gave up" in given_up.note
 
 
-def test_any_order_fills_everything_and_its_probability_is_that_of_its_order(lm: LanguageModel) -> None:
+def test_any_order_fills_everything_and_its_probability_is_that_of_its_order(
+    lm: LanguageModel,
+) -> None:
     for order in (RandomOrder(), ByConfidence("entropy")):
         arrivals: list[Arrival] = []
         [result] = lm.infill("the cat [[3]] mat", order=order, watch=arrivals.extend)
@@ -209,10 +251,14 @@ def test_marginals_are_the_candidates_of_each_position(lm: LanguageModel) -> Non
     assert [(m.blank, m.index) for m in found] == [(0, 0), (0, 1), (1, 0)]
     for marginal in found:
         assert sum(c.probability for c in marginal.candidates) == pytest.approx(1.0)
-        assert [c.log_prob for c in marginal.candidates] == sorted((c.log_prob for c in marginal.candidates), reverse=True)
+        assert [c.log_prob for c in marginal.candidates] == sorted(
+            (c.log_prob for c in marginal.candidates), reverse=True
+        )
     cat = lm.score("the [[cat]] sat", mode="ac").spans[0]
     [first] = lm.marginals("the [[1]] sat", top=300)
-    assert {c.token_id: c.log_prob for c in first.candidates}[cat.token_ids[0]] == pytest.approx(cat.log_probs[0]) or len(cat.token_ids) > 1
+    assert {c.token_id: c.log_prob for c in first.candidates}[cat.token_ids[0]] == pytest.approx(
+        cat.log_probs[0]
+    ) or len(cat.token_ids) > 1
     assert len(lm.marginals("the [[1]] sat", mode="car")) == 1
 
 
@@ -221,27 +267,40 @@ def test_candidates_of_filled_written_and_scored_tokens(lm: LanguageModel) -> No
     [sample] = lm.sample(prompt="the cat", max_tokens=5, top=3)
     scored = lm.score("the [[cat]] sat [[on the]] mat", top=3)
     parts = [*((s.token_ids, s.log_probs, s.candidates) for s in (*filled.spans, *scored.spans))]
-    for token_ids, log_probs, candidates in (*parts, (sample.token_ids, sample.log_probs, sample.candidates)):
+    for token_ids, log_probs, candidates in (
+        *parts,
+        (sample.token_ids, sample.log_probs, sample.candidates),
+    ):
         assert len(candidates) == len(token_ids)
         for token, log_prob, likely in zip(token_ids, log_probs, candidates, strict=True):
             assert len(likely) == 3
             values = [each.log_prob for each in likely]
             assert values == sorted(values, reverse=True)
-            assert [math.exp(value) for value in values] == pytest.approx([each.probability for each in likely])
-            assert [each.text for each in likely] == [lm.spelling.token(each.token_id) for each in likely]
+            assert [math.exp(value) for value in values] == pytest.approx(
+                [each.probability for each in likely]
+            )
+            assert [each.text for each in likely] == [
+                lm.spelling.token(each.token_id) for each in likely
+            ]
             own = {each.token_id: each.log_prob for each in likely}
             assert own.get(token, log_prob) == pytest.approx(log_prob, abs=1e-9)
             assert log_prob <= values[0] + 1e-9
     context = context_of(filled)
     top = lm.top_tokens(filled.token_ids, context, 3, "car")
     assert [bool(each) for each in top] == [not given for given in context]
-    assert [each[0].token_id for each in top if each] == [each[0].token_id for span in filled.spans for each in span.candidates]
+    assert [each[0].token_id for each in top if each] == [
+        each[0].token_id for span in filled.spans for each in span.candidates
+    ]
     assert lm.infill(TEXT)[0].spans[0].candidates == ()
     [found] = lm.infill("the [[1]] sat", search="beam:4", top=2)
     assert found.spans[0].candidates[0][0].log_prob >= found.log_prob
     for result in lm.infill("the [[2]] sat", 5, search="beam:5", top=2, batch=2):
-        top = [each for each in lm.top_tokens(result.token_ids, context_of(result), 2, "car") if each]
-        assert [each.token_id for pair in result.spans[0].candidates for each in pair] == [each.token_id for pair in top for each in pair]
+        top = [
+            each for each in lm.top_tokens(result.token_ids, context_of(result), 2, "car") if each
+        ]
+        assert [each.token_id for pair in result.spans[0].candidates for each in pair] == [
+            each.token_id for pair in top for each in pair
+        ]
     for ask in (lambda: lm.infill(TEXT, top=-1), lambda: lm.top_tokens([1], [False], 0)):
         with pytest.raises(ValueError, match="top is"):
             ask()
@@ -271,14 +330,24 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
         ("a [[1]]", {"n": 3, "best_of": 2}, "best_of is 2"),
         ("a [[1]]", {"search": "widely"}, "beam:WIDTH"),
         ("a [[1]]", {"search": "beam:4", "mode": "ac"}, "exact joint"),
-        ("a [[1]]", {"search": "beam:4", "sampler": Sampler(temperature=0.5)}, "only banned and allowed"),
+        (
+            "a [[1]]",
+            {"search": "beam:4", "sampler": Sampler(temperature=0.5)},
+            "only banned and allowed",
+        ),
         ("a [[1]]", {"order": RandomOrder(), "mode": "car"}, "left to right"),
-        ("a [[1]]", {"order": "entropy"}, "order is 'entropy'; give an order itself, for instance ByConfidence"),
+        (
+            "a [[1]]",
+            {"order": "entropy"},
+            "order is 'entropy'; give an order itself, for instance ByConfidence",
+        ),
         ("a [[]]", {"lengths": "best"}, "sample, rank"),
         ("a [[]]", {"length_draws": 1}, "at least 2"),
     ],
 )
-def test_what_cannot_be_filled_is_refused_with_a_reason(lm: LanguageModel, text: str, options: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_filled_is_refused_with_a_reason(
+    lm: LanguageModel, text: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         lm.infill(text, **options)
     with pytest.raises(ValueError, match=said):
@@ -302,7 +371,11 @@ def test_what_can_be_asked_is_known_beforehand(lm: LanguageModel) -> None:
 
 
 def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
-    for text, said in (("a [[]]", "is empty"), ("a b", "no blank"), ("a [[" + "the cat " * 20 + "]]", "shorten")):
+    for text, said in (
+        ("a [[]]", "is empty"),
+        ("a b", "no blank"),
+        ("a [[" + "the cat " * 20 + "]]", "shorten"),
+    ):
         with pytest.raises(ValueError, match=said):
             lm.score(text)
     for text, said in (("a [[]]", "fixed number"), ("a [[2-3]]", "fixed number")):
@@ -316,8 +389,16 @@ def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
 
 def test_results_are_json(lm: LanguageModel) -> None:
     seed: Any = np.random.default_rng(0).integers(100)
-    records = [*lm.infill("a [[1-2]] cat"), lm.score("a [[cat]]", seed=seed), *lm.marginals("a [[1]]"), *lm.sample(max_tokens=3, seed=seed)]
-    records += [*lm.infill("a [[1]] cat", 2, seed=seed), *lm.infill("a [[1]] cat", search="beam:2", seed=seed)]
+    records = [
+        *lm.infill("a [[1-2]] cat"),
+        lm.score("a [[cat]]", seed=seed),
+        *lm.marginals("a [[1]]"),
+        *lm.sample(max_tokens=3, seed=seed),
+    ]
+    records += [
+        *lm.infill("a [[1]] cat", 2, seed=seed),
+        *lm.infill("a [[1]] cat", search="beam:2", seed=seed),
+    ]
     for record in records:
         assert json.loads(json.dumps(record.to_dict(), allow_nan=False)) == record.to_dict()
     assert records[0].to_dict()["spans"][0]["text"] == records[0].spans[0].text  # type: ignore[union-attr]

@@ -1,4 +1,6 @@
-"""The law of the samples: frequencies against probabilities that are enumerated, filling by filling."""
+"""The law of the samples: frequencies against probabilities that are enumerated,
+filling by filling.
+"""
 
 import itertools
 from collections import Counter
@@ -26,9 +28,14 @@ def question(seed: int) -> tuple[Tracformer, Tensor, Tensor]:
 
 
 def law_of_steps(
-    model: Tracformer, tokens: Tensor, context: Tensor, turn: Callable[[list[int], Tensor], Sequence[int]]
+    model: Tracformer,
+    tokens: Tensor,
+    context: Tensor,
+    turn: Callable[[list[int], Tensor], Sequence[int]],
 ) -> dict[Filling, float]:
-    """Probability of each filling if at each step the positions of `turn(open, probabilities)` are drawn from their own marginals."""
+    """Probability of each filling if at each step the positions of `turn(open, probabilities)` are
+    drawn from their own marginals.
+    """
     law: dict[Filling, float] = Counter()
 
     def walk(tokens: Tensor, context: Tensor, probability: float) -> None:
@@ -48,12 +55,16 @@ def law_of_steps(
     return law
 
 
-def law_of_schedules(model: Tracformer, tokens: Tensor, context: Tensor, schedules: list[list[tuple[int, ...]]]) -> dict[Filling, float]:
+def law_of_schedules(
+    model: Tracformer, tokens: Tensor, context: Tensor, schedules: list[list[tuple[int, ...]]]
+) -> dict[Filling, float]:
     """Equally likely schedules, each a list of steps."""
     law: dict[Filling, float] = Counter()
     for schedule in schedules:
 
-        def turn(still: list[int], p: Tensor, schedule: list[tuple[int, ...]] = schedule) -> Sequence[int]:
+        def turn(
+            still: list[int], p: Tensor, schedule: list[tuple[int, ...]] = schedule
+        ) -> Sequence[int]:
             return next(step for step in schedule if set(step) <= set(still))
 
         for filling, probability in law_of_steps(model, tokens, context, turn).items():
@@ -71,18 +82,33 @@ def joint(model: Tracformer, tokens: Tensor, context: Tensor, mode: str) -> dict
 
 
 def check_law(
-    monkeypatch: pytest.MonkeyPatch, law: dict[Filling, float], model: Tracformer, tokens: Tensor, context: Tensor, mode: str, order: Order
+    monkeypatch: pytest.MonkeyPatch,
+    law: dict[Filling, float],
+    model: Tracformer,
+    tokens: Tensor,
+    context: Tensor,
+    mode: str,
+    order: Order,
 ) -> None:
-    """Chi-square of N samples, seeds 0..N-1, four standard deviations; cells that expect fewer than five are taken together."""
+    """Chi-square of N samples, seeds 0..N-1, four standard deviations; cells that expect fewer than
+    five are taken together.
+    """
     assert sum(law.values()) == pytest.approx(1.0)
     monkeypatch.setattr(sessions, "AT_ONCE", N)
-    filled = fill(model, tokens.expand(N, T), context.expand(N, T), mode, order=order, seed=range(N))
+    filled = fill(
+        model, tokens.expand(N, T), context.expand(N, T), mode, order=order, seed=range(N)
+    )
     counts = Counter(tuple(row) for row in filled.tokens[:, list(TARGETS)].tolist())
     rare = {filling for filling, p in law.items() if N * p < 5}
     cells = [(counts[filling], N * p) for filling, p in law.items() if filling not in rare]
-    cells.append((sum(counts[filling] for filling in rare), sum(N * law[filling] for filling in rare)))
+    cells.append(
+        (sum(counts[filling] for filling in rare), sum(N * law[filling] for filling in rare))
+    )
     cells = [(seen, expected) for seen, expected in cells if expected > 0]
-    chi, freedom = sum((seen - expected) ** 2 / expected for seen, expected in cells), len(cells) - 1
+    chi, freedom = (
+        sum((seen - expected) ** 2 / expected for seen, expected in cells),
+        len(cells) - 1,
+    )
     assert freedom >= 5  # else the model is too sure to tell laws apart
     assert chi < freedom + 4 * (2 * freedom) ** 0.5
 
@@ -90,13 +116,31 @@ def check_law(
 @pytest.mark.parametrize("mode", ["car", "ar"])
 def test_samples_follow_the_exact_joint(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens, context = question(1)
-    check_law(monkeypatch, joint(model, tokens, context, mode), model, tokens, context, mode, LeftToRight())
+    check_law(
+        monkeypatch,
+        joint(model, tokens, context, mode),
+        model,
+        tokens,
+        context,
+        mode,
+        LeftToRight(),
+    )
 
 
-def test_samples_in_random_order_follow_the_mean_over_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_in_random_order_follow_the_mean_over_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, tokens, context = question(2)
     schedules = [[(position,) for position in order] for order in itertools.permutations(TARGETS)]
-    check_law(monkeypatch, law_of_schedules(model, tokens, context, schedules), model, tokens, context, "ac", RandomOrder())
+    check_law(
+        monkeypatch,
+        law_of_schedules(model, tokens, context, schedules),
+        model,
+        tokens,
+        context,
+        "ac",
+        RandomOrder(),
+    )
 
 
 def test_samples_by_confidence_follow_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +149,15 @@ def test_samples_by_confidence_follow_the_process(monkeypatch: pytest.MonkeyPatc
     def surest(still: list[int], p: Tensor) -> list[int]:
         return [still[int(p.amax(1).argmax())]]
 
-    check_law(monkeypatch, law_of_steps(model, tokens, context, surest), model, tokens, context, "ac", ByConfidence("probability"))
+    check_law(
+        monkeypatch,
+        law_of_steps(model, tokens, context, surest),
+        model,
+        tokens,
+        context,
+        "ac",
+        ByConfidence("probability"),
+    )
 
 
 def test_ancestral_samples_follow_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +165,17 @@ def test_ancestral_samples_follow_the_process(monkeypatch: pytest.MonkeyPatch) -
     model, tokens, context = question(4)
     schedules = []
     for coins in itertools.product((0, 1), repeat=len(TARGETS)):
-        steps = [tuple(t for t, coin in zip(TARGETS, coins, strict=True) if coin == side) for side in (0, 1)]
+        steps = [
+            tuple(t for t, coin in zip(TARGETS, coins, strict=True) if coin == side)
+            for side in (0, 1)
+        ]
         schedules.append([step for step in steps if step])
-    check_law(monkeypatch, law_of_schedules(model, tokens, context, schedules), model, tokens, context, "ac", Ancestral(2))
+    check_law(
+        monkeypatch,
+        law_of_schedules(model, tokens, context, schedules),
+        model,
+        tokens,
+        context,
+        "ac",
+        Ancestral(2),
+    )

@@ -10,7 +10,15 @@ from tests.generation.chain import Chain
 from tracformer.data import char_tokenizer
 from tracformer.generation.decode import fill
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.length_posterior import Candidates, Masses, candidates, choose, masses, middle, summarise
+from tracformer.generation.length_posterior import (
+    Candidates,
+    Masses,
+    candidates,
+    choose,
+    masses,
+    middle,
+    summarise,
+)
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Frame, Laid
 
@@ -26,7 +34,10 @@ def layouts(frame: Frame = FRAME) -> list[Laid]:
 
 
 def exact(model: Chain, frame: Frame = FRAME, letters: int | None = 3) -> torch.Tensor:
-    return torch.tensor([model.log_mass(laid.tokens, laid.context, letters) for laid in layouts(frame)], dtype=torch.float64)
+    return torch.tensor(
+        [model.log_mass(laid.tokens, laid.context, letters) for laid in layouts(frame)],
+        dtype=torch.float64,
+    )
 
 
 def first_is_a(layout: int, position: int) -> tuple[int, ...] | None:
@@ -41,8 +52,12 @@ def test_where_both_modes_agree_every_draw_gives_the_mass() -> None:
 
 
 @pytest.mark.parametrize("distortion", [0.0, 0.7])
-@pytest.mark.parametrize("frame", [FRAME, Frame(FRAME.texts, FRAME.ids, FRAME.spaced)], ids=["whole", "fragment"])
-def test_masses_under_constraints_are_unbiased_whatever_the_proposal(distortion: float, frame: Frame) -> None:
+@pytest.mark.parametrize(
+    "frame", [FRAME, Frame(FRAME.texts, FRAME.ids, FRAME.spaced)], ids=["whole", "fragment"]
+)
+def test_masses_under_constraints_are_unbiased_whatever_the_proposal(
+    distortion: float, frame: Frame
+) -> None:
     model = Chain(distortion=distortion)
     found = masses(model, layouts(frame), draws=150, seed=3, rules=NO_END, batch=150)
     off = (found.log_masses - exact(model, frame)).abs()
@@ -54,20 +69,32 @@ def test_a_constrained_first_token_is_accounted_for() -> None:
     model = Chain(distortion=0.5)
     found = masses(model, layouts(), draws=150, seed=5, rules=NO_END, only=first_is_a, batch=150)
     held = [
-        Laid([*laid.tokens[:2], 0, *laid.tokens[3:]], [*laid.context[:2], True, *laid.context[3:]], (2,), (k,))
+        Laid(
+            [*laid.tokens[:2], 0, *laid.tokens[3:]],
+            [*laid.context[:2], True, *laid.context[3:]],
+            (2,),
+            (k,),
+        )
         for k, laid in zip(LENGTHS, layouts(), strict=True)
     ]
-    truth = torch.tensor([model.log_mass(laid.tokens, laid.context, 3) for laid in held], dtype=torch.float64)
+    truth = torch.tensor(
+        [model.log_mass(laid.tokens, laid.context, 3) for laid in held], dtype=torch.float64
+    )
     assert ((found.log_masses - truth).abs() < 4 * found.standard_errors + 1e-9).all()
 
 
 def test_the_drawn_distribution_sums_to_one_over_the_allowed_fillings() -> None:
-    """Many fillings are drawn; each kind is counted once, with the probability that it was drawn with."""
+    """Many fillings are drawn; each kind is counted once, with the probability that
+    it was drawn with.
+    """
     model, laid, n = Chain(distortion=0.5), FRAME.blank([3]), 800
     tokens, context = torch.tensor([laid.tokens] * n), torch.tensor([laid.context] * n)
     filled = fill(model, tokens, context, sampler=NO_END, seed=range(n), only=first_is_a)
     assert filled.drawn is not None
-    odds = {tuple(row): math.exp(value) for row, value in zip(filled.tokens.tolist(), filled.drawn.sum(1).tolist(), strict=True)}
+    odds = {
+        tuple(row): math.exp(value)
+        for row, value in zip(filled.tokens.tolist(), filled.drawn.sum(1).tolist(), strict=True)
+    }
     assert len(odds) == 9  # one first token, three for each of the others
     assert sum(odds.values()) == pytest.approx(1.0, abs=1e-12)
 
@@ -84,7 +111,9 @@ def test_without_anything_behind_it_a_longer_blank_never_has_more_mass() -> None
 def test_standard_errors_are_those_of_the_mean() -> None:
     ratios = torch.tensor([[1.0, 3.0], [2.0, 2.0]], dtype=torch.float64)
     found = summarise(ratios.log() - 800.0)  # far below what exp can hold
-    torch.testing.assert_close(found.log_masses, torch.tensor([2.0, 2.0], dtype=torch.float64).log() - 800.0)
+    torch.testing.assert_close(
+        found.log_masses, torch.tensor([2.0, 2.0], dtype=torch.float64).log() - 800.0
+    )
     torch.testing.assert_close(found.standard_errors, torch.tensor([0.5, 0.0], dtype=torch.float64))
 
 
@@ -94,14 +123,18 @@ def test_chosen_lengths_follow_the_posterior(prior: dict[int, float] | None) -> 
     lm = LanguageModel(model, char_tokenizer("abc"))
     n = 800
     results = lm.infill("ab[[1-5]]c", n, prior=prior, length_draws=100, batch=400, seed=11)
-    weights = torch.tensor([1.0 if prior is None else prior[k] for k in LENGTHS], dtype=torch.float64)
+    weights = torch.tensor(
+        [1.0 if prior is None else prior[k] for k in LENGTHS], dtype=torch.float64
+    )
     posterior = (exact(model) + weights.log()).softmax(0)
     counts = torch.tensor([sum(len(r.spans[0].token_ids) == k for r in results) for k in LENGTHS])
     expected = n * posterior
     assert float(((counts - expected) ** 2 / expected).sum()) < CHI_SQUARE[4]
     choice = results[0].length_choice
     assert choice is not None
-    torch.testing.assert_close(torch.tensor(choice.probabilities, dtype=torch.float64), posterior, rtol=0.15, atol=0.01)
+    torch.testing.assert_close(
+        torch.tensor(choice.probabilities, dtype=torch.float64), posterior, rtol=0.15, atol=0.01
+    )
 
 
 def test_ranked_lengths_come_in_the_order_of_their_weights() -> None:
@@ -110,7 +143,10 @@ def test_ranked_lengths_come_in_the_order_of_their_weights() -> None:
     results = lm.infill("ab[[1-5]]c", 5, lengths="rank", length_draws=20, batch=200)
     ranked = [k + 1 for k in exact(model).argsort(descending=True).tolist()]
     assert [len(r.spans[0].token_ids) for r in results] == ranked
-    assert all(r.length_choice is not None and r.length_choice.chosen == (len(r.spans[0].token_ids),) for r in results)
+    assert all(
+        r.length_choice is not None and r.length_choice.chosen == (len(r.spans[0].token_ids),)
+        for r in results
+    )
 
 
 def test_several_blanks_are_weighed_together() -> None:
@@ -121,19 +157,26 @@ def test_several_blanks_are_weighed_together() -> None:
     assert choice.lengths == tuple(product((1, 2, 3), (1, 2)))
     frame = Frame(("a", "b", "c"), ((0,), (1,), (2,)), (False, False), (EOT,))
     laid = [frame.blank(vector) for vector in choice.lengths]
-    truth = torch.tensor([model.log_mass(each.tokens, each.context, 3) for each in laid], dtype=torch.float64).softmax(0)
-    torch.testing.assert_close(torch.tensor(choice.probabilities, dtype=torch.float64), truth, rtol=0.15, atol=0.01)
+    truth = torch.tensor(
+        [model.log_mass(each.tokens, each.context, 3) for each in laid], dtype=torch.float64
+    ).softmax(0)
+    torch.testing.assert_close(
+        torch.tensor(choice.probabilities, dtype=torch.float64), truth, rtol=0.15, atol=0.01
+    )
 
 
 def test_all_vectors_that_fit_are_candidates_where_they_are_few() -> None:
     found = candidates([(1, 4), (2, 5)], room=6, prior={1: 1.0, 2: 1.0, 4: 2.0})
     assert found.vectors == [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2)]
     assert found.log_prior.tolist() == found.log_share.tolist()
-    assert float(found.log_prior[1] - found.log_prior[0]) == pytest.approx(torch.tensor(2.0).log().item())
+    assert float(found.log_prior[1] - found.log_prior[0]) == pytest.approx(
+        torch.tensor(2.0).log().item()
+    )
 
 
 def test_lengths_without_weight_are_not_even_counted() -> None:
-    found = candidates([(1, 40)] * 12, room=400, prior={3: 1.0, 7: 0.0})  # 40^12 vectors, and one that may be
+    # 40^12 vectors, and one that may be
+    found = candidates([(1, 40)] * 12, room=400, prior={3: 1.0, 7: 0.0})
     assert found.vectors == [(3,) * 12]
     with pytest.raises(ValueError, match="gives no weight"):
         candidates([(1, 4), (1, 4)], room=8, prior={5: 1.0})
@@ -146,7 +189,8 @@ def test_choices_tell_mass_times_prior_however_they_were_found() -> None:
     zeros = torch.zeros(len(found.vectors), dtype=torch.float64)
     choices = choose(found, Masses(zeros, zeros), "sample", range(50))
     assert all(choice.log_weights == tuple(found.log_prior.tolist()) for choice in choices)
-    assert len({choice.chosen for choice in choices}) > 10  # while they come as often as they were drawn
+    # while they come as often as they were drawn
+    assert len({choice.chosen for choice in choices}) > 10
 
 
 def test_a_prior_does_not_speak_about_fixed_blanks() -> None:
@@ -175,7 +219,9 @@ def test_many_vectors_are_drawn_from_the_prior_given_that_they_fit() -> None:
 
 
 def test_choices_depend_on_their_own_seed_alone() -> None:
-    found = Candidates([(1,), (2,), (3,)], torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
+    found = Candidates(
+        [(1,), (2,), (3,)], torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    )
     weighed = Masses(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
     together = choose(found, weighed, "sample", [5, 6, 7, 8])
     assert [choose(found, weighed, "sample", [seed])[0] for seed in (5, 6, 7, 8)] == together
@@ -188,7 +234,12 @@ def test_the_middle_is_shortened_until_it_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prior", "said"), [({9: 1.0}, "no weight to any length"), ({2: -1.0}, "length 2 the weight -1.0"), (lambda k: float("nan"), "finite")]
+    ("prior", "said"),
+    [
+        ({9: 1.0}, "no weight to any length"),
+        ({2: -1.0}, "length 2 the weight -1.0"),
+        (lambda k: float("nan"), "finite"),
+    ],
 )
 def test_unusable_priors_are_refused(prior: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -12,7 +12,9 @@ from tracformer.loading import find_folder
 
 
 @pytest.mark.parametrize("place", ["", "best", "model"])
-def test_a_model_or_a_run_is_loaded_from_its_folder(lm: LanguageModel, tmp_path: Path, place: str) -> None:
+def test_a_model_or_a_run_is_loaded_from_its_folder(
+    lm: LanguageModel, tmp_path: Path, place: str
+) -> None:
     lm.model.save_pretrained(tmp_path / place, torch.float64)
     lm.tokenizer.save(tmp_path / place)
     again = load(tmp_path, dtype=torch.float64)
@@ -25,8 +27,12 @@ def test_a_model_or_a_run_is_loaded_from_its_folder(lm: LanguageModel, tmp_path:
     )  # sums may run in another order where the weights lie otherwise in memory
 
 
-def test_folders_without_a_model_are_refused(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no config.json in it, nor in a folder best or model"):
+def test_folders_without_a_model_are_refused(
+    lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"no config.json in it, nor in a folder best or model"
+    ):
         load(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load(tmp_path / "nowhere")
@@ -40,7 +46,9 @@ def test_folders_without_a_model_are_refused(lm: LanguageModel, tmp_path: Path, 
         load(tmp_path)
 
 
-def test_an_id_of_the_hub_is_downloaded(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_of_the_hub_is_downloaded(
+    lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = pytest.importorskip("huggingface_hub")
     lm.model.save_pretrained(tmp_path)
     lm.tokenizer.save(tmp_path)

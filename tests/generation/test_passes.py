@@ -1,4 +1,6 @@
-"""A reverse process takes its turns pass by pass: nobody waits for the whole of it, and who gives it up stops it."""
+"""A reverse process takes its turns pass by pass: nobody waits for the whole of it, and who gives
+it up stops it.
+"""
 
 import threading
 import time
@@ -33,7 +35,8 @@ class Paced(SEDD):
         self.passes += 1
         self.slow(0, 0, 0)
         logits, _ = super()._leave(*question)
-        return logits, torch.zeros(len(logits), dtype=torch.float64)  # nothing is revealed before the last step
+        # nothing is revealed before the last step
+        return logits, torch.zeros(len(logits), dtype=torch.float64)
 
 
 @pytest.fixture
@@ -49,10 +52,14 @@ def paced(pool: ThreadPoolExecutor) -> Iterator[Engine]:
     assert not engine._thread.is_alive()
 
 
-def diffuse(engine: Engine, pool: ThreadPoolExecutor, request: Request | None = None, steps: int = MANY) -> Future[Filled]:
+def diffuse(
+    engine: Engine, pool: ThreadPoolExecutor, request: Request | None = None, steps: int = MANY
+) -> Future[Filled]:
     """On its way, and waiting for its first permit."""
     request = request or engine.request()
-    future = pool.submit(lambda: request.fill(**question(6, mode="diffusion", order=Ancestral(steps))))
+    future = pool.submit(
+        lambda: request.fill(**question(6, mode="diffusion", order=Ancestral(steps)))
+    )
     assert eventually(lambda: engine.model.passes == 1)  # type: ignore[attr-defined]
     return future
 
@@ -68,11 +75,15 @@ def test_others_have_their_turn_between_passes(paced: Engine, pool: ThreadPoolEx
     assert eventually(lambda: len(paced._coming) == 2)
     permit(paced, 5)  # a pass and three steps; and one pass more, should the call's turn come later
     assert called.result(PATIENCE) == 7
-    assert torch.equal(filled.result(PATIENCE).tokens, fill(paced.model, **question(3, mode="ac")).tokens)
+    assert torch.equal(
+        filled.result(PATIENCE).tokens, fill(paced.model, **question(3, mode="ac")).tokens
+    )
     assert not long.done()
 
 
-def test_who_came_meanwhile_is_before_the_next_pass(paced: Engine, pool: ThreadPoolExecutor) -> None:
+def test_who_came_meanwhile_is_before_the_next_pass(
+    paced: Engine, pool: ThreadPoolExecutor
+) -> None:
     diffuse(paced, pool)
     called = pool.submit(lambda: paced.request().call(lambda: paced.model.passes))
     assert eventually(lambda: bool(paced._coming))
@@ -80,7 +91,9 @@ def test_who_came_meanwhile_is_before_the_next_pass(paced: Engine, pool: ThreadP
     assert called.result(PATIENCE) == 1
 
 
-def test_a_request_that_is_given_up_takes_no_further_pass(paced: Engine, pool: ThreadPoolExecutor) -> None:
+def test_a_request_that_is_given_up_takes_no_further_pass(
+    paced: Engine, pool: ThreadPoolExecutor
+) -> None:
     request = paced.request()
     long = diffuse(paced, pool, request)
     request.cancel()
@@ -123,23 +136,39 @@ def test_draining_waits_for_all_of_them(paced: Engine, pool: ThreadPoolExecutor)
 
 
 @pytest.mark.parametrize("system", ["mdlm", "sedd", "d3pm", "plaid"])
-def test_processes_that_take_turns_give_what_each_gives_alone(system: str, pool: ThreadPoolExecutor) -> None:
+def test_processes_that_take_turns_give_what_each_gives_alone(
+    system: str, pool: ThreadPoolExecutor
+) -> None:
     model: ConditionalModel = (
-        small_plaid() if system == "plaid" else small_diffusion(system, **({"n_step": 30} if system == "d3pm" else {}))
+        small_plaid()
+        if system == "plaid"
+        else small_diffusion(system, **({"n_step": 30} if system == "d3pm" else {}))
     )
     engine = Engine(model, rows=2)
     asked = []
     for number in range(8):
         tokens, context, lengths = random_question(3, 10, seed=number)
         order = Ancestral(3 + number) if number % 2 else None
-        asked.append({"tokens": tokens, "context": context, "lengths": lengths, "mode": "diffusion", "seed": number, "order": order})
+        asked.append(
+            {
+                "tokens": tokens,
+                "context": context,
+                "lengths": lengths,
+                "mode": "diffusion",
+                "seed": number,
+                "order": order,
+            }
+        )
     threads = set()
 
     def stop(row: int, position: int, token: int) -> bool:
         threads.add(threading.current_thread())
         return position > 6 and token == 3
 
-    futures = [pool.submit(lambda each: engine.request().fill(**each, top=2, stop=stop), each) for each in asked]
+    futures = [
+        pool.submit(lambda each: engine.request().fill(**each, top=2, stop=stop), each)
+        for each in asked
+    ]
     for each, future in zip(asked, futures, strict=True):
         mine, expected = future.result(PATIENCE), fill(model, **each, top=2, stop=stop)  # type: ignore[arg-type]
         assert torch.equal(mine.tokens, expected.tokens)

@@ -11,7 +11,9 @@ def chi_square(values: torch.Tensor, cells: int) -> float:
     """In standard deviations of a chi-square with cells - 1 degrees of freedom."""
     counts = torch.bincount((values * cells).long(), minlength=cells).double()
     expected = len(values) / cells
-    return float(((counts - expected) ** 2 / expected).sum() - (cells - 1)) / (2 * (cells - 1)) ** 0.5
+    return (
+        float(((counts - expected) ** 2 / expected).sum() - (cells - 1)) / (2 * (cells - 1)) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("stream", [SAMPLE, ORDER, TIME, LENGTH])
@@ -45,7 +47,9 @@ def test_neighbours_in_every_coordinate_are_unrelated() -> None:
 
 
 def test_known_values() -> None:
-    """Samples of a seed stay the same from version to version: these are splitmix64 on paper, not what the code happens to give."""
+    """Samples of a seed stay the same from version to version: these are splitmix64 on paper, not
+    what the code happens to give.
+    """
 
     def mix(x: int) -> int:
         x = (x + 0x9E3779B97F4A7C15) % 2**64
@@ -54,7 +58,12 @@ def test_known_values() -> None:
         return x ^ (x >> 31)
 
     assert mix(0) == 0xE220A8397B1DCDAF  # the published first output of splitmix64 from state 0
-    for seed, position, stream in ((0, 0, SAMPLE), (1, 0, SAMPLE), (2**63 + 5, 1000, TIME), (-1, 3, ORDER)):
+    for seed, position, stream in (
+        (0, 0, SAMPLE),
+        (1, 0, SAMPLE),
+        (2**63 + 5, 1000, TIME),
+        (-1, 3, ORDER),
+    ):
         word = mix((mix((mix(seed % 2**64) + position) % 2**64) + stream) % 2**64)
         assert float(uniforms([seed], [position], stream)) == (word >> 11) / 2**53
     assert float(uniforms([0], [0])) == 0.13870941014555427

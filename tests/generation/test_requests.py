@@ -12,7 +12,9 @@ from tracformer.generation.decode import fill
 from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine
 
 
-def test_cancelling_frees_rows_before_the_next_step(engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_cancelling_frees_rows_before_the_next_step(
+    engine: Engine, pool: ThreadPoolExecutor
+) -> None:
     request, first, slow = endless(engine, pool, batch=4)
     waiting = pool.submit(lambda: engine.request().fill(**question(4, batch=4)))
     assert eventually(lambda: engine.load.waiting == 4)
@@ -46,7 +48,9 @@ def test_a_deadline_ends_a_request_wherever_it_is(engine: Engine, pool: ThreadPo
     with held(engine), pytest.raises(DeadlineExceeded):
         engine.request(deadline=time.monotonic() + 0.05).call(lambda: None)
     slow = Slow()
-    future = pool.submit(lambda: engine.request(deadline=time.monotonic() + 0.1).fill(**question(stop=slow)))
+    future = pool.submit(
+        lambda: engine.request(deadline=time.monotonic() + 0.1).fill(**question(stop=slow))
+    )
     with pytest.raises(DeadlineExceeded):
         future.result(PATIENCE)
     slow.free()
@@ -57,7 +61,11 @@ def test_a_deadline_ends_a_request_wherever_it_is(engine: Engine, pool: ThreadPo
 def test_an_error_reaches_its_own_request_alone(engine: Engine, pool: ThreadPoolExecutor) -> None:
     with held(engine):
         good = pool.submit(lambda: engine.request().fill(**question(7, batch=2)))
-        bad = pool.submit(lambda: engine.request().fill(**question(7, only=lambda row, position: () if position == 3 else None)))
+        bad = pool.submit(
+            lambda: engine.request().fill(
+                **question(7, only=lambda row, position: () if position == 3 else None)
+            )
+        )
         assert eventually(lambda: engine.load.waiting == 3)
     with pytest.raises(ValueError, match="no token is left"):
         bad.result(PATIENCE)
@@ -69,7 +77,9 @@ def test_an_error_reaches_its_own_request_alone(engine: Engine, pool: ThreadPool
 
 
 @pytest.mark.parametrize("where", ["empty_session", "choose", "_jobs"])
-def test_the_engine_survives_whatever_fails_in_a_step(engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_the_engine_survives_whatever_fails_in_a_step(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(f"tracformer.generation.scheduler.{where}", lambda *_, **__: 1 // 0)
         with pytest.raises((ZeroDivisionError, RuntimeError), match=r"by zero|step of the engine"):
@@ -78,7 +88,9 @@ def test_the_engine_survives_whatever_fails_in_a_step(engine: Engine, monkeypatc
     assert engine.load.rows == 0
 
 
-def test_closing_finishes_what_runs_and_refuses_what_is_new(engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_closing_finishes_what_runs_and_refuses_what_is_new(
+    engine: Engine, pool: ThreadPoolExecutor
+) -> None:
     _, running, slow = endless(engine, pool)
     old = engine.request()
     closing = pool.submit(engine.close)
@@ -93,7 +105,9 @@ def test_closing_finishes_what_runs_and_refuses_what_is_new(engine: Engine, pool
     assert not engine._thread.is_alive()
 
 
-def test_a_request_that_is_open_may_go_on_while_the_engine_closes(engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_a_request_that_is_open_may_go_on_while_the_engine_closes(
+    engine: Engine, pool: ThreadPoolExecutor
+) -> None:
     with engine.request() as request:
         closing = pool.submit(engine.close)
         assert eventually(lambda: engine._closing)

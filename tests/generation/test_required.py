@@ -25,14 +25,17 @@ from tracformer.generation.scheduler import Job, fit
 def test_a_place_for_each_token(tokens: set[int], free: int, limited: list[set[int]]) -> None:
     places = [set(range(5))] * free + limited
     found = any(
-        all(token in places[i] for token, i in zip(tokens, chosen, strict=True)) for chosen in permutations(range(len(places)), len(tokens))
+        all(token in places[i] for token, i in zip(tokens, chosen, strict=True))
+        for chosen in permutations(range(len(places)), len(tokens))
     )
     assert fit(tokens, free, limited) == found
 
 
 @ways
 def test_a_required_token_comes_where_it_can_stand(mode: str, order: Order) -> None:
-    """Of each required set one position alone is left for some token; the others may come anywhere else."""
+    """Of each required set one position alone is left for some token; the others may
+    come anywhere else.
+    """
     model = small_model(seed=7)
     tokens, context = torch.zeros(4, 10, dtype=torch.int64), torch.ones(4, 10, dtype=torch.bool)
     context[:, [2, 5, 6, 9]] = False
@@ -74,13 +77,22 @@ def test_a_sequence_ends_only_behind_what_is_required(mode: str, order: Order) -
 
 
 def test_what_must_wait_is_what_the_order_ranks_last() -> None:
-    """Five open positions, three tokens required: two may come at once, and these are the surest."""
+    """Five open positions, three tokens required: two may come at once, and these
+    are the surest.
+    """
     tokens, context = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(1, 5, dtype=torch.bool)
     logits = torch.zeros(5, 7)
     logits[:, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 
     def turn(order: Order) -> list[int]:
-        [row] = Job(small_model().config, tokens, context, "ac", order=order, sampler=Sampler(required=(3, 4, 5))).rows
+        [row] = Job(
+            small_model().config,
+            tokens,
+            context,
+            "ac",
+            order=order,
+            sampler=Sampler(required=(3, 4, 5)),
+        ).rows
         return row.turn(logits)
 
     assert turn(ByConfidence("probability", k=3)) == [3, 4]
@@ -97,7 +109,15 @@ def test_a_blank_that_cannot_hold_a_required_token_leaves_it_to_another(lm: Lang
         assert result.spans[0].text == "z"
     for result in lm.infill("the [[1-2]] mat", 6, sampler=sampler, length_draws=2):
         assert result.spans[0].token_ids[1] == letter
-    with pytest.raises(ValueError, match=r"1 tokens are required, and the blanks have no place for all of them \(behind a space"):
+    with pytest.raises(
+        ValueError,
+        match=r"1 tokens are required, and the blanks have no place for all of them \(behind a space",
+    ):
         lm.infill("the [[1]] mat", sampler=sampler)
-    with pytest.raises(ValueError, match="2 tokens are required, and the blanks have no place for all of them: make them larger"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "2 tokens are required, and the blanks have no place for all of them: make them larger"
+        ),
+    ):
         lm.infill("the[[1]] mat", sampler=Sampler(required=(letter, 1)))

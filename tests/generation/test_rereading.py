@@ -1,4 +1,6 @@
-"""A second opinion: candidates are ranked by what fills the blanks and by how the whole text reads from left to right."""
+"""A second opinion: candidates are ranked by what fills the blanks and by how the whole text reads
+from left to right.
+"""
 
 from typing import Any
 
@@ -20,7 +22,9 @@ def reading(lm: LanguageModel, result: Infilled) -> float:
 
 @pytest.mark.parametrize("options", [{"search": "beam:12"}, {"best_of": 20}])
 @pytest.mark.parametrize("batch", [16, 5])
-def test_the_best_by_both_opinions_come_first(lm: LanguageModel, options: dict[str, Any], batch: int) -> None:
+def test_the_best_by_both_opinions_come_first(
+    lm: LanguageModel, options: dict[str, Any], batch: int
+) -> None:
     found = lm.infill(BLANK, 12, **options)
     expected = sorted(found, key=lambda each: -each.log_prob - reading(lm, each))
     assert [each.text for each in expected] != [each.text for each in found]
@@ -49,20 +53,29 @@ def test_candidates_of_other_lengths_are_read_too() -> None:
 
     def both(result: Infilled) -> float:
         assert result.length_choice is not None
-        posterior = dict(zip(result.length_choice.lengths, result.length_choice.log_probabilities, strict=True))
+        posterior = dict(
+            zip(result.length_choice.lengths, result.length_choice.log_probabilities, strict=True)
+        )
         return result.log_prob + posterior[result.length_choice.chosen] + reading(lm, result)
 
     assert [both(each) for each in best] == sorted(map(both, best), reverse=True)
 
 
 def test_asked_from_left_to_right_there_is_one_opinion(lm: LanguageModel) -> None:
-    found = left_to_right(lm.runner, [each.token_ids for each in lm.infill(BLANK, 12, best_of=12, mode="ar", reread=True)], 16)
+    found = left_to_right(
+        lm.runner,
+        [each.token_ids for each in lm.infill(BLANK, 12, best_of=12, mode="ar", reread=True)],
+        16,
+    )
     assert found == sorted(found, reverse=True)
 
 
 def test_what_cannot_be_read_again_is_told(lm: LanguageModel) -> None:
     for options in ({}, {"search": "best-first:10"}):
-        with pytest.raises(ValueError, match=r"ranks candidates: ask for several with best_of, or with search beam:WIDTH"):
+        with pytest.raises(
+            ValueError,
+            match=r"ranks candidates: ask for several with best_of, or with search beam:WIDTH",
+        ):
             lm.check_infill(BLANK, reread=True, **options)
     with pytest.raises(ValueError, match="trained for: car"):
         make(byte_tokenizer(), modes=("car",)).check_infill("a[[2]]", best_of=4, reread=True)

@@ -21,9 +21,15 @@ def test_samples_go_on_from_their_prompt_until_the_end_of_text(lm: LanguageModel
         assert sample.ended == (sample.token_ids[-1] == eot)
         assert eot not in sample.token_ids[:-1]
         assert sample.ended or len(sample.token_ids) == 9
-        scores = lm.score_tokens([*prompt, *sample.token_ids], [True] * len(prompt) + [False] * len(sample.token_ids), "ar")
+        scores = lm.score_tokens(
+            [*prompt, *sample.token_ids],
+            [True] * len(prompt) + [False] * len(sample.token_ids),
+            "ar",
+        )
         assert scores[len(prompt) :] == pytest.approx(sample.log_probs, abs=1e-9)
-    assert [s.token_ids for s in lm.sample(4, prompt="the cat ", max_tokens=9, batch=1)] == [s.token_ids for s in samples]
+    assert [s.token_ids for s in lm.sample(4, prompt="the cat ", max_tokens=9, batch=1)] == [
+        s.token_ids for s in samples
+    ]
 
 
 def test_a_stop_string_ends_its_own_sample_and_is_cut_off(lm: LanguageModel) -> None:
@@ -68,7 +74,11 @@ def test_a_prompt_may_be_token_ids(lm: LanguageModel) -> None:
 
 def test_a_prompt_of_tokens_may_hold_a_special_one() -> None:
     lm = make(char_tokenizer("abc"))
-    [sample] = lm.sample(prompt=[0, lm.tokenizer.eot_id], max_tokens=3, sampler=Sampler(banned=(lm.tokenizer.eot_id,)))
+    [sample] = lm.sample(
+        prompt=[0, lm.tokenizer.eot_id],
+        max_tokens=3,
+        sampler=Sampler(banned=(lm.tokenizer.eot_id,)),
+    )
     assert sample.text.startswith("a<|endoftext|>")
     assert len(sample.token_ids) == 3
 
@@ -99,13 +109,26 @@ def test_a_sample_stands_apart_from_its_prompt_as_the_tokeniser_spells_both() ->
         [sample] = lm.sample(prompt=prompt, max_tokens=2, sampler=Sampler(allowed=(cat,)))
         assert sample.text == "the cat cat"
     assert lm.sample(max_tokens=1, sampler=Sampler(allowed=(cat,)))[0].text == "cat"
-    assert lm.sample(prompt="the cat", max_tokens=1, sampler=Sampler(allowed=(s,)))[0].text == "the cats"
-    [stopped] = lm.sample(prompt="the", max_tokens=2, sampler=Sampler(allowed=(cat,)), stop=[" cat"])
+    assert (
+        lm.sample(prompt="the cat", max_tokens=1, sampler=Sampler(allowed=(s,)))[0].text
+        == "the cats"
+    )
+    [stopped] = lm.sample(
+        prompt="the", max_tokens=2, sampler=Sampler(allowed=(cat,)), stop=[" cat"]
+    )
     assert (stopped.text, stopped.stopped, len(stopped.token_ids)) == ("the", " cat", 1)
     lm = make(wordpiece_tokenizer())
     cat, s = lm.tokenizer.encode("cats")
-    for prompt, token, text in (("the", cat, "the cat"), ("the ", cat, "the cat"), ("The", cat, "The cat"), ("the cat", s, "the cats")):
-        assert lm.sample(prompt=prompt, max_tokens=1, sampler=Sampler(allowed=(token,)))[0].text == text
+    for prompt, token, text in (
+        ("the", cat, "the cat"),
+        ("the ", cat, "the cat"),
+        ("The", cat, "The cat"),
+        ("the cat", s, "the cats"),
+    ):
+        assert (
+            lm.sample(prompt=prompt, max_tokens=1, sampler=Sampler(allowed=(token,)))[0].text
+            == text
+        )
 
 
 def test_a_sample_does_not_end_before_what_is_required_has_come() -> None:
@@ -115,7 +138,10 @@ def test_a_sample_does_not_end_before_what_is_required_has_come() -> None:
     samples = lm.sample(30, sampler=wanted)
     assert all("c" in sample.text and eot not in sample.token_ids[:-1] for sample in samples)
     assert any(sample.ended for sample in samples)
-    assert all(sample.text.endswith("c") for sample in lm.sample(9, prompt="ab", max_tokens=1, sampler=wanted))
+    assert all(
+        sample.text.endswith("c")
+        for sample in lm.sample(9, prompt="ab", max_tokens=1, sampler=wanted)
+    )
     for sample in lm.sample(30, sampler=Sampler(required=(2, eot))):
         assert sample.ended
         assert "c" in sample.text
@@ -123,7 +149,9 @@ def test_a_sample_does_not_end_before_what_is_required_has_come() -> None:
 
 def test_stop_strings_count_behind_what_is_required() -> None:
     lm = LanguageModel(Chain(), char_tokenizer("abc"))
-    free, samples = (lm.sample(30, sampler=Sampler(required=(2,)), stop=stop) for stop in ((), ["a"]))
+    free, samples = (
+        lm.sample(30, sampler=Sampler(required=(2,)), stop=stop) for stop in ((), ["a"])
+    )
     assert any("a" in sample.text for sample in samples)
     for whole, sample in zip(free, samples, strict=True):
         behind = whole.text.find("a", whole.text.index("c"))

@@ -17,7 +17,10 @@ from tracformer.rng import inverse_cdf
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        * scale
+    )
 
 
 def survivors(scores: Tensor) -> set[int]:
@@ -56,7 +59,9 @@ def literal(logits: list[float], sampler: Sampler) -> set[int]:
     min_p=st.floats(0.0, 0.99),
     first=st.sampled_from([2, 1024]),
 )
-def test_truncation_is_its_definition(size: int, seed: int, top_k: int, top_p: float, min_p: float, first: int) -> None:
+def test_truncation_is_its_definition(
+    size: int, seed: int, top_k: int, top_p: float, min_p: float, first: int
+) -> None:
     logits = normal(3, size, seed=seed)
     sampler = Sampler(top_k=top_k, top_p=top_p, min_p=min_p)
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +99,9 @@ def test_temperature_zero_is_the_likeliest_token_and_low_ones_come_close() -> No
     draws = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
     for temperature in (0.0, 1e-6, 1e-310):
         sampler = Sampler(temperature=temperature)
-        assert torch.equal(choose(logits, [Pick(sampler, u) for u in draws]).tokens, logits.argmax(1))
+        assert torch.equal(
+            choose(logits, [Pick(sampler, u) for u in draws]).tokens, logits.argmax(1)
+        )
 
 
 def test_frequencies_are_the_probabilities() -> None:
@@ -112,8 +119,11 @@ def test_frequencies_are_the_probabilities() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    weights=st.lists(st.sampled_from([0.0, 0.0, 1e-300, 1e-17, 0.1, 1 / 3, 1.0]), min_size=1, max_size=9).filter(any),
-    u=st.sampled_from([0.0, 1e-300, 1e-17, 0.3, 1 / 3, 0.5, 1 - 2**-53]) | st.floats(0, 1, exclude_max=True),
+    weights=st.lists(
+        st.sampled_from([0.0, 0.0, 1e-300, 1e-17, 0.1, 1 / 3, 1.0]), min_size=1, max_size=9
+    ).filter(any),
+    u=st.sampled_from([0.0, 1e-300, 1e-17, 0.3, 1 / 3, 0.5, 1 - 2**-53])
+    | st.floats(0, 1, exclude_max=True),
 )
 def test_no_number_picks_an_impossible_token(weights: list[float], u: float) -> None:
     p = torch.tensor([weights], dtype=torch.float64)
@@ -130,7 +140,8 @@ def test_a_number_next_to_one_picks_the_last_possible_token() -> None:
 def test_repetition_penalty() -> None:
     logits = torch.tensor([[2.0, -2.0, 0.0, 2.0, -2.0]])
     sampler = Sampler(repetition_penalty=4.0)
-    scores = adjusted(logits, sampler, [Pick(sampler, 0.5, seen=[0, 1, 0, 2])])[0]  # twice is not worse than once
+    # twice is not worse than once
+    scores = adjusted(logits, sampler, [Pick(sampler, 0.5, seen=[0, 1, 0, 2])])[0]
     expected = torch.tensor([0.5, -8.0, 0.0, 2.0, -2.0], dtype=torch.float64)
     torch.testing.assert_close(scores.softmax(0), expected.softmax(0))
     assert logits[0, 0] == 2.0  # the caller's logits are untouched
@@ -142,9 +153,16 @@ def test_no_ngram_comes_twice(left: list[int], n: int) -> None:
     """A token is out exactly if it would complete an n-gram that already stands to the left."""
     V = 4  # token 3 never occurs, so something is always left
     ngrams = {tuple(left[i : i + n]) for i in range(len(left) - n + 1)}
-    expected = {token for token in range(V) if (len(left) < n - 1) or tuple([*left, token][-n:]) not in ngrams}
+    expected = {
+        token
+        for token in range(V)
+        if (len(left) < n - 1) or tuple([*left, token][-n:]) not in ngrams
+    }
     sampler = Sampler(no_repeat_ngram=n)
-    assert survivors(adjusted(torch.zeros(1, V), sampler, [Pick(sampler, 0.5, left=left)])[0]) == expected
+    assert (
+        survivors(adjusted(torch.zeros(1, V), sampler, [Pick(sampler, 0.5, left=left)])[0])
+        == expected
+    )
 
 
 def test_banned_allowed_and_only_meet() -> None:
@@ -205,7 +223,12 @@ def test_ids_may_come_in_any_sequence() -> None:
 
 def test_an_end_that_comes_too_early_is_not_chosen() -> None:
     logits = torch.tensor([[0.0, 9.0, 0.0]])
-    for sampler in (PLAIN, Sampler(temperature=0.0), Sampler(banned=(0,)), Sampler(repetition_penalty=1.1)):
+    for sampler in (
+        PLAIN,
+        Sampler(temperature=0.0),
+        Sampler(banned=(0,)),
+        Sampler(repetition_penalty=1.1),
+    ):
         assert choose(logits, [Pick(sampler, 0.5)]).tokens.tolist() == [1]
         assert choose(logits, [Pick(sampler, 0.5, never=1)]).tokens.tolist() != [1]
 
@@ -233,11 +256,19 @@ def test_a_row_gets_in_a_batch_what_it_gets_alone() -> None:
     logits = normal(N, 9, seed=5)
     draws = torch.rand(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64).tolist()
     picks = [
-        Pick(kinds[i % 6], u, left=[i % 9, 2, i % 9], seen=[i % 9, 2], only=range(2, 7) if i % 4 == 0 else None)
+        Pick(
+            kinds[i % 6],
+            u,
+            left=[i % 9, 2, i % 9],
+            seen=[i % 9, 2],
+            only=range(2, 7) if i % 4 == 0 else None,
+        )
         for i, u in enumerate(draws)
     ]
     together = choose(logits, picks).tokens
-    assert together.tolist() == [int(choose(logits[i : i + 1], [pick]).tokens) for i, pick in enumerate(picks)]
+    assert together.tolist() == [
+        int(choose(logits[i : i + 1], [pick]).tokens) for i, pick in enumerate(picks)
+    ]
 
 
 SAMPLERS = st.builds(
@@ -262,14 +293,24 @@ SAMPLERS = st.builds(
     seed=st.integers(0, 10_000),
 )
 def test_compiled_code_chooses_alike(
-    kinds: list[Sampler], vocab_size: int, digits: int, only: tuple[int, ...] | None, missing: bool, seed: int
+    kinds: list[Sampler],
+    vocab_size: int,
+    digits: int,
+    only: tuple[int, ...] | None,
+    missing: bool,
+    seed: int,
 ) -> None:
     logits = normal(4 * len(kinds), vocab_size, seed=seed).round(decimals=digits).float()
     if missing:
         logits[:, 3] = -torch.inf
-    draws = torch.rand(len(logits), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    draws = torch.rand(
+        len(logits), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     draws[0], draws[-1] = 0.0, 1 - 2**-53
-    picks = [Pick(kinds[i % len(kinds)], u, only=only if i % 2 else None) for i, u in enumerate(draws.tolist())]
+    picks = [
+        Pick(kinds[i % len(kinds)], u, only=only if i % 2 else None)
+        for i, u in enumerate(draws.tolist())
+    ]
     compiled, plain = samplers._compiled(logits, picks), samplers._plain(logits, picks)
     assert compiled.tokens.tolist() == plain.tokens.tolist()
     torch.testing.assert_close(compiled.drawn, plain.drawn, rtol=1e-12, atol=1e-12)

@@ -14,8 +14,12 @@ from tracformer.generation import search as module
 from tracformer.generation.search import Found, search
 
 
-def holes(model: Tracformer, length: int, targets: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
+def holes(
+    model: Tracformer, length: int, targets: list[int], seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(
+        model.config.vocab_size, (1, length), generator=torch.Generator().manual_seed(seed)
+    )
     context = torch.ones(1, length, dtype=torch.bool)
     context[0, targets] = False
     return tokens, context
@@ -25,7 +29,9 @@ def brute_force(
     model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None = None
 ) -> list[tuple[float, tuple[int, ...]]]:
     """Every filling, the most probable first."""
-    inside = torch.arange(tokens.shape[1]) < (tokens.shape[1] if lengths is None else int(lengths[0]))
+    inside = torch.arange(tokens.shape[1]) < (
+        tokens.shape[1] if lengths is None else int(lengths[0])
+    )
     targets = (~context[0] & inside).nonzero()[:, 0]
     fillings = list(itertools.product(range(model.config.vocab_size), repeat=len(targets)))
     many = tokens.repeat(len(fillings), 1)
@@ -33,7 +39,10 @@ def brute_force(
     each = None if lengths is None else lengths.expand(len(many))
     with torch.no_grad():
         values = model.log_prob(many, context.expand_as(many), mode, each).sum(1)
-    return sorted(((float(value), filling) for value, filling in zip(values, fillings, strict=True)), reverse=True)
+    return sorted(
+        ((float(value), filling) for value, filling in zip(values, fillings, strict=True)),
+        reverse=True,
+    )
 
 
 def fillings(found: list[Found], context: Tensor) -> list[tuple[int, ...]]:
@@ -50,13 +59,17 @@ def fillings(found: list[Found], context: Tensor) -> list[tuple[int, ...]]:
     cached=st.booleans(),
     seed=st.integers(0, 5),
 )
-def test_best_first_finds_the_n_best(vocab_size: int, targets: list[int], mode: str, n: int, width: int, cached: bool, seed: int) -> None:
+def test_best_first_finds_the_n_best(
+    vocab_size: int, targets: list[int], mode: str, n: int, width: int, cached: bool, seed: int
+) -> None:
     model = small_model(vocab_size=vocab_size, seed=seed)
     tokens, context = holes(model, 12, targets, seed)
     truth = brute_force(model, tokens, context, mode)[:n]
     found = search(model, tokens, context, mode, n=n, width=width, budget=10_000, cached=cached)
     assert fillings(found, context) == [filling for _, filling in truth]
-    torch.testing.assert_close([each.log_prob for each in found], [value for value, _ in truth], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        [each.log_prob for each in found], [value for value, _ in truth], rtol=0, atol=1e-10
+    )
     assert all(each.proven for each in found)
     assert all(torch.equal(each.tokens[context[0]], tokens[0, context[0]]) for each in found)
 
@@ -79,34 +92,50 @@ def test_a_node_with_more_children_than_are_remembered(monkeypatch: pytest.Monke
     few = search(model, tokens, context, n=1, budget=10_000, width=1)
     assert fillings(few, context) == [truth[0][1]]
     every = search(model, tokens, context, n=200, budget=10_000)
-    assert fillings(every, context) == [filling for _, filling in truth]  # all 125, and not one more
+    # all 125, and not one more
+    assert fillings(every, context) == [filling for _, filling in truth]
 
 
 def test_every_sibling_is_reached_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One remembered child at a time; with n = 3 the search has to come back to nodes again and again."""
+    """One remembered child at a time; with n = 3 the search has to come back to
+    nodes again and again.
+    """
     model = small_model(vocab_size=7, seed=3)
     tokens, context = holes(model, 9, [0, 4, 5])
     truth = brute_force(model, tokens, context, "car")
     plain = search(model, tokens, context, n=3, width=1, budget=10_000)
     monkeypatch.setattr(module, "SIBLINGS", 0)  # then n children
     found = search(model, tokens, context, n=3, width=1, budget=10_000)
-    assert fillings(found, context) == fillings(plain, context) == [filling for _, filling in truth[:3]]
+    assert (
+        fillings(found, context)
+        == fillings(plain, context)
+        == [filling for _, filling in truth[:3]]
+    )
     assert found[0].expanded >= plain[0].expanded
 
 
-@pytest.mark.parametrize(("budget", "sure"), [(1, 0), (3, 0), (10, 0), (15, 1), (20, 1)])  # 22 prove all three
-def test_giving_up_returns_different_fillings_and_claims_nothing_false(budget: int, sure: int) -> None:
+# 22 prove all three
+@pytest.mark.parametrize(("budget", "sure"), [(1, 0), (3, 0), (10, 0), (15, 1), (20, 1)])
+def test_giving_up_returns_different_fillings_and_claims_nothing_false(
+    budget: int, sure: int
+) -> None:
     model = small_model(vocab_size=4, seed=2)
     tokens, context = holes(model, 12, [1, 3, 4, 8, 9])
     truth = brute_force(model, tokens, context, "car")
     found = search(model, tokens, context, budget=budget, n=3, width=4)
     assert 1 <= len(found) <= 3
     assert len(set(fillings(found, context))) == len(found)
-    assert [each.log_prob for each in found] == sorted((each.log_prob for each in found), reverse=True)
+    assert [each.log_prob for each in found] == sorted(
+        (each.log_prob for each in found), reverse=True
+    )
     values = {filling: value for value, filling in truth}
     for each, filling in zip(found, fillings(found, context), strict=True):
         assert each.log_prob == pytest.approx(values[filling], abs=1e-10)
-    proven = [filling for each, filling in zip(found, fillings(found, context), strict=True) if each.proven]
+    proven = [
+        filling
+        for each, filling in zip(found, fillings(found, context), strict=True)
+        if each.proven
+    ]
     assert proven == [filling for _, filling in truth[: len(proven)]]
     assert len(proven) == sure
 
@@ -127,7 +156,8 @@ def test_the_budget_bounds_what_is_opened() -> None:
     tokens, context = holes(model, 12, [0, 1, 2, 3, 4, 5])
     for budget in (1, 7, 30):
         (found,) = search(model, tokens, context, budget=budget, width=4)
-        assert found.expanded <= budget + 5  # completing greedily opens at most one node a target beyond the first
+        # completing greedily opens at most one node a target beyond the first
+        assert found.expanded <= budget + 5
 
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
@@ -155,7 +185,10 @@ def test_a_beam_of_one_is_greedy() -> None:
 def test_cached_and_whole_passes_agree(method: str) -> None:
     model = small_model(seed=6)
     tokens, context = holes(model, 16, [3, 4, 10, 15], seed=1)
-    with_cache, without = (search(model, tokens, context, method=method, n=5, width=8, cached=cached) for cached in (True, False))
+    with_cache, without = (
+        search(model, tokens, context, method=method, n=5, width=8, cached=cached)
+        for cached in (True, False)
+    )
     assert fillings(with_cache, context) == fillings(without, context)
     for a, b in zip(with_cache, without, strict=True):
         torch.testing.assert_close(a.log_probs, b.log_probs, rtol=0, atol=1e-10)
@@ -181,10 +214,25 @@ def test_banned_and_only_restrict_without_renormalising(method: str) -> None:
     model = small_model(vocab_size=6)
     tokens, context = holes(model, 9, [1, 4, 7])
     allowed = {4: (0, 2, 5)}
-    found = search(model, tokens, context, method=method, width=36, n=5, banned=[2], only=lambda row, position: allowed.get(position))
-    truth = [each for each in brute_force(model, tokens, context, "car") if 2 not in each[1] and each[1][1] in (0, 5)]
+    found = search(
+        model,
+        tokens,
+        context,
+        method=method,
+        width=36,
+        n=5,
+        banned=[2],
+        only=lambda row, position: allowed.get(position),
+    )
+    truth = [
+        each
+        for each in brute_force(model, tokens, context, "car")
+        if 2 not in each[1] and each[1][1] in (0, 5)
+    ]
     assert fillings(found, context) == [filling for _, filling in truth[:5]]
-    torch.testing.assert_close([each.log_prob for each in found], [value for value, _ in truth[:5]], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        [each.log_prob for each in found], [value for value, _ in truth[:5]], rtol=0, atol=1e-10
+    )
     assert all(each.proven for each in found)
 
 
@@ -192,7 +240,9 @@ def test_fewer_fillings_than_asked_for() -> None:
     model = small_model()
     tokens, context = holes(model, 6, [1, 4])
     for method in ("best-first", "beam"):
-        found = search(model, tokens, context, method=method, n=50, only=lambda row, position: (3, 5))
+        found = search(
+            model, tokens, context, method=method, n=50, only=lambda row, position: (3, 5)
+        )
         assert sorted(fillings(found, context)) == [(3, 3), (3, 5), (5, 3), (5, 5)]
         assert all(each.proven for each in found)
 
@@ -209,13 +259,21 @@ def test_what_stands_at_targets_is_ignored() -> None:
     model = small_model()
     tokens, context = holes(model, 8, [2, 3])
     other = tokens.masked_fill(~context, -1)
-    assert torch.equal(search(model, tokens, context)[0].tokens, search(model, other, context)[0].tokens)
+    assert torch.equal(
+        search(model, tokens, context)[0].tokens, search(model, other, context)[0].tokens
+    )
 
 
 def test_complaints() -> None:
     model = small_model()
     tokens, context = holes(model, 6, [1, 4])
-    with pytest.raises(ValueError, match="mode is 'ac'; search needs an exact joint probability, which this model has in: car, ar"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "mode is 'ac'; search needs an exact joint probability, which this model has in: car, "
+            "ar"
+        ),
+    ):
         search(model, tokens, context, "ac")
     with pytest.raises(ValueError, match="which this model has in: no mode"):
         search(small_model(modes=("ac",)), tokens, context, "ac")

@@ -11,18 +11,27 @@ from tracformer.model.cache import Cache
 
 
 @pytest.mark.parametrize("mode", ["car", "ar", "ac"])
-def test_a_selection_keeps_what_was_revealed_and_stands_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_selection_keeps_what_was_revealed_and_stands_alone(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sessions, "AT_ONCE", 1)
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 9)
     context[:, 2:5] = False
     lengths = torch.tensor([9, 7])
-    session = open_session(model, tokens, context | (torch.arange(9) < 2), mode, lengths, cached=False)
+    session = open_session(
+        model, tokens, context | (torch.arange(9) < 2), mode, lengths, cached=False
+    )
     rows, positions = torch.arange(2), torch.tensor([3, 3])
     session.reveal(rows, torch.tensor([2, 2]), torch.tensor([4, 5]))
     expected = session.logits(rows, positions)
     fork = session.select([1, 0, 1])
-    torch.testing.assert_close(fork.logits(torch.arange(3), torch.tensor([3, 3, 3])), expected[[1, 0, 1]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        fork.logits(torch.arange(3), torch.tensor([3, 3, 3])),
+        expected[[1, 0, 1]],
+        rtol=0,
+        atol=1e-12,
+    )
     fork.reveal(torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([0, 0]))
     assert torch.equal(session.logits(rows, positions), expected)
     changed = fork.logits(torch.arange(3), torch.tensor([3, 3, 3]))
@@ -37,7 +46,11 @@ def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.Mon
     answers = []
     for batch in (1, 2, 16):
         monkeypatch.setattr(sessions, "AT_ONCE", batch)
-        answers.append(open_session(model, tokens, context, "ac", lengths, cached=False).logits(*wanted.unbind(1)))
+        answers.append(
+            open_session(model, tokens, context, "ac", lengths, cached=False).logits(
+                *wanted.unbind(1)
+            )
+        )
     with torch.no_grad():
         whole = model(tokens, context, "ac", lengths)[*wanted.unbind(1)]
     for answer in answers:
@@ -48,7 +61,9 @@ def test_the_cache_where_there_is_one() -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 2, 9)
     assert isinstance(open_session(model, tokens, context, "car", lengths), Cache)
-    assert isinstance(open_session(model, tokens, context, "car", lengths, cached=False), WholePasses)
+    assert isinstance(
+        open_session(model, tokens, context, "car", lengths, cached=False), WholePasses
+    )
     assert isinstance(open_session(model, tokens, context, "ac", lengths), WholePasses)
 
 

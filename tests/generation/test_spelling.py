@@ -1,4 +1,6 @@
-"""Blanks in the words of tokenisers that are not byte-level: a filling is spelt as the whole text would be."""
+"""Blanks in the words of tokenisers that are not byte-level: a filling is spelt as
+the whole text would be.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +9,14 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from tests.generation.texts import fallback_tokenizer, llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
+from tests.generation.texts import (
+    fallback_tokenizer,
+    llama_tokenizer,
+    make,
+    metaspace_tokenizer,
+    t5_tokenizer,
+    wordpiece_tokenizer,
+)
 from tracformer.data import Tokenizer, byte_tokenizer
 from tracformer.data.tokenizer import reserve
 from tracformer.generation.samplers import Sampler
@@ -17,7 +26,8 @@ from tracformer.server.completion import Growing
 from tracformer.server.queue import Names
 
 Maker = Callable[[], Tokenizer]
-PIECES = [metaspace_tokenizer, llama_tokenizer, t5_tokenizer]  # a word has its space in its first token
+# a word has its space in its first token
+PIECES = [metaspace_tokenizer, llama_tokenizer, t5_tokenizer]
 ALL = [*PIECES, wordpiece_tokenizer]
 
 
@@ -26,7 +36,16 @@ def fixed(tokenizer: Tokenizer, *words: str) -> list[int]:
 
 
 @pytest.mark.parametrize("maker", ALL)
-@pytest.mark.parametrize("text", ["the [[cat]] the", "the [[cats the]] cat", "[[the]] cat", "the cat [[the cats]]", "the[[ cat]] the"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the [[cat]] the",
+        "the [[cats the]] cat",
+        "[[the]] cat",
+        "the cat [[the cats]]",
+        "the[[ cat]] the",
+    ],
+)
 def test_marked_tokens_are_those_of_the_whole_text(maker: Maker, text: str) -> None:
     tokenizer = maker()
     spelling, template = Spelling(tokenizer), parse(text)
@@ -43,7 +62,9 @@ def test_no_space_is_put_before_text_that_goes_on(maker: Maker) -> None:
         of = frame(template, spelling, whole=False)
         laid = of.lay([ids for _, ids in literal_fills(template, of, spelling)])
         assert tokenizer.decode(laid.tokens) == text.replace("[[", "").replace("]]", "")
-    assert tokenizer.decode([*tokenizer.encode("the"), *tokenizer.encode("s", inside=True)]) == "thes"
+    assert (
+        tokenizer.decode([*tokenizer.encode("the"), *tokenizer.encode("s", inside=True)]) == "thes"
+    )
     assert tokenizer.encode("the", inside=True) != tokenizer.encode("the")
     assert tokenizer.encode(" the", inside=True) == tokenizer.encode("the")
 
@@ -74,7 +95,9 @@ def test_fillings_are_spelt_as_the_whole_text_is(maker: Maker) -> None:
     assert lm.infill("[[1]] the", sampler=only)[0].text == "cat the"
     assert lm.infill("the[[1]] the [[2]]", sampler=only)[0].text == "the cat the cat cat"
     assert lm.infill("the cat[[1]]", sampler=Sampler(allowed=(s,)))[0].text == "the cats"
-    assert lm.score("the [[cat]] the").log_prob == pytest.approx(lm.score("the[[ cat]] the").log_prob)
+    assert lm.score("the [[cat]] the").log_prob == pytest.approx(
+        lm.score("the[[ cat]] the").log_prob
+    )
 
 
 def test_a_capital_that_the_tokeniser_does_not_know_stays() -> None:
@@ -84,7 +107,17 @@ def test_a_capital_that_the_tokeniser_does_not_know_stays() -> None:
 
 
 @pytest.mark.parametrize("maker", ALL)
-@pytest.mark.parametrize("text", ["the  [[1]] the", " [[1]] the", "the:\n    [[1]]", "the\n[[1]]", "[[1]] [[1]] the", "the cat [[1]][[1]]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the  [[1]] the",
+        " [[1]] the",
+        "the:\n    [[1]]",
+        "the\n[[1]]",
+        "[[1]] [[1]] the",
+        "the cat [[1]][[1]]",
+    ],
+)
 def test_given_white_space_stays(maker: Maker, text: str) -> None:
     lm = make(maker())
     only = Sampler(allowed=(fixed(lm.tokenizer, "cat")[0],))
@@ -96,7 +129,9 @@ def test_given_white_space_stays(maker: Maker, text: str) -> None:
     if text == " [[1]] the" and not lm.spelling.dropped:
         expected = "  cat the"  # a space is a token too
     assert result.text == expected
-    assert [result.text[span.start : span.stop] for span in result.spans] == [span.text for span in result.spans]
+    assert [result.text[span.start : span.stop] for span in result.spans] == [
+        span.text for span in result.spans
+    ]
     words = ["".join(span.tokens) for span in result.spans]
     assert [word.strip() for word in words] == ["cat"] * len(words)
     marked = text.replace("[[1]]", "[[cat]]")
@@ -105,9 +140,23 @@ def test_given_white_space_stays(maker: Maker, text: str) -> None:
 
 
 def test_words_of_dropped_white_space_stand_apart_where_words_do() -> None:
-    vocabulary = {"[UNK]": 0, "the": 1, "cat": 2, "##s": 3, "(": 4, ")": 5, "-": 6, '"': 7, "天": 8, "好": 9}
+    vocabulary = {
+        "[UNK]": 0,
+        "the": 1,
+        "cat": 2,
+        "##s": 3,
+        "(": 4,
+        ")": 5,
+        "-": 6,
+        '"': 7,
+        "天": 8,
+        "好": 9,
+    }
     backend = Backend(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
-    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    backend.normalizer, backend.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     backend.decoder = decoders.WordPiece()
     lm = make(reserve(backend, "hf"))
     for text, token, filled in (
@@ -122,14 +171,20 @@ def test_words_of_dropped_white_space_stand_apart_where_words_do() -> None:
 
 
 def test_letters_that_a_decoder_sets_apart_are_not() -> None:
-    """As of protein models: no decoder, so that spaces come between the letters of what is decoded, and none before the first."""
-    backend = Backend(models.WordLevel({letter: i for i, letter in enumerate("ACGT?")}, unk_token="?"))
+    """As of protein models: no decoder, so that spaces come between the letters of what is decoded,
+    and none before the first.
+    """
+    backend = Backend(
+        models.WordLevel({letter: i for i, letter in enumerate("ACGT?")}, unk_token="?")
+    )
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     lm = make(reserve(backend, "hf"))
     assert lm.infill("ACG[[1]]AC", sampler=Sampler(allowed=(3,)))[0].text == "ACGTAC"
 
 
-@pytest.mark.parametrize("strip", [normalizers.Strip(), normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])])
+@pytest.mark.parametrize(
+    "strip", [normalizers.Strip(), normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])]
+)
 def test_a_normaliser_that_strips_takes_no_word_s_space(strip: Any) -> None:
     backend = Backend.from_str(metaspace_tokenizer().document)
     backend.normalizer = strip
@@ -155,7 +210,8 @@ def test_bytes_of_a_character_make_it_wherever_they_stand() -> None:
     growing = Growing(lambda tokens: lm.spelling.filling("", [], tokens), eot=-1)
     for token in lm.tokenizer.encode("日本"):
         growing.add(token, -1.0)
-    assert [piece.start for piece in growing.pieces] == [0, 0, 0, 0, 1, 1, 1]  # the first is the space, which is hidden
+    # the first is the space, which is hidden
+    assert [piece.start for piece in growing.pieces] == [0, 0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("count", [5, 17, 40])

@@ -11,7 +11,9 @@ from tracformer.data import Tokenizer, build_tokenizer
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """No reports and no progress bars from transformers; its switches are the process's, so they are put back."""
+    """No reports and no progress bars from transformers; its switches are the
+    process's, so they are put back.
+    """
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -30,10 +30,16 @@ class Hub:
         self.repositories.append({"repo_id": repo_id, **options})
         return SimpleNamespace(repo_id=repo_id)
 
-    def upload_folder(self, *, folder_path: Path, allow_patterns: list[str], **options: Any) -> SimpleNamespace:
+    def upload_folder(
+        self, *, folder_path: Path, allow_patterns: list[str], **options: Any
+    ) -> SimpleNamespace:
         from huggingface_hub.utils import filter_repo_objects
 
-        names = [str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()]
+        names = [
+            str(path.relative_to(folder_path))
+            for path in Path(folder_path).rglob("*")
+            if path.is_file()
+        ]
         kept = list(filter_repo_objects(names, allow_patterns=allow_patterns))
         self.files = {name: (Path(folder_path) / name).read_text(errors="replace") for name in kept}
         self.upload = options
@@ -51,7 +57,15 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 def test_card_has_front_matter_and_evaluation(tokenizer: Tokenizer) -> None:
     model = small_model(modes=("car", "ar"))
-    card = hf.model_card(model.config, tokenizer, EVALUATION, name="me/mine", license="mit", tags=["dna"], language="en")
+    card = hf.model_card(
+        model.config,
+        tokenizer,
+        EVALUATION,
+        name="me/mine",
+        license="mit",
+        tags=["dna"],
+        language="en",
+    )
     _, front, text = card.split("---\n", 2)
     values = yaml.safe_load(front)
     assert values["license"] == "mit"
@@ -85,10 +99,19 @@ def test_push_uploads_the_model_and_nothing_else(folder: Path, hub: Hub) -> None
     (folder / "checkpoints" / "step-1").mkdir(parents=True)
     (folder / "checkpoints" / "step-1" / "model.safetensors").write_text("state")
     (folder / "training_args.bin").write_text("pickle")
-    assert hf.push_folder(folder, "me/mine", evaluation=EVALUATION, private=True, create_pr=True) == "https://hub/commit/1"
+    assert (
+        hf.push_folder(folder, "me/mine", evaluation=EVALUATION, private=True, create_pr=True)
+        == "https://hub/commit/1"
+    )
     assert hub.repositories == [{"repo_id": "me/mine", "private": True, "exist_ok": True}]
     assert hub.upload["create_pr"]
-    assert sorted(hub.files) == ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(hub.files) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     assert evaluation_table(EVALUATION) in hub.files["README.md"]
     assert 'model="me/mine"' in hub.files["README.md"]
 
@@ -110,13 +133,21 @@ def test_a_model_pushes_itself(folder: Path, tokenizer: Tokenizer, hub: Hub, by:
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, attention="blocked")
     given = tokenizer if by == "core" else transformers.AutoTokenizer.from_pretrained(folder)
     model.push_to_hub("me/mine", tokenizer=given, evaluation=EVALUATION, commit_message="first")
-    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(hub.files)
+    assert {
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    } <= set(hub.files)
     assert evaluation_table(EVALUATION) in hub.files["README.md"]
     assert hub.upload["commit_message"] == "first"
 
 
 def test_saving_with_push(folder: Path, tmp_path: Path, hub: Hub) -> None:
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, attention="blocked")
-    model.save_pretrained(tmp_path / "mine", push_to_hub=True, repo_id="me/mine", evaluation=EVALUATION)
+    model.save_pretrained(
+        tmp_path / "mine", push_to_hub=True, repo_id="me/mine", evaluation=EVALUATION
+    )
     assert evaluation_table(EVALUATION) in hub.files["README.md"]
     assert Tracformer.from_pretrained(tmp_path / "mine").config.vocab_size == 7

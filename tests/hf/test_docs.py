@@ -13,12 +13,16 @@ GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 
 def test_the_guide_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = build_tokenizer("byte", [])
-    small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5).float().save_pretrained(tmp_path / "model")
+    small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5).float().save_pretrained(
+        tmp_path / "model"
+    )
     tokenizer.save(tmp_path / "model")
     uploads: list[object] = []
     hub = SimpleNamespace(
         create_repo=lambda repo_id, **_: SimpleNamespace(repo_id=repo_id),
-        upload_folder=lambda **options: uploads.append(options) or SimpleNamespace(commit_url="here"),
+        upload_folder=lambda **options: (
+            uploads.append(options) or SimpleNamespace(commit_url="here")
+        ),
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda token=None: hub)
     monkeypatch.chdir(tmp_path)

@@ -18,9 +18,13 @@ def load(folder: Path, **options: object) -> hf.TracformerForMaskedLM:
     return transformers.AutoModelForMaskedLM.from_pretrained(folder, attention="blocked", **options)
 
 
-def test_core_to_transformers_to_core_is_bit_identical(folder: Path, core: Tracformer, tmp_path: Path) -> None:
+def test_core_to_transformers_to_core_is_bit_identical(
+    folder: Path, core: Tracformer, tmp_path: Path
+) -> None:
     load(folder).save_pretrained(tmp_path / "there")
-    assert (tmp_path / "there" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "there" / "model.safetensors").read_bytes() == (
+        folder / "model.safetensors"
+    ).read_bytes()
     back = Tracformer.from_pretrained(tmp_path / "there")
     assert back.config == core.config
     back.save_pretrained(tmp_path / "back")
@@ -35,14 +39,18 @@ def test_transformers_to_core_to_transformers_is_bit_identical(tmp_path: Path) -
     again = load(tmp_path / "there")
     assert again.config.to_core() == config.to_core()
     assert list(again.state_dict()) == list(model.state_dict())
-    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert all(
+        torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.state_dict().items()
+    )
 
 
 def test_fresh_weights_are_the_cores(core: Tracformer) -> None:
     torch.manual_seed(3)
     expected = Tracformer(core.config).state_dict()
     torch.manual_seed(3)
-    drawn = hf.TracformerForMaskedLM(hf.TracformerPretrainedConfig.from_core(core.config)).state_dict()
+    drawn = hf.TracformerForMaskedLM(
+        hf.TracformerPretrainedConfig.from_core(core.config)
+    ).state_dict()
     assert list(drawn) == list(expected)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in drawn.items())
 
@@ -55,7 +63,10 @@ def test_half_precision_is_kept(folder: Path, core: Tracformer) -> None:
 
 def test_auto_classes_find_their_models(folder: Path) -> None:
     assert type(transformers.AutoConfig.from_pretrained(folder)) is hf.TracformerPretrainedConfig
-    assert type(transformers.AutoModel.from_pretrained(folder, attention="blocked")) is hf.TracformerModel
+    assert (
+        type(transformers.AutoModel.from_pretrained(folder, attention="blocked"))
+        is hf.TracformerModel
+    )
     assert type(load(folder)) is hf.TracformerForMaskedLM
 
 
@@ -64,17 +75,28 @@ def test_auto_classes_find_their_models(folder: Path) -> None:
     [
         ({"encoder.1.qkv.bias": None}, "encoder.1.qkv.bias is missing"),
         ({"head.weight": torch.zeros(2)}, "head.weight is unexpected"),
-        ({"norm.weight": torch.zeros(9)}, r"norm.weight has shape \(9,\) where the configuration calls for \(8,\)"),
+        (
+            {"norm.weight": torch.zeros(9)},
+            r"norm.weight has shape \(9,\) where the configuration calls for \(8,\)",
+        ),
     ],
 )
 @pytest.mark.parametrize("auto", ["AutoModel", "AutoModelForMaskedLM"])
-def test_strict_loading_names_what_is_wrong(folder: Path, change: dict[str, torch.Tensor | None], message: str, auto: str) -> None:
+def test_strict_loading_names_what_is_wrong(
+    folder: Path, change: dict[str, torch.Tensor | None], message: str, auto: str
+) -> None:
     tensors = {**load_file(folder / "model.safetensors"), **change}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     with pytest.raises(ValueError, match=message):
         getattr(transformers, auto).from_pretrained(folder, attention="blocked")
     with pytest.raises(ValueError, match=message):
-        getattr(transformers, auto).from_pretrained(folder, attention="blocked", ignore_mismatched_sizes=True)
+        getattr(transformers, auto).from_pretrained(
+            folder, attention="blocked", ignore_mismatched_sizes=True
+        )
 
 
 def test_a_pickle_is_not_read(folder: Path) -> None:
@@ -86,7 +108,11 @@ def test_a_pickle_is_not_read(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"n_layers": 3}, "unknown configuration keys: n_layers"), ({"n_max": 1}, "n_max is 1"), ({"modes": ["cra"]}, "modes is")],
+    [
+        ({"n_layers": 3}, "unknown configuration keys: n_layers"),
+        ({"n_max": 1}, "n_max is 1"),
+        ({"modes": ["cra"]}, "modes is"),
+    ],
 )
 def test_bad_config_files(folder: Path, change: dict[str, object], message: str) -> None:
     document = json.loads((folder / "config.json").read_text())
@@ -96,7 +122,9 @@ def test_bad_config_files(folder: Path, change: dict[str, object], message: str)
 
 
 def test_config_speaks_both_dialects() -> None:
-    config = hf.TracformerPretrainedConfig(hidden_size=8, num_attention_heads=2, n_layer=4, max_length=16)
+    config = hf.TracformerPretrainedConfig(
+        hidden_size=8, num_attention_heads=2, n_layer=4, max_length=16
+    )
     assert (config.d_model, config.num_hidden_layers, config.max_position_embeddings) == (8, 4, 16)
     assert config.to_core() == TracformerConfig(d_model=8, n_head=2, n_layer=4, max_length=16)
     assert config.get_text_config() is config

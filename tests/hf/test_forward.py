@@ -14,7 +14,9 @@ MASK = 7  # right behind the vocabulary of `small_model`
 
 def wrap(core: Tracformer, kind: type = hf.TracformerForMaskedLM) -> hf.TracformerForMaskedLM:
     """The core's weights under transformers' class, in their precision."""
-    model = kind(hf.TracformerPretrainedConfig.from_core(core.config), attention="blocked").to(core.embedding.weight.dtype)
+    model = kind(hf.TracformerPretrainedConfig.from_core(core.config), attention="blocked").to(
+        core.embedding.weight.dtype
+    )
     model.load_state_dict(core.state_dict())
     return model.eval()
 
@@ -26,7 +28,16 @@ def question(core: Tracformer, mode: str) -> tuple[Tensor, Tensor, Tensor, dict[
         context = torch.zeros_like(context)
     inside = torch.arange(11) < lengths[:, None]
     ids, labels = tokens.masked_fill(~context, MASK), tokens.masked_fill(context | ~inside, -100)
-    return tokens, context, lengths, {"input_ids": ids.masked_fill(~inside, 0), "attention_mask": inside.long(), "labels": labels}
+    return (
+        tokens,
+        context,
+        lengths,
+        {
+            "input_ids": ids.masked_fill(~inside, 0),
+            "attention_mask": inside.long(),
+            "labels": labels,
+        },
+    )
 
 
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
@@ -53,7 +64,9 @@ def test_loss_has_the_cores_gradients(mode: str) -> None:
     model(**inputs, mode=mode).loss.backward()
     core.loss(tokens, context, mode, lengths).backward()
     for name, parameter in model.named_parameters():
-        assert torch.allclose(parameter.grad, core.get_parameter(name).grad, rtol=1e-9, atol=1e-12), name
+        assert torch.allclose(
+            parameter.grad, core.get_parameter(name).grad, rtol=1e-9, atol=1e-12
+        ), name
 
 
 def test_a_padded_row_equals_the_row_alone() -> None:
@@ -61,11 +74,20 @@ def test_a_padded_row_equals_the_row_alone() -> None:
     *_, lengths, inputs = question(core, "ac")
     model = wrap(core)
     together = model(**inputs).logits
-    hidden = wrap(core, hf.TracformerModel)(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state
+    hidden = wrap(core, hf.TracformerModel)(
+        inputs["input_ids"], inputs["attention_mask"]
+    ).last_hidden_state
     for row, length in enumerate(lengths.tolist()):
         alone = inputs["input_ids"][row : row + 1, :length]
-        assert torch.allclose(together[row, :length], model(alone).logits[0], rtol=1e-12, atol=1e-12)
-        assert torch.allclose(hidden[row, :length], wrap(core, hf.TracformerModel)(alone).last_hidden_state[0], rtol=1e-12, atol=1e-12)
+        assert torch.allclose(
+            together[row, :length], model(alone).logits[0], rtol=1e-12, atol=1e-12
+        )
+        assert torch.allclose(
+            hidden[row, :length],
+            wrap(core, hf.TracformerModel)(alone).last_hidden_state[0],
+            rtol=1e-12,
+            atol=1e-12,
+        )
         assert not together[row, length:].any()
         assert not hidden[row, length:].any()
 
@@ -79,13 +101,18 @@ def test_hidden_states_give_the_logits() -> None:
     assert torch.allclose(output.last_hidden_state @ core.head.T, logits, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("modes", "expected"), [(("car", "ac", "ar"), "ac"), (("car", "ar"), "car"), (("ar",), "ar")])
+@pytest.mark.parametrize(
+    ("modes", "expected"), [(("car", "ac", "ar"), "ac"), (("car", "ar"), "car"), (("ar",), "ar")]
+)
 def test_default_mode_follows_the_training(modes: tuple[str, ...], expected: str) -> None:
     core = small_model(modes=modes)
     ids = torch.tensor([[1, 2, MASK, 3, 4]])
     logits = wrap(core)(ids).logits
-    truth = ids.masked_fill(ids == MASK, 5)  # whatever stands under the mask, its own logits do not see it
-    assert torch.allclose(logits[0, 2], core(truth, ids != MASK, expected)[0, 2], rtol=1e-12, atol=1e-12)
+    # whatever stands under the mask, its own logits do not see it
+    truth = ids.masked_fill(ids == MASK, 5)
+    assert torch.allclose(
+        logits[0, 2], core(truth, ids != MASK, expected)[0, 2], rtol=1e-12, atol=1e-12
+    )
     with pytest.raises(ValueError, match="trained for"):
         wrap(small_model(modes=("car",)))(ids, mode="ac")
 
@@ -98,8 +125,13 @@ def test_car_answers_up_to_the_first_unknown_token_and_no_further() -> None:
     with pytest.raises(ValueError, match="position 4 of row 0 follows a mask without a label"):
         model(torch.tensor([[1, 2, MASK, 3, MASK]]))
     with pytest.raises(ValueError, match="position 4 of row 0 follows a mask without a label"):
-        model(torch.tensor([[1, 2, MASK, 3, MASK]]), labels=torch.tensor([[-100, -100, -100, -100, 5]]))
-    both = model(torch.tensor([[1, 2, MASK, 3, MASK]]), labels=torch.tensor([[-100, -100, 6, -100, 5]]))
+        model(
+            torch.tensor([[1, 2, MASK, 3, MASK]]),
+            labels=torch.tensor([[-100, -100, -100, -100, 5]]),
+        )
+    both = model(
+        torch.tensor([[1, 2, MASK, 3, MASK]]), labels=torch.tensor([[-100, -100, 6, -100, 5]])
+    )
     assert torch.isfinite(both.loss)
 
 
@@ -108,7 +140,10 @@ def test_loss_is_divided_by_the_labels_of_the_whole_step() -> None:
     *_, inputs = question(core, "ac")
     model, count = wrap(core), int((inputs["labels"] != -100).sum())
     whole = model(**inputs, num_items_in_batch=torch.tensor(count)).loss
-    parts = [model(**{k: v[i : i + 2] for k, v in inputs.items()}, num_items_in_batch=count).loss for i in (0, 2)]
+    parts = [
+        model(**{k: v[i : i + 2] for k, v in inputs.items()}, num_items_in_batch=count).loss
+        for i in (0, 2)
+    ]
     assert torch.allclose(whole, model(**inputs).loss)
     assert torch.allclose(whole, sum(parts))
 
@@ -124,14 +159,26 @@ def test_no_label_is_no_loss() -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({"attention_mask": [[0, 1, 1, 1]]}, "leaves out position 0 of row 0.*padding_side = 'right'"),
+        (
+            {"attention_mask": [[0, 1, 1, 1]]},
+            "leaves out position 0 of row 0.*padding_side = 'right'",
+        ),
         ({"attention_mask": [[1, 0, 1, 1]]}, "leaves out position 1 of row 0"),
         ({"attention_mask": [[0, 0, 0, 0]]}, "lengths range from 0"),
         ({"attention_mask": [[1, 1, 1]]}, "attention_mask has shape"),
         ({"labels": [[-100, -100, 7, -100]]}, "label 7 is out of range"),
-        ({"labels": [[1, -100, 3, -100]]}, "position 0 of row 0, which is given or padding.*mask_replace_prob"),
-        ({"labels": [[-100, -100, 3, 1]], "attention_mask": [[1, 1, 1, 0]]}, "position 3 of row 0, which is given or padding"),
-        ({"context": [[True, True, True, True]]}, "context gives position 2 of row 0, where input_ids holds the mask 7"),
+        (
+            {"labels": [[1, -100, 3, -100]]},
+            "position 0 of row 0, which is given or padding.*mask_replace_prob",
+        ),
+        (
+            {"labels": [[-100, -100, 3, 1]], "attention_mask": [[1, 1, 1, 0]]},
+            "position 3 of row 0, which is given or padding",
+        ),
+        (
+            {"context": [[True, True, True, True]]},
+            "context gives position 2 of row 0, where input_ids holds the mask 7",
+        ),
         ({"input_ids": [[1, 2, 8, 4]]}, "token id 8 is out of range"),
         ({"mode": "mlm"}, "mode is 'mlm'"),
         ({"token_type_ids": [[0, 0, 1, 1]]}, "no segments"),
@@ -139,7 +186,10 @@ def test_no_label_is_no_loss() -> None:
     ],
 )
 def test_wrong_inputs_are_named(inputs: dict[str, object], message: str) -> None:
-    tensors = {name: torch.tensor(value) if isinstance(value, list) else value for name, value in inputs.items()}
+    tensors = {
+        name: torch.tensor(value) if isinstance(value, list) else value
+        for name, value in inputs.items()
+    }
     with pytest.raises(ValueError, match=message):
         wrap(small_model())(**{"input_ids": torch.tensor([[1, 2, MASK, 4]]), **tensors})
 
@@ -154,16 +204,23 @@ def test_core_is_the_same_model() -> None:
     core = small_model()
     tokens, context, lengths, _ = question(core, "car")
     model = wrap(core)
-    assert torch.equal(model.core.log_prob(tokens, context, "car", lengths), core.log_prob(tokens, context, "car", lengths))
+    assert torch.equal(
+        model.core.log_prob(tokens, context, "car", lengths),
+        core.log_prob(tokens, context, "car", lengths),
+    )
     assert model.core.embedding is model.embedding
     assert model.train().core.training
     assert not model.eval().core.training
 
 
 def test_fill_mask_pipeline(folder: Path, core: Tracformer) -> None:
-    fill = transformers.pipeline("fill-mask", model=str(folder), model_kwargs={"attention": "blocked"})
+    fill = transformers.pipeline(
+        "fill-mask", model=str(folder), model_kwargs={"attention": "blocked"}
+    )
     (best, *_), ids = fill("ab<|mask|>d", top_k=3), torch.tensor([[0, 1, MASK, 3]])
-    probabilities = core(ids.masked_fill(ids == MASK, 0), ids != MASK, "ac")[0, 2].detach().softmax(-1)
+    probabilities = (
+        core(ids.masked_fill(ids == MASK, 0), ids != MASK, "ac")[0, 2].detach().softmax(-1)
+    )
     assert best["token"] == int(probabilities.argmax())
     assert best["score"] == pytest.approx(float(probabilities.max()), rel=1e-4)
     assert best["sequence"] == f"ab{best['token_str']}d"

@@ -1,4 +1,5 @@
-"""The model once more, as the design states it: one position at a time, key sets written out, text order, no batching, no mirroring.
+"""The model once more, as the design states it: one position at a time, key sets written out, text
+order, no batching, no mirroring.
 
 It shares nothing with the package but the weights.
 """
@@ -23,12 +24,16 @@ class Literal:
         seen = [token if g else mask for token, g in zip(tokens, given, strict=True)]
         prefix = self.encode(tokens if mode in ("car", "ar") else seen, back=True)
         suffix = self.encode(seen, back=False)
-        states = [self.decode(t, T, prefix, None if mode == "ar" else suffix) for t in range(1, T + 1)]
+        states = [
+            self.decode(t, T, prefix, None if mode == "ar" else suffix) for t in range(1, T + 1)
+        ]
         hidden = self.norm("norm", torch.stack(states))
         return hidden @ self.weights["embedding.weight"][:mask].T
 
     def encode(self, tokens: list[int], back: bool) -> list[list[Tensor]]:
-        """features[l][t], layers from 0 (the embedding) and positions from 1; features[l][0] is unused."""
+        """features[l][t], layers from 0 (the embedding) and positions from 1;
+        features[l][0] is unused.
+        """
         T = len(tokens)
         zero = torch.zeros(0)
         features = [[zero, *self.weights["embedding.weight"][tokens]]]
@@ -55,14 +60,22 @@ class Literal:
             return list(range(1, t + 1)) if back else list(range(t, T + 1))
         w, n_max = 2 ** (layer - 1), self.config.n_max
         if self.config.key_set == "rounded":
-            distances = set(range(w + 1)) if w + 1 <= n_max else {math.floor(i * w / (n_max - 1) + 0.5) for i in range(n_max)}
+            distances = (
+                set(range(w + 1))
+                if w + 1 <= n_max
+                else {math.floor(i * w / (n_max - 1) + 0.5) for i in range(n_max)}
+            )
         elif w <= n_max:
             distances = set(range(w + 1))
         else:
-            distances = {i * (w // (n_max - 1)) for i in range(w + 1) if i * (w // (n_max - 1)) <= w} | {w}
+            distances = {
+                i * (w // (n_max - 1)) for i in range(w + 1) if i * (w // (n_max - 1)) <= w
+            } | {w}
         return [t + sign * distance for distance in distances]
 
-    def decode(self, t: int, T: int, prefix: list[list[Tensor]], suffix: list[list[Tensor]] | None) -> Tensor:
+    def decode(
+        self, t: int, T: int, prefix: list[list[Tensor]], suffix: list[list[Tensor]] | None
+    ) -> Tensor:
         L = self.config.n_layer
         x = torch.zeros(self.config.d_model, dtype=torch.float64)
         for layer in range(1, L + 1):
@@ -70,11 +83,18 @@ class Literal:
             s = 1 if self.config.decoder == "dense" else 2**j
             read = [(key, prefix[j][key]) for key in range(1, t) if key % s == (t - 1) % s]
             if suffix is not None:
-                read += [(key, suffix[j][key]) for key in range(t + 1, T + 1) if key % s == (t + 1) % s]
+                read += [
+                    (key, suffix[j][key]) for key in range(t + 1, T + 1) if key % s == (t + 1) % s
+                ]
             features = [(key, self.norm(f"{name}.norm_feature", feature)) for key, feature in read]
             mixed = self.attend(
-                self.rotate(self.heads(self.linear(f"{name}.q", self.norm(f"{name}.norm_query", x))), t),
-                [self.rotate(self.heads(self.linear(f"{name}.k", feature)), key) for key, feature in features],
+                self.rotate(
+                    self.heads(self.linear(f"{name}.q", self.norm(f"{name}.norm_query", x))), t
+                ),
+                [
+                    self.rotate(self.heads(self.linear(f"{name}.k", feature)), key)
+                    for key, feature in features
+                ],
                 [self.heads(self.linear(f"{name}.v", feature)) for _, feature in features],
             )
             x = x + self.linear(f"{name}.out", mixed)
@@ -84,7 +104,8 @@ class Literal:
     def attend(self, q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         if not keys:
             return torch.zeros(self.config.d_model, dtype=torch.float64)
-        scores = torch.stack([(q * key).sum(-1) for key in keys]) / math.sqrt(self.config.head_size)  # (keys, H)
+        # (keys, H)
+        scores = torch.stack([(q * key).sum(-1) for key in keys]) / math.sqrt(self.config.head_size)
         return (torch.softmax(scores, 0)[..., None] * torch.stack(values)).sum(0).flatten()
 
     def rotate(self, x: Tensor, t: int) -> Tensor:
@@ -103,8 +124,12 @@ class Literal:
         return self.weights[f"{name}.weight"] @ x + self.weights[f"{name}.bias"]
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        return layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
+        return layer_norm(
+            x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        )
 
     def feedforward(self, name: str, x: Tensor) -> Tensor:
         normed = self.norm(f"{name}.norm_feedforward", x)
-        return self.linear(f"{name}.feedforward.out", gelu(self.linear(f"{name}.feedforward.up", normed)))
+        return self.linear(
+            f"{name}.feedforward.out", gelu(self.linear(f"{name}.feedforward.up", normed))
+        )

@@ -15,14 +15,19 @@ from tracformer.model.base import targets_of
 from tracformer.model.cache import Cache
 
 
-def open_cache(model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Cache:
-    cache = model.cache(tokens.masked_fill(~context, -1), context, mode, lengths)  # targets hold nonsense: it may not matter
+def open_cache(
+    model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor
+) -> Cache:
+    # targets hold nonsense: it may not matter
+    cache = model.cache(tokens.masked_fill(~context, -1), context, mode, lengths)
     assert cache is not None
     return cache
 
 
 def answers(cache: Cache, tokens: Tensor, targets: Tensor) -> Tensor:
-    """(targets, V): every row is asked at its next target, then told the token that stands there."""
+    """(targets, V): every row is asked at its next target, then told the token that
+    stands there.
+    """
     turns = [row.nonzero()[:, 0].tolist() for row in targets]
     logits: dict[tuple[int, int], Tensor] = {}
     for turn in range(max(map(len, turns))):
@@ -47,9 +52,24 @@ SHAPES = {
 
 
 def every_step_equals_a_whole_pass(
-    length: int, batch: int, n_max: int, encoder: str, decoder: str, key_set: str, mode: str, seed: int
+    length: int,
+    batch: int,
+    n_max: int,
+    encoder: str,
+    decoder: str,
+    key_set: str,
+    mode: str,
+    seed: int,
 ) -> None:
-    model = small_model(n_layer=6, max_length=40, n_max=n_max, encoder=encoder, decoder=decoder, key_set=key_set, seed=seed)
+    model = small_model(
+        n_layer=6,
+        max_length=40,
+        n_max=n_max,
+        encoder=encoder,
+        decoder=decoder,
+        key_set=key_set,
+        seed=seed,
+    )
     tokens, context, lengths = random_batch(model, batch, length, seed)
     context[0, seed % length] = False  # something to answer
     targets = targets_of(context, lengths)
@@ -79,8 +99,12 @@ def test_keys_gathered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
 def test_long_sequences_in_float32(mode: str) -> None:
-    """The paper's depth, length and n_max; two sequences, few holes far apart, so that long stretches are read at once."""
-    config = TracformerConfig(vocab_size=50, max_length=1024, n_layer=10, n_head=2, d_model=16, n_max=16, init_std=0.3)
+    """The paper's depth, length and n_max; two sequences, few holes far apart, so that long
+    stretches are read at once.
+    """
+    config = TracformerConfig(
+        vocab_size=50, max_length=1024, n_layer=10, n_head=2, d_model=16, n_max=16, init_std=0.3
+    )
     torch.manual_seed(0)
     model = Tracformer(config).eval()
     generator = torch.Generator().manual_seed(1)
@@ -93,12 +117,19 @@ def test_long_sequences_in_float32(mode: str) -> None:
     with torch.no_grad():
         whole = model.logits_at(tokens, context, mode, lengths, targets)
     assert whole.std() > 0.1  # not all alike
-    torch.testing.assert_close(answers(open_cache(model, tokens, context, mode, lengths), tokens, targets), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        answers(open_cache(model, tokens, context, mode, lengths), tokens, targets),
+        whole,
+        rtol=1e-5,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
 def test_a_given_prefix_equals_the_same_tokens_one_by_one(mode: str) -> None:
-    """What stands before a target is the same to it whether it was given or revealed, in one go or step by step."""
+    """What stands before a target is the same to it whether it was given or revealed, in one go or
+    step by step.
+    """
     model = small_model(n_layer=5, max_length=32, n_max=4)
     tokens, _, _ = random_batch(model, 2, 30)
     lengths, prefix = torch.tensor([30, 27]), 20
@@ -136,7 +167,9 @@ def test_a_selection_and_its_source_do_not_touch_each_other(mode: str) -> None:
     torch.testing.assert_close(first, whole, rtol=0, atol=1e-10)
     late = source.select(chosen)
     torch.testing.assert_close(answers(source, tokens, targets), expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(answers(late, others[chosen], targets[chosen]), whole, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        answers(late, others[chosen], targets[chosen]), whole, rtol=0, atol=1e-10
+    )
 
 
 def test_a_fork_in_the_middle_keeps_what_was_revealed() -> None:
@@ -159,7 +192,9 @@ def test_asking_again_answers_the_same() -> None:
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 10)
     context[:, 4] = False
-    cache = open_cache(model, tokens, context | (torch.arange(10) < 4), "car", torch.tensor([10, 9]))
+    cache = open_cache(
+        model, tokens, context | (torch.arange(10) < 4), "car", torch.tensor([10, 9])
+    )
     rows, positions = torch.arange(2), torch.full((2,), 4)
     assert torch.equal(cache.logits(rows, positions), cache.logits(rows, positions))
 
@@ -197,7 +232,9 @@ def test_a_row_shows_no_trace_of_who_had_it_before(mode: str, dtype: torch.dtype
         fresh = Cache(model, mode, 1, 16)
         for cache in (used, fresh):
             assert cache.admit(tokens[one], context[one], lengths[one]).tolist() == [0]
-        assert torch.equal(*(one_answer(cache, 0, tokens[i], targets[i]) for cache in (used, fresh)))
+        assert torch.equal(
+            *(one_answer(cache, 0, tokens[i], targets[i]) for cache in (used, fresh))
+        )
         used.release([0])
 
 
@@ -216,7 +253,9 @@ def test_sequences_come_and_go_while_others_are_halfway(mode: str) -> None:
     while coming or rows:
         if coming and cache.free and (steps % 2 == 0 or not rows):
             i = coming.pop(0)
-            [rows[i]] = cache.admit(tokens[i : i + 1], context[i : i + 1], lengths[i : i + 1]).tolist()
+            [rows[i]] = cache.admit(
+                tokens[i : i + 1], context[i : i + 1], lengths[i : i + 1]
+            ).tolist()
         now = sorted(rows, key=lambda i: rows[i])
         at = torch.tensor([rows[i] for i in now]), torch.tensor([left[i][0] for i in now])
         answer = cache.logits(*at)
@@ -235,7 +274,8 @@ def test_equal_sequences_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, context, _ = random_batch(model, 2, 9)
     context[:, [3, 5]] = False
     context[:, :3] = True
-    which, lengths = [0, 1, 0, 0], torch.tensor([9, 8, 9, 7])  # the last is shorter, so not the same
+    # the last is shorter, so not the same
+    which, lengths = [0, 1, 0, 0], torch.tensor([9, 8, 9, 7])
     read: list[int] = []
     inner = Cache._read_suffix
 
@@ -256,7 +296,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken() -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 3, 9)
     cache = Cache(model, "car", 2, 8)
-    with pytest.raises(ValueError, match="3 sequences of 9 tokens do not fit: 2 rows are free, each of 8"):
+    with pytest.raises(
+        ValueError, match="3 sequences of 9 tokens do not fit: 2 rows are free, each of 8"
+    ):
         cache.admit(tokens, context, lengths)
     assert cache.free == [0, 1]
     rows = cache.admit(tokens[:2, :8], context[:2, :8], torch.tensor([8, 3]))

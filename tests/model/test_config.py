@@ -39,7 +39,10 @@ def test_initialisation() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_layer": 9, "max_length": 1024}, r"n_layer is 9.*scope is 512.*max_length 1024; use n_layer >= 10"),
+        (
+            {"n_layer": 9, "max_length": 1024},
+            r"n_layer is 9.*scope is 512.*max_length 1024; use n_layer >= 10",
+        ),
         ({"d_model": 577}, "d_model is 577, not divisible by n_head 9"),
         ({"d_model": 63}, "head size 7; rotary"),
         ({"n_max": 1}, "n_max is 1"),
@@ -80,7 +83,10 @@ CONTEXT = torch.zeros(2, 4, dtype=torch.bool)
         ({"tokens": torch.zeros(1, 17, dtype=torch.int64)}, "17 tokens long.*max_length = 16"),
         ({"tokens": TOKENS + 7}, r"token id 7 is out of range; ids must lie in 0\.\.6"),
         ({"tokens": TOKENS - 1}, "token id -1 is out of range"),
-        ({"tokens": TOKENS.to(torch.uint8)}, r"tokens is uint8 of shape \(2, 4\); it must be a \(B, T\) tensor of int64 or int32"),
+        (
+            {"tokens": TOKENS.to(torch.uint8)},
+            r"tokens is uint8 of shape \(2, 4\); it must be a \(B, T\) tensor of int64 or int32",
+        ),
         ({"tokens": TOKENS.float()}, r"tokens is float32 of shape \(2, 4\)"),
         ({"tokens": TOKENS[0]}, r"tokens is int64 of shape \(4,\)"),
         ({"tokens": TOKENS[:0]}, r"shape \(0, 4\): an empty batch"),
@@ -103,7 +109,9 @@ def test_bad_batches(arguments: dict[str, Any], message: str) -> None:
 
 def test_a_mode_the_weights_were_not_trained_in() -> None:
     model = small_model(modes=("car",))
-    with pytest.raises(ValueError, match=r"mode is 'ac', but these weights were trained for: car; pass insist=True"):
+    with pytest.raises(
+        ValueError, match=r"mode is 'ac', but these weights were trained for: car; pass insist=True"
+    ):
         model(TOKENS, CONTEXT, "ac")
     model(TOKENS, CONTEXT, "ac", insist=True)
     model(TOKENS, CONTEXT, "car")

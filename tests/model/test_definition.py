@@ -52,7 +52,15 @@ def test_equals_the_literal_model(variant: dict[str, Any], mode: str, attention:
     seed=st.integers(0, 99),
 )
 def test_blocked_equals_reference_with_all_gradients(
-    length: int, batch: int, n_max: int, extra_layers: int, mode: str, encoder: str, decoder: str, key_set: str, seed: int
+    length: int,
+    batch: int,
+    n_max: int,
+    extra_layers: int,
+    mode: str,
+    encoder: str,
+    decoder: str,
+    key_set: str,
+    seed: int,
 ) -> None:
     config = {
         "max_length": length,
@@ -67,8 +75,12 @@ def test_blocked_equals_reference_with_all_gradients(
         model = small_model(attention, seed, **config)
         tokens, context, lengths = random_batch(model, batch, length, seed)
         logits = model(tokens, context, mode, lengths)
-        weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(seed), dtype=logits.dtype)
-        gradients = torch.autograd.grad((logits * weight).sum(), list(model.parameters()), allow_unused=True)
+        weight = torch.randn(
+            logits.shape, generator=torch.Generator().manual_seed(seed), dtype=logits.dtype
+        )
+        gradients = torch.autograd.grad(
+            (logits * weight).sum(), list(model.parameters()), allow_unused=True
+        )
         results.append((logits, [torch.zeros(()) if g is None else g for g in gradients]))
     (expected, expected_gradients), (actual, actual_gradients) = results
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)

@@ -1,4 +1,6 @@
-"""Perturb an input; whatever must not see it changes by exactly nothing, whatever must see it changes."""
+"""Perturb an input; whatever must not see it changes by exactly nothing, whatever
+must see it changes.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,10 @@ T = 13
 
 
 def visible(mode: str, context: Tensor, i: int, t: int) -> bool:
-    """May the answer at t depend on x_i? (DESIGN: CAR sees C and all before t; AC sees C; AR sees all before t.)"""
+    """May the answer at t depend on x_i?
+
+    (DESIGN: CAR sees C and all before t; AC sees C; AR sees all before t.)
+    """
     if i == t:
         return False
     return {"car": i < t or bool(context[i]), "ac": bool(context[i]), "ar": i < t}[mode]
@@ -21,7 +26,9 @@ def visible(mode: str, context: Tensor, i: int, t: int) -> bool:
 @pytest.mark.parametrize("attention", implementations())
 @pytest.mark.parametrize("variant", [{}, {"encoder": "full"}, {"decoder": "dense"}], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_answers_depend_on_what_they_may_see_and_on_nothing_else(mode: str, variant: dict[str, str], attention: str) -> None:
+def test_answers_depend_on_what_they_may_see_and_on_nothing_else(
+    mode: str, variant: dict[str, str], attention: str
+) -> None:
     model = small_model(attention, n_max=4, **variant)
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(7, (1, T), generator=generator)

@@ -11,13 +11,17 @@ from tracformer.model import MODES
 def deep_model(seed: int = 0) -> Tracformer:
     """As deep as any preset, and narrow."""
     torch.manual_seed(seed)
-    return Tracformer(TracformerConfig.preset("laptop-32k", vocab_size=50, d_model=16, n_head=2), "blocked")
+    return Tracformer(
+        TracformerConfig.preset("laptop-32k", vocab_size=50, d_model=16, n_head=2), "blocked"
+    )
 
 
 def gradient_norm(model: Tracformer, mode: str, length: int) -> float:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(50, (8, length), generator=generator)
-    gradients = torch.autograd.grad(model.loss(tokens, torch.zeros(8, length, dtype=torch.bool), mode), list(model.parameters()))
+    gradients = torch.autograd.grad(
+        model.loss(tokens, torch.zeros(8, length, dtype=torch.bool), mode), list(model.parameters())
+    )
     return float(torch.stack([gradient.norm() for gradient in gradients]).norm())
 
 
@@ -38,8 +42,15 @@ def test_matrices_are_drawn_before_the_one_bias() -> None:
     std = model.config.init_std
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            drawn = nn.init.normal_(torch.empty_like(parameter), std=std / 30**0.5 if name.endswith("out.weight") else std)
+            drawn = nn.init.normal_(
+                torch.empty_like(parameter),
+                std=std / 30**0.5 if name.endswith("out.weight") else std,
+            )
             assert torch.equal(parameter, drawn)
     assert torch.equal(model.decoder[0].out.bias, nn.init.normal_(torch.empty(16), std=std))
-    zero = [name for name, parameter in model.named_parameters() if name.endswith("bias") and not parameter.any()]
+    zero = [
+        name
+        for name, parameter in model.named_parameters()
+        if name.endswith("bias") and not parameter.any()
+    ]
     assert len(zero) == sum(name.endswith("bias") for name, _ in model.named_parameters()) - 1

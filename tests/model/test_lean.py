@@ -21,7 +21,9 @@ LEAN = [kind for kind in KINDS if kind != "float32"]
 
 
 def float_model(kind: str, **changes: Any) -> Tracformer:
-    """Float32, random everywhere, of moderate size: sums of large numbers would hide mistakes in rounding errors."""
+    """Float32, random everywhere, of moderate size: sums of large numbers would hide mistakes in
+    rounding errors.
+    """
     model = small_model(**changes).float()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +32,9 @@ def float_model(kind: str, **changes: Any) -> Tracformer:
     return model.lean(kind)
 
 
-def cached(model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, compiled: bool) -> Tensor:
+def cached(
+    model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, compiled: bool
+) -> Tensor:
     cache = open_cache(model, tokens, context, mode, lengths)
     if compiled:
         assert cache.step is not None
@@ -43,7 +47,9 @@ SHAPES = {
     "kind": st.sampled_from(KINDS),
     "length": st.integers(1, 40),
     "batch": st.integers(1, 16),
-    "head": st.sampled_from([(2, 4), (3, 10), (1, 52), (2, 26), (2, 64), (5, 16)]),  # heads, and their size
+    "head": st.sampled_from(
+        [(2, 4), (3, 10), (1, 52), (2, 26), (2, 64), (5, 16)]
+    ),  # heads, and their size
     "vocab_size": st.sampled_from([7, 33, 70]),
     "n_max": st.sampled_from([2, 3, 16]),
     "encoder": st.sampled_from(["multiscope", "full"]),
@@ -57,13 +63,24 @@ def compiled_step_equals_whole_passes(
     kind: str, length: int, batch: int, head: tuple[int, int], mode: str, seed: int, **shape: Any
 ) -> None:
     """Against the float32 pass over the rounded weights, and against the same in float64."""
-    model = float_model(kind, n_layer=6, max_length=40, n_head=head[0], d_model=head[0] * head[1], seed=seed, **shape)
+    model = float_model(
+        kind,
+        n_layer=6,
+        max_length=40,
+        n_head=head[0],
+        d_model=head[0] * head[1],
+        seed=seed,
+        **shape,
+    )
     tokens, context, lengths = random_batch(model, batch, length, seed)
     context[0, seed % length] = False  # something to answer
     targets = targets_of(context, lengths)
     got = cached(model, tokens, context, mode, lengths, compiled=True)
     with torch.no_grad():
-        whole, exact = (each.logits_at(tokens, context, mode, lengths, targets) for each in (model, copy.deepcopy(model).double()))
+        whole, exact = (
+            each.logits_at(tokens, context, mode, lengths, targets)
+            for each in (model, copy.deepcopy(model).double())
+        )
     torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-4)
     assert (got - exact).abs().max() <= 3 * (whole - exact).abs().max() + 1e-5
 
@@ -88,15 +105,23 @@ def test_compiled_step_equals_whole_passes_at_length(**shape: Any) -> None:
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(kind: str, threads: int) -> None:
     """Wide enough that several threads take part; each output is one thread's."""
-    model = float_model(kind, n_layer=3, max_length=8, n_head=4, d_model=208, n_max=2, vocab_size=300)
+    model = float_model(
+        kind, n_layer=3, max_length=8, n_head=4, d_model=208, n_max=2, vocab_size=300
+    )
     tokens, context, lengths = random_batch(model, 6, 8, seed=3)
     context[:] = False
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = [cached(model, tokens[:n], context[:n], "car", lengths[:n], compiled=True) for n in (1, 6)]
+        alone = [
+            cached(model, tokens[:n], context[:n], "car", lengths[:n], compiled=True)
+            for n in (1, 6)
+        ]
         torch.set_num_threads(threads)
-        several = [cached(model, tokens[:n], context[:n], "car", lengths[:n], compiled=True) for n in (1, 6)]
+        several = [
+            cached(model, tokens[:n], context[:n], "car", lengths[:n], compiled=True)
+            for n in (1, 6)
+        ]
     finally:
         torch.set_num_threads(before)
     for one, other in zip(alone, several, strict=True):
@@ -126,13 +151,19 @@ def test_many_rows_are_shared_out_among_threads(mode: str, threads: int) -> None
 
 @pytest.mark.parametrize("kind", LEAN)
 def test_rounding_is_near_and_done_once(kind: str) -> None:
-    """bfloat16 keeps 8 bits, int8 the 127th part of a row's largest; what is rounded stays as it is."""
+    """bfloat16 keeps 8 bits, int8 the 127th part of a row's largest; what is rounded
+    stays as it is.
+    """
     weight = torch.randn(9, 33, dtype=torch.float64)
     weight[4] = 0.0
     rounded = unpacked(packed(weight, kind), torch.float64)
-    allowed = weight.abs() * 2**-8 if kind == "bfloat16" else weight.abs().amax(1, keepdim=True) / 254
+    allowed = (
+        weight.abs() * 2**-8 if kind == "bfloat16" else weight.abs().amax(1, keepdim=True) / 254
+    )
     assert ((rounded - weight).abs() <= allowed * (1 + 1e-6)).all()
-    torch.testing.assert_close(unpacked(packed(rounded, kind), torch.float64), rounded, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        unpacked(packed(rounded, kind), torch.float64), rounded, rtol=1e-6, atol=0
+    )
     assert (rounded[4] == 0).all()
 
 
@@ -151,7 +182,9 @@ def test_a_lean_model_holds_only_what_was_packed(kind: str) -> None:
 
 def test_bytes_of_a_step() -> None:
     """Eighth, quarter and half of a bit more: norms and biases stay as they are."""
-    sizes = {kind: bytes_read(float_model(kind, d_model=96, n_head=2, vocab_size=200)) for kind in KINDS}
+    sizes = {
+        kind: bytes_read(float_model(kind, d_model=96, n_head=2, vocab_size=200)) for kind in KINDS
+    }
     assert 0.5 < sizes["bfloat16"] / sizes["float32"] < 0.51
     assert 0.25 < sizes["int8"] / sizes["float32"] < 0.28
 
@@ -159,7 +192,9 @@ def test_bytes_of_a_step() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="'int4'; allowed: float32, bfloat16, int8"):
         float_model("float32").lean("int4")
-    with pytest.raises(ValueError, match="already rounded to int8; load the model again for bfloat16"):
+    with pytest.raises(
+        ValueError, match="already rounded to int8; load the model again for bfloat16"
+    ):
         float_model("int8").lean("bfloat16")
     with pytest.raises(ValueError, match=r"torch\.bfloat16; int8 is rounded from float32"):
         small_model().bfloat16().lean("int8")

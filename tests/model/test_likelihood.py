@@ -13,7 +13,10 @@ from tracformer.model import MODES, likelihood
 @pytest.mark.parametrize("given", [(), (0,), (3,), (1, 4), (0, 2, 4)])
 @pytest.mark.parametrize("mode", ["car", "ar"])
 def test_completions_sum_to_one(mode: str, given: tuple[int, ...]) -> None:
-    """Exact joints: over every completion of a small alphabet, whatever is given. AR ignores a suffix, so it is given a prefix."""
+    """Exact joints: over every completion of a small alphabet, whatever is given.
+
+    AR ignores a suffix, so it is given a prefix.
+    """
     T, alphabet = 5, 3
     if mode == "ar":
         given = tuple(range(len(given)))
@@ -35,15 +38,21 @@ def test_a_view_of_lengths_is_as_good_as_a_copy(mode: str) -> None:
     tokens, context, _ = random_batch(model, 3, 11)
     length = torch.tensor([9])
     actual = model.log_prob(tokens, context, mode, length.expand(3))
-    torch.testing.assert_close(actual, model.log_prob(tokens, context, mode, length.repeat(3)), atol=0, rtol=0)
+    torch.testing.assert_close(
+        actual, model.log_prob(tokens, context, mode, length.repeat(3)), atol=0, rtol=0
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_log_prob_and_loss_agree_with_the_logits(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_prob_and_loss_agree_with_the_logits(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", 7 * 5)  # five rows at a time
     model = small_model()
     tokens, context, lengths = random_batch(model, 3, 11)
-    expected = log_softmax(model(tokens, context, mode, lengths), -1).gather(2, tokens[..., None])[..., 0]
+    expected = log_softmax(model(tokens, context, mode, lengths), -1).gather(2, tokens[..., None])[
+        ..., 0
+    ]
     target = ~context & (torch.arange(11) < lengths[:, None])
     expected = torch.where(target, expected, 0.0)
     actual = model.log_prob(tokens, context, mode, lengths)
@@ -54,7 +63,9 @@ def test_log_prob_and_loss_agree_with_the_logits(mode: str, monkeypatch: pytest.
     weights = torch.rand(3, 11, dtype=torch.float64)
     weighted, count = model.nll(tokens, context, mode, lengths, weights=weights)
     assert count == int(target.sum())
-    by_hand = torch.autograd.grad(-(expected * weights).sum(), parameters, retain_graph=True, allow_unused=True)
+    by_hand = torch.autograd.grad(
+        -(expected * weights).sum(), parameters, retain_graph=True, allow_unused=True
+    )
     by_chunks = torch.autograd.grad(weighted, parameters, allow_unused=True)
     by_log_prob = torch.autograd.grad(-(actual * weights).sum(), parameters, allow_unused=True)
     for a, b, c in zip(by_hand, by_chunks, by_log_prob, strict=True):
@@ -71,11 +82,14 @@ def test_training_holds_logits_of_a_few_targets_only(monkeypatch: pytest.MonkeyP
     tokens, context, _ = random_batch(model, 2, 64)
     with Largest() as largest:
         model.loss(tokens, context).backward()
-    assert largest.numel <= (vocab_size + 1) * model.config.d_model  # the embedding's gradient; 4 rows of logits are smaller
+    # the embedding's gradient; 4 rows of logits are smaller
+    assert largest.numel <= (vocab_size + 1) * model.config.d_model
 
 
 def test_without_gradients_nothing_is_prepared_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first use of torch's `checkpoint` imports its compiler: seconds, for a score that needs neither."""
+    """The first use of torch's `checkpoint` imports its compiler: seconds, for a
+    score that needs neither.
+    """
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 8)
     expected = model.log_prob(tokens, context)

@@ -18,13 +18,17 @@ from tracformer.model.fast_step import KINDS, Linear, linear, packed, unpacked
     bias=st.booleans(),
     kind=st.sampled_from(KINDS),
 )
-def test_equals_torch(rows: int, width: int, outputs: int, seed: int, bias: bool, kind: str) -> None:
+def test_equals_torch(
+    rows: int, width: int, outputs: int, seed: int, bias: bool, kind: str
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(n, width, generator=generator) for n in (rows, outputs))
     b = torch.randn(outputs, generator=generator) if bias else None
     data, scale = (weight, None) if kind == "float32" else packed(weight, kind)
     stored = weight if kind == "float32" else unpacked(packed(weight, kind), torch.float64)
-    expected = torch.nn.functional.linear(x.double(), stored.double(), None if b is None else b.double())
+    expected = torch.nn.functional.linear(
+        x.double(), stored.double(), None if b is None else b.double()
+    )
     got = torch.ops.tracformer.few_rows(x, data, scale, b)
     assert torch.allclose(got.double(), expected, rtol=0, atol=2e-6 * (width + 1) ** 0.5)
 
@@ -35,7 +39,9 @@ def test_rows_of_a_wider_matrix_and_strided_input() -> None:
     table, x = torch.randn(9, 40), torch.randn(40, 3).T
     with torch.no_grad():
         assert torch.allclose(linear(x, table[:8]), x @ table[:8].T, atol=1e-5)
-        assert torch.allclose(linear(x[:, :20], table[:, 5:25]), x[:, :20] @ table[:, 5:25].T, atol=1e-5)
+        assert torch.allclose(
+            linear(x[:, :20], table[:, 5:25]), x[:, :20] @ table[:, 5:25].T, atol=1e-5
+        )
 
 
 def test_gradients_and_other_dtypes_are_torch() -> None:

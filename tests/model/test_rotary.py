@@ -1,4 +1,6 @@
-"""Queries, keys and values in one compiled pass: the plain definition's numbers and gradients, in every dtype and shape it serves."""
+"""Queries, keys and values in one compiled pass: the plain definition's numbers and gradients, in
+every dtype and shape it serves.
+"""
 
 import pytest
 import torch
@@ -15,17 +17,26 @@ def plainly(x: Tensor, angles: Angles, heads: int, parts: int, turned: int) -> t
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 0)])
-@pytest.mark.parametrize(("heads", "size", "parts", "turned"), [(1, 2, 1, 1), (3, 14, 3, 2), (2, 32, 1, 0), (5, 52, 3, 2)])
+@pytest.mark.parametrize(
+    ("heads", "size", "parts", "turned"),
+    [(1, 2, 1, 1), (3, 14, 3, 2), (2, 32, 1, 0), (5, 52, 3, 2)],
+)
 def test_the_compiled_pass_is_the_definition_forward_and_backward(
     shape: tuple[int, ...], heads: int, size: int, parts: int, turned: int
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(*shape, parts * heads * size, dtype=torch.float64, requires_grad=True)
     angles = rotary_angles(torch.randint(0, 500, shape), size, 10000.0, torch.float64)
-    compiled, plain = split_heads(x, angles, heads, parts, turned), plainly(x, angles, heads, parts, turned)
+    compiled, plain = (
+        split_heads(x, angles, heads, parts, turned),
+        plainly(x, angles, heads, parts, turned),
+    )
     assert len(compiled) == len(plain) == parts
     weights = [torch.randn_like(part) for part in plain]
-    grads = [torch.autograd.grad(sum((w * p).sum() for w, p in zip(weights, outs, strict=True)), x)[0] for outs in (compiled, plain)]
+    grads = [
+        torch.autograd.grad(sum((w * p).sum() for w, p in zip(weights, outs, strict=True)), x)[0]
+        for outs in (compiled, plain)
+    ]
     for ours, theirs in zip((*compiled, grads[0]), (*plain, grads[1]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -33,7 +44,8 @@ def test_the_compiled_pass_is_the_definition_forward_and_backward(
 @needs_compiler
 def test_a_projection_that_is_not_contiguous_and_angles_that_broadcast() -> None:
     x = torch.randn(4, 12, 6, dtype=torch.float64).transpose(1, 2)
-    angles = rotary_angles(torch.arange(6), 4, 100.0, torch.float64)  # of the positions, the same for every sequence
+    # of the positions, the same for every sequence
+    angles = rotary_angles(torch.arange(6), 4, 100.0, torch.float64)
     for ours, theirs in zip(split_heads(x, angles, 3), plainly(x, angles, 3, 1, 1), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -50,7 +62,9 @@ def test_bfloat16_is_widened_and_its_gradient_rounded_once() -> None:
         torch.testing.assert_close(out, want, equal_nan=True)
     weights = [torch.randn_like(out) for out in outs]
     grad, wanted_grad = (
-        torch.autograd.grad(sum((w * p).sum() for w, p in zip(weights, parts, strict=True)), leaf)[0]
+        torch.autograd.grad(sum((w * p).sum() for w, p in zip(weights, parts, strict=True)), leaf)[
+            0
+        ]
         for parts, leaf in ((outs, ours), (wanted, wide))
     )
     assert grad.dtype == torch.bfloat16

@@ -1,4 +1,6 @@
-"""Several contexts of one sequence, side by side in a batch, are encoded once and answered as if each were alone."""
+"""Several contexts of one sequence, side by side in a batch, are encoded once and answered as if
+each were alone.
+"""
 
 import pytest
 import torch
@@ -15,23 +17,37 @@ def test_neighbours_with_the_same_text_change_nothing(attention: str, mode: str)
     number = torch.tensor([0, 0, 0, 1, 2, 2, 3, 0])
     context = torch.rand(len(number), 13, generator=torch.Generator().manual_seed(3)) < 0.5
     together = model.log_prob(tokens[number], context, mode, lengths[number])
-    alone = torch.cat([model.log_prob(tokens[[i]], context[[row]], mode, lengths[[i]]) for row, i in enumerate(number.tolist())])
+    alone = torch.cat(
+        [
+            model.log_prob(tokens[[i]], context[[row]], mode, lengths[[i]])
+            for row, i in enumerate(number.tolist())
+        ]
+    )
     assert torch.allclose(together, alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", ["reference", "blocked"])
 def test_the_same_beginning_of_a_longer_text_is_another_text(attention: str) -> None:
     model = small_model(attention)
-    tokens, context = torch.zeros(2, 5, dtype=torch.long), torch.tensor([[True, True, False, False, False]] * 2)
-    lengths = torch.tensor([3, 5])  # what lies behind the first and what is masked in the second read alike
+    tokens, context = (
+        torch.zeros(2, 5, dtype=torch.long),
+        torch.tensor([[True, True, False, False, False]] * 2),
+    )
+    # what lies behind the first and what is masked in the second read alike
+    lengths = torch.tensor([3, 5])
     together = model.log_prob(tokens, context, "ac", lengths)
-    alone = [model.log_prob(tokens[[i], :length], context[[i], :length], "ac")[0] for i, length in enumerate((3, 5))]
+    alone = [
+        model.log_prob(tokens[[i], :length], context[[i], :length], "ac")[0]
+        for i, length in enumerate((3, 5))
+    ]
     for row, own in zip(together, alone, strict=True):
         assert torch.allclose(row[: len(own)], own, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("car", 2 + 6), ("ac", 12), ("ar", 2)])
-def test_the_shared_text_is_encoded_once(mode: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shared_text_is_encoded_once(
+    mode: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = small_model()
     encoded: list[int] = []
     encode = Tracformer._encode

@@ -20,11 +20,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_round_trip_is_bit_identical(folder: Path) -> None:
-    model, loaded = small_model(), Tracformer.from_pretrained(folder, dtype=torch.float64, attention="blocked")
+    model, loaded = (
+        small_model(),
+        Tracformer.from_pretrained(folder, dtype=torch.float64, attention="blocked"),
+    )
     assert loaded.config == model.config
     assert not loaded.training
     tokens, context, lengths = random_batch(model, 2, 9)
-    assert torch.equal(loaded(tokens, context, "car", lengths), model(tokens, context, "car", lengths))
+    assert torch.equal(
+        loaded(tokens, context, "car", lengths), model(tokens, context, "car", lengths)
+    )
 
 
 def test_loading_and_asking_need_no_compiler_of_torch(folder: Path) -> None:
@@ -56,7 +61,9 @@ def test_files_are_as_readable_as_the_umask_says(folder: Path, umask: int, mode:
 
 def test_half_precision(folder: Path) -> None:
     small_model().save_pretrained(folder, dtype=torch.float16)
-    assert all(tensor.dtype == torch.float16 for tensor in load_file(folder / "model.safetensors").values())
+    assert all(
+        tensor.dtype == torch.float16 for tensor in load_file(folder / "model.safetensors").values()
+    )
     assert Tracformer.from_pretrained(folder).embedding.weight.dtype == torch.float32
 
 
@@ -66,7 +73,9 @@ def test_other_files_of_the_folder_stay(folder: Path) -> None:
     assert (folder / "tokenizer.json").read_text() == "{}"
 
 
-def test_a_failed_save_leaves_the_old_model_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_the_old_model_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (folder / "model.safetensors").read_bytes()
 
     def half_written(tensors: object, path: Path, metadata: object) -> None:
@@ -82,11 +91,21 @@ def test_a_failed_save_leaves_the_old_model_whole(folder: Path, monkeypatch: pyt
 
 def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
     tensors = {**load_file(folder / "model.safetensors"), **changes}
-    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None},
+        folder / "model.safetensors",
+    )
 
 
 def test_strict_loading_names_what_is_wrong(folder: Path) -> None:
-    edit_weights(folder, **{"encoder.1.qkv.bias": None, "head.weight": torch.zeros(2), "norm.weight": torch.zeros(9)})
+    edit_weights(
+        folder,
+        **{
+            "encoder.1.qkv.bias": None,
+            "head.weight": torch.zeros(2),
+            "norm.weight": torch.zeros(9),
+        },
+    )
     with pytest.raises(ValueError, match="does not match") as caught:
         Tracformer.from_pretrained(folder)
     assert "encoder.1.qkv.bias is missing" in str(caught.value)

@@ -9,7 +9,9 @@ from tracformer.model import MODES, Tracformer
 
 def gradients(model: Tracformer, mode: str) -> list[torch.Tensor]:
     tokens, context, lengths = random_batch(model, 3, 16)
-    return list(torch.autograd.grad(model.loss(tokens, context, mode, lengths), list(model.parameters())))
+    return list(
+        torch.autograd.grad(model.loss(tokens, context, mode, lengths), list(model.parameters()))
+    )
 
 
 @pytest.mark.parametrize("n_max", [3, 6])  # 6: a key off the grid in the last layer

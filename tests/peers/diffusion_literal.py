@@ -1,4 +1,6 @@
-"""The published formulas once more, word by word and one sequence at a time, from nothing but the tensors' names."""
+"""The published formulas once more, word by word and one sequence at a time, from nothing but the
+tensors' names.
+"""
 
 import math
 
@@ -35,17 +37,31 @@ def turn(vector: Tensor, position: int) -> Tensor:
 def dit_logits(w: dict[str, Tensor], n_head: int, tokens: list[int], sigma: float) -> Tensor:
     """(T, V + 1) of one sequence, the masks among its tokens."""
     frequencies = [math.exp(-math.log(1e4) * i / 128) for i in range(128)]
-    e = torch.tensor([math.cos(sigma * f) for f in frequencies] + [math.sin(sigma * f) for f in frequencies], dtype=torch.float64)
-    c = w["sigma_map.mlp.2.weight"] @ silu(w["sigma_map.mlp.0.weight"] @ e + w["sigma_map.mlp.0.bias"]) + w["sigma_map.mlp.2.bias"]
+    e = torch.tensor(
+        [math.cos(sigma * f) for f in frequencies] + [math.sin(sigma * f) for f in frequencies],
+        dtype=torch.float64,
+    )
+    c = (
+        w["sigma_map.mlp.2.weight"]
+        @ silu(w["sigma_map.mlp.0.weight"] @ e + w["sigma_map.mlp.0.bias"])
+        + w["sigma_map.mlp.2.bias"]
+    )
     c = silu(c)
     x = torch.stack([w["vocab_embed.embedding"][token] for token in tokens])
     d = x.shape[1]
     size = d // n_head
     layers = 1 + max(int(name.split(".")[1]) for name in w if name.startswith("blocks."))
     for layer in range(layers):
-        b = {name.removeprefix(f"blocks.{layer}."): tensor for name, tensor in w.items() if name.startswith(f"blocks.{layer}.")}
-        shift1, scale1, gate1, shift2, scale2, gate2 = (b["adaLN_modulation.weight"] @ c + b["adaLN_modulation.bias"]).split(d)
-        qkv = (layer_norm(x, b["norm1.weight"]) * (1 + scale1) + shift1) @ b["attn_qkv.weight"].T  # (T, three * head * dim)
+        b = {
+            name.removeprefix(f"blocks.{layer}."): tensor
+            for name, tensor in w.items()
+            if name.startswith(f"blocks.{layer}.")
+        }
+        shift1, scale1, gate1, shift2, scale2, gate2 = (
+            b["adaLN_modulation.weight"] @ c + b["adaLN_modulation.bias"]
+        ).split(d)
+        # (T, three * head * dim)
+        qkv = (layer_norm(x, b["norm1.weight"]) * (1 + scale1) + shift1) @ b["attn_qkv.weight"].T
         mixed = torch.zeros_like(x)
         for h in range(n_head):
             columns = slice(h * size, (h + 1) * size)
@@ -53,9 +69,13 @@ def dit_logits(w: dict[str, Tensor], n_head: int, tokens: list[int], sigma: floa
             q, k = (torch.stack([turn(row, t) for t, row in enumerate(rows)]) for rows in (q, k))
             mixed[:, columns] = torch.softmax(q @ k.T / math.sqrt(size), dim=-1) @ v
         x = x + gate1 * (mixed @ b["attn_out.weight"].T)
-        y = (layer_norm(x, b["norm2.weight"]) * (1 + scale2) + shift2) @ b["mlp.0.weight"].T + b["mlp.0.bias"]
+        y = (layer_norm(x, b["norm2.weight"]) * (1 + scale2) + shift2) @ b["mlp.0.weight"].T + b[
+            "mlp.0.bias"
+        ]
         x = x + gate2 * (tanh_gelu(y) @ b["mlp.2.weight"].T + b["mlp.2.bias"])
-    shift, scale = (w["output_layer.adaLN_modulation.weight"] @ c + w["output_layer.adaLN_modulation.bias"]).split(d)
+    shift, scale = (
+        w["output_layer.adaLN_modulation.weight"] @ c + w["output_layer.adaLN_modulation.bias"]
+    ).split(d)
     x = layer_norm(x, w["output_layer.norm_final.weight"]) * (1 + scale) + shift
     return x @ w["output_layer.linear.weight"].T + w["output_layer.linear.bias"]
 
@@ -92,11 +112,16 @@ def sedd_loss(logits: Tensor, x0: int, t: float) -> Tensor:
 
 
 def d3pm_loss(logits: Tensor, x0: int, i: int, T: int) -> Tensor:
-    """T times the divergence of step i, from the two categorical distributions over {x_0, other tokens, mask} themselves."""
+    """T times the divergence of step i, from the two categorical distributions over {x_0, other
+    tokens, mask} themselves.
+    """
     p = logits.softmax(0)
     t, s = i / T, (i - 1) / T
     alpha_t, alpha_s = 1 - t, 1 - s
     true = {"x0": (alpha_s - alpha_t) / t, "mask": s / t}
     total = (alpha_s - alpha_t) * p[:-1].sum() + (1 - alpha_s) + alpha_s * p[-1]
-    model = {"x0": (alpha_s - alpha_t) * p[x0] / total, "mask": ((1 - alpha_s) + alpha_s * p[-1]) / total}
+    model = {
+        "x0": (alpha_s - alpha_t) * p[x0] / total,
+        "mask": ((1 - alpha_s) + alpha_s * p[-1]) / total,
+    }
     return T * sum(q * (math.log(q) - model[state].log()) for state, q in true.items() if q > 0)

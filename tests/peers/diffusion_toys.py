@@ -1,4 +1,6 @@
-"""A distribution small enough to enumerate, as a denoiser that knows it exactly: every line of the systems but the network runs on it."""
+"""A distribution small enough to enumerate, as a denoiser that knows it exactly: every line of the
+systems but the network runs on it.
+"""
 
 import itertools
 from typing import Any
@@ -13,7 +15,14 @@ from tracformer.baselines.sedd import D3PM, SEDD, D3PMConfig, SEDDConfig
 LENGTH, LETTERS = 4, 3
 SEQUENCES = torch.tensor(list(itertools.product(range(LETTERS), repeat=LENGTH)))  # (81, 4)
 NEVER = -1e4  # a logit whose probability is zero
-TINY = {"vocab_size": LETTERS, "max_length": 8, "n_layer": 1, "n_head": 1, "d_model": 2, "d_condition": 2}
+TINY = {
+    "vocab_size": LETTERS,
+    "max_length": 8,
+    "n_layer": 1,
+    "n_head": 1,
+    "d_model": 2,
+    "d_condition": 2,
+}
 
 
 def joint(seed: int = 0) -> Tensor:
@@ -25,19 +34,30 @@ def joint(seed: int = 0) -> Tensor:
 def truth(tokens: Tensor, context: Tensor) -> Tensor:
     """(B,): log p(targets | given) of sequences (B, 4)."""
     agree = SEQUENCES == tokens[:, None]  # (B, 81, 4)
-    log = [torch.where(hits.all(-1), joint(), 0.0).sum(1).log() for hits in (agree, agree | ~context[:, None])]
+    log = [
+        torch.where(hits.all(-1), joint(), 0.0).sum(1).log()
+        for hits in (agree, agree | ~context[:, None])
+    ]
     return log[0] - log[1]
 
 
 class _Toy:
-    """States are logits, the head is the identity. With `warp`, what the denoiser says is wrong, and differently so at each time."""
+    """States are logits, the head is the identity.
+
+    With `warp`, what the denoiser says is wrong, and differently so at each time.
+    """
 
     warp = 0.0
 
-    def states(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor
+    ) -> Tensor:
         tokens, masked = tokens[:, :LENGTH], masked[:, :LENGTH]
         possible = ((SEQUENCES == tokens[:, None]) | masked[:, None]).all(-1) * joint()  # (N, 81)
-        marginal = (possible[:, :, None, None] * torch.nn.functional.one_hot(SEQUENCES, LETTERS)).sum(1)  # (N, 4, 3)
+        # (N, 4, 3)
+        marginal = (
+            possible[:, :, None, None] * torch.nn.functional.one_hot(SEQUENCES, LETTERS)
+        ).sum(1)
         log = marginal.log().log_softmax(-1).clamp(min=NEVER)
         log = torch.where(masked[..., None], log * (1.0 - self.warp * t[:, None, None]), log)
         return self.shape(log, masked)[wanted[:, :LENGTH]]
@@ -76,7 +96,11 @@ class ToyD3PM(_Toy, D3PM):
 
 
 def toy(name: str, warp: float = 0.0, **changes: Any) -> DiffusionModel:
-    kind, config = {"mdlm": (ToyMDLM, MDLMConfig), "sedd": (ToySEDD, SEDDConfig), "d3pm": (ToyD3PM, D3PMConfig)}[name]
+    kind, config = {
+        "mdlm": (ToyMDLM, MDLMConfig),
+        "sedd": (ToySEDD, SEDDConfig),
+        "d3pm": (ToyD3PM, D3PMConfig),
+    }[name]
     model = kind(config(**{**TINY, **changes})).double().eval()
     model.warp = warp
     return model

@@ -45,7 +45,17 @@ MODES = [
     ("aligned n_encoder=2", "ar"),
 ]
 FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]  # built on `transformers`
-OWN = ["bart-modern", "bert-modern", "bert-bidir-modern", "ac-gpt", "as-arm", "sigma-gpt", "compact", "aligned"]  # this package's blocks
+# this package's blocks
+OWN = [
+    "bart-modern",
+    "bert-modern",
+    "bert-bidir-modern",
+    "ac-gpt",
+    "as-arm",
+    "sigma-gpt",
+    "compact",
+    "aligned",
+]
 UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
 
 
@@ -53,7 +63,9 @@ def small_peer(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
     """`family` is a family's name, or one with a setting: "bart norm=pre"."""
     name, *settings = family.split()
     kind = find_family(name).model_class
-    told = {key: yaml.safe_load(value) for key, value in (setting.split("=") for setting in settings)}
+    told = {
+        key: yaml.safe_load(value) for key, value in (setting.split("=") for setting in settings)
+    }
     model = kind(kind.config_class(**{**SMALL, **told, **changes})).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -64,7 +76,9 @@ def small_peer(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
 
 
 def random_question(batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, a context with about half given and a target in every row, and lengths of which the first is full."""
+    """Tokens, a context with about half given and a target in every row, and lengths of which the
+    first is full.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(SMALL["vocab_size"], (batch, length), generator=generator)
     context = torch.rand(batch, length, generator=generator) < 0.5

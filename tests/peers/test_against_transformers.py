@@ -9,7 +9,12 @@ from tracformer.baselines.bert import Bert
 from tracformer.baselines.gpt2 import GPT2, GPT2Fim
 
 transformers = pytest.importorskip("transformers")
-SHAPE = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 12}
+SHAPE = {
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 12,
+}
 
 
 def ask(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -28,7 +33,11 @@ def test_bart(tied: bool, norm: str) -> None:
         vocab_size=8,
         d_model=8,
         max_position_embeddings=12,
-        **{f"{half}_{what}": n for half in ("encoder", "decoder") for what, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))},
+        **{
+            f"{half}_{what}": n
+            for half in ("encoder", "decoder")
+            for what, n in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 32))
+        },
         decoder_start_token_id=7,
         pad_token_id=None,
         tie_word_embeddings=tied,
@@ -37,13 +46,19 @@ def test_bart(tied: bool, norm: str) -> None:
     theirs = getattr(transformers, f"{kind}ForConditionalGeneration")(config).double().eval()
     weights = {f"model.{name}": tensor for name, tensor in ours.network.state_dict().items()}
     head = torch.cat((ours.head, torch.zeros(1, 8)))  # a row for the mask, which we never predict
-    missing, unexpected = theirs.load_state_dict({**weights, "lm_head.weight": ours.network.shared.weight if tied else head}, strict=False)
+    missing, unexpected = theirs.load_state_dict(
+        {**weights, "lm_head.weight": ours.network.shared.weight if tied else head}, strict=False
+    )
     assert missing == ["final_logits_bias"]
     assert not unexpected
     tokens, context, masked = ask()
     start = torch.full((3, 1), 7)
-    expected = theirs(input_ids=masked, decoder_input_ids=torch.cat((start, tokens[:, :-1]), 1)).logits[..., :7]
-    torch.testing.assert_close(ours(tokens, context, "car")[~context], expected[~context], rtol=0, atol=1e-6)
+    expected = theirs(
+        input_ids=masked, decoder_input_ids=torch.cat((start, tokens[:, :-1]), 1)
+    ).logits[..., :7]
+    torch.testing.assert_close(
+        ours(tokens, context, "car")[~context], expected[~context], rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -65,13 +80,19 @@ def test_bert(tied: bool, norm: str) -> None:
     theirs.load_state_dict(ours.network.state_dict())
     tokens, context, masked = ask()
     places = torch.arange(masked.shape[1])[None]
-    expected = theirs(input_ids=masked, attention_mask=torch.ones_like(masked), position_ids=places).logits[..., :7]
-    torch.testing.assert_close(ours(tokens, context, "ac")[~context], expected[~context], rtol=0, atol=1e-6)
+    expected = theirs(
+        input_ids=masked, attention_mask=torch.ones_like(masked), position_ids=places
+    ).logits[..., :7]
+    torch.testing.assert_close(
+        ours(tokens, context, "ac")[~context], expected[~context], rtol=0, atol=1e-6
+    )
 
 
 def bare_gpt2(ours: GPT2) -> torch.nn.Module:
     shape = {**SHAPE, "max_position_embeddings": ours.config.positions}
-    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=ours.config.rows, attn_implementation="eager", **shape))
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=ours.config.rows, attn_implementation="eager", **shape)
+    )
     theirs.transformer.load_state_dict(ours.network.state_dict())
     return theirs.double().eval()
 
@@ -80,7 +101,9 @@ def test_gpt2() -> None:
     ours = small_peer("gpt2", bos_id=4)
     assert isinstance(ours, GPT2)
     tokens, context, _ = ask()
-    expected = bare_gpt2(ours)(input_ids=torch.cat((torch.full((3, 1), 4), tokens[:, :-1]), 1)).logits
+    expected = bare_gpt2(ours)(
+        input_ids=torch.cat((torch.full((3, 1), 4), tokens[:, :-1]), 1)
+    ).logits
     torch.testing.assert_close(ours(tokens, context, "ar"), expected, rtol=0, atol=1e-6)
 
 

@@ -44,25 +44,34 @@ def filled(system: str, steps: int | None, **changes: int) -> tuple[Tensor, Tens
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_many_steps_follow_the_exact_conditional(system: str) -> None:
-    tokens, log_probs = filled(system, MANY_STEPS[system], **({"n_step": 100} if system == "d3pm" else {}))
+    tokens, log_probs = filled(
+        system, MANY_STEPS[system], **({"n_step": 100} if system == "d3pm" else {})
+    )
     assert bool((tokens[:, GIVEN] == ROW[GIVEN]).all())
     assert not log_probs[:, GIVEN].any()
     assert abs(chi_square(tokens, conditional())) < 3.5
     if system == "mdlm":  # one at a time: the chain rule along the order drawn
-        torch.testing.assert_close(log_probs.sum(1), truth(tokens, GIVEN.expand(SAMPLES, -1)), atol=1e-8, rtol=0)
+        torch.testing.assert_close(
+            log_probs.sum(1), truth(tokens, GIVEN.expand(SAMPLES, -1)), atol=1e-8, rtol=0
+        )
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_one_step_draws_every_target_from_its_own_marginal(system: str) -> None:
     tokens, _ = filled(system, 1)
-    marginals = [torch.stack([conditional()[SEQUENCES[:, t] == v].sum() for v in range(LETTERS)]) for t in range(LENGTH)]
+    marginals = [
+        torch.stack([conditional()[SEQUENCES[:, t] == v].sum() for v in range(LETTERS)])
+        for t in range(LENGTH)
+    ]
     product = torch.stack([marginals[t][SEQUENCES[:, t]] for t in range(LENGTH)]).prod(0)
     assert abs(chi_square(tokens, product)) < 3.5
     assert chi_square(tokens, conditional().clamp(min=1e-12)) > 10  # and that is not the joint
 
 
 @pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
-def test_a_sequence_is_filled_alike_alone_and_in_any_batch(system: str, changes: dict[str, object]) -> None:
+def test_a_sequence_is_filled_alike_alone_and_in_any_batch(
+    system: str, changes: dict[str, object]
+) -> None:
     model = small_diffusion(system, **changes)
     tokens, context, lengths = question(4, 9)
     seeds = torch.tensor([11, 12, 13, 14])
@@ -70,11 +79,18 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(system: str, changes:
     inside = torch.arange(9) < lengths[:, None]
     assert torch.equal(together.tokens[context & inside], tokens[context & inside])
     for b, n in enumerate(lengths.tolist()):
-        alone = model.ancestral(tokens[b : b + 1, :n], context[b : b + 1, :n], steps=6, seeds=seeds[b : b + 1])
+        alone = model.ancestral(
+            tokens[b : b + 1, :n], context[b : b + 1, :n], steps=6, seeds=seeds[b : b + 1]
+        )
         assert torch.equal(alone.tokens[0], together.tokens[b, :n])
-        torch.testing.assert_close(alone.log_probs[0], together.log_probs[b, :n], atol=1e-10, rtol=0)
+        torch.testing.assert_close(
+            alone.log_probs[0], together.log_probs[b, :n], atol=1e-10, rtol=0
+        )
     others = torch.where(context, tokens, (tokens + 3) % 7)  # what stands at a target is ignored
-    assert torch.equal(model.ancestral(others, context, lengths, steps=6, seeds=seeds).tokens[inside], together.tokens[inside])
+    assert torch.equal(
+        model.ancestral(others, context, lengths, steps=6, seeds=seeds).tokens[inside],
+        together.tokens[inside],
+    )
 
 
 def test_the_network_runs_only_when_something_is_revealed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +103,9 @@ def test_the_network_runs_only_when_something_is_revealed(monkeypatch: pytest.Mo
         return states(self, tokens, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(model), "states", counted)
-    model.ancestral(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.bool), steps=10_000)
+    model.ancestral(
+        torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.bool), steps=10_000
+    )
     assert sum(calls) == 10  # a run for each revealed token, though there are ten thousand steps
 
 
@@ -122,7 +140,9 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
     tokens, context, lengths = question(3, 10)
     for name in ("mdlm", "sedd", "d3pm"):
         model = small_diffusion(name)
-        filled = fill(model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4))
+        filled = fill(
+            model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4)
+        )
         expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]))
         assert torch.equal(filled.tokens, expected.tokens)
         assert torch.allclose(filled.log_probs, expected.log_probs)
@@ -130,17 +150,42 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
         fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(required=(2,)))
     with pytest.raises(ValueError, match="repetition_penalty"):
         fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(repetition_penalty=2.0))
-    rules = [Sampler(top_k=1), Sampler(temperature=0.0), Sampler(top_p=1e-9, temperature=3.0)]  # three ways to the likeliest
-    coldest = fill(model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4), sampler=rules)
+    # three ways to the likeliest
+    rules = [Sampler(top_k=1), Sampler(temperature=0.0), Sampler(top_p=1e-9, temperature=3.0)]
+    coldest = fill(
+        model,
+        tokens,
+        context,
+        "diffusion",
+        lengths,
+        seed=[1, 2, 3],
+        order=Ancestral(4),
+        sampler=rules,
+    )
     expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 0.0)
     assert torch.equal(coldest.tokens, expected.tokens)
-    warm = fill(model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4), sampler=Sampler(temperature=2.0))
-    assert torch.equal(warm.tokens, model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 2.0).tokens)
+    warm = fill(
+        model,
+        tokens,
+        context,
+        "diffusion",
+        lengths,
+        seed=[1, 2, 3],
+        order=Ancestral(4),
+        sampler=Sampler(temperature=2.0),
+    )
+    assert torch.equal(
+        warm.tokens,
+        model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 2.0).tokens,
+    )
     with pytest.raises(ValueError, match="Ancestral"):
         fill(model, tokens, context, "diffusion", lengths, order=RandomOrder())
 
 
 def test_the_coldest_draw_is_the_likeliest_token() -> None:
-    logits, u = torch.tensor([[1.0, 3.0, 2.0]] * 3), torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64)
+    logits, u = (
+        torch.tensor([[1.0, 3.0, 2.0]] * 3),
+        torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64),
+    )
     for temperature in (0.0, 1e-310, 1e-5):
         assert pick(logits, u, temperature)[0].tolist() == [1, 1, 1]

@@ -30,7 +30,9 @@ def build(name: str, **changes: Any) -> ConditionalModel:
 def test_equals_a_literal_loop(name: str) -> None:
     model = build(name)
     tokens, context, lengths = question(3, 7)
-    order = torch.stack([torch.randperm(7, generator=torch.Generator().manual_seed(b)) for b in range(3)])
+    order = torch.stack(
+        [torch.randperm(7, generator=torch.Generator().manual_seed(b)) for b in range(3)]
+    )
     values = order_log_prob(model, tokens, order, context, lengths, rows_at_once=4)
     for b, n in enumerate(lengths.tolist()):
         known = context[b, :n].clone()
@@ -40,7 +42,9 @@ def test_equals_a_literal_loop(name: str) -> None:
             wanted = torch.zeros(1, n, dtype=torch.bool)
             wanted[0, t] = True
             logits = model.logits_at(tokens[b : b + 1, :n], known[None], "ac", None, wanted)[0]
-            assert abs(float((logits.log_softmax(-1)[tokens[b, t]] - values[b, t]).detach())) < 1e-10
+            assert (
+                abs(float((logits.log_softmax(-1)[tokens[b, t]] - values[b, t]).detach())) < 1e-10
+            )
             known[t] = True
         assert not values[b, :n][context[b, :n]].any()
         assert not values[b, n:].any()
@@ -53,7 +57,12 @@ def test_probabilities_sum_to_one_along_an_order(name: str) -> None:
     total = order_log_prob(model, tokens, torch.tensor([1, 2, 0])).sum(1).exp().sum()
     assert abs(float(total) - 1) < 1e-10
     context = torch.tensor([False, True, False]).expand(9, -1)
-    total = order_log_prob(model, tokens[tokens[:, 1] == 2], torch.tensor([2, 1, 0]), context).sum(1).exp().sum()
+    total = (
+        order_log_prob(model, tokens[tokens[:, 1] == 2], torch.tensor([2, 1, 0]), context)
+        .sum(1)
+        .exp()
+        .sum()
+    )
     assert abs(float(total) - 1) < 1e-10
 
 

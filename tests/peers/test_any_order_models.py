@@ -11,7 +11,9 @@ from tracformer.model.likelihood import token_log_probs
 from tracformer.training.train_config import from_dict
 
 
-def along(model: ConditionalModel, tokens: Tensor, context: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
+def along(
+    model: ConditionalModel, tokens: Tensor, context: Tensor, lengths: Tensor, ranks: Tensor
+) -> Tensor:
     """(B, T) log-probabilities of one pass along the order."""
     targets = targets_of(context, lengths)
     states = model.in_order(tokens, context, lengths, targets, ranks)
@@ -45,7 +47,9 @@ def test_every_order_sums_to_one(family: str, mode: str) -> None:
     tokens[:, free] = fillings
     contexts, lengths = context.expand(len(tokens), -1), torch.full((len(tokens),), 6)
     for seed in range(3):
-        ranks = torch.randperm(6, generator=torch.Generator().manual_seed(seed)).expand(len(tokens), -1)
+        ranks = torch.randperm(6, generator=torch.Generator().manual_seed(seed)).expand(
+            len(tokens), -1
+        )
         with torch.no_grad():
             total = along(model, tokens, contexts, lengths, ranks).sum(1).exp().sum()
         assert abs(float(total) - 1) < 1e-9
@@ -57,7 +61,9 @@ def test_training_in_a_random_order_draws_one_and_answers_in_text_order(family: 
     tokens, context, lengths = random_question(4, 12, seed=2)
     calm = [float(model.loss(tokens, context, "car", lengths).detach()) for _ in range(2)]
     model.train()
-    drawn = {round(float(model.loss(tokens, context, "car", lengths).detach()), 9) for _ in range(4)}
+    drawn = {
+        round(float(model.loss(tokens, context, "car", lengths).detach()), 9) for _ in range(4)
+    }
     assert calm[0] == calm[1]
     assert len(drawn) == 4
 
@@ -65,7 +71,9 @@ def test_training_in_a_random_order_draws_one_and_answers_in_text_order(family: 
 def test_a_random_order_trains_the_marginals_too() -> None:
     kind = small_peer("as-arm").config_class
     for order, modes in (("text", ("car",)), ("random", ("car", "ac"))):
-        config = from_dict({"model": {"family": "as-arm", "preset": "tiny", "order": order}, "objective": "car"})
+        config = from_dict(
+            {"model": {"family": "as-arm", "preset": "tiny", "order": order}, "objective": "car"}
+        )
         assert config.modes(kind) == modes
     with pytest.raises(ValueError, match="order is 'any'; allowed: text, random"):
         small_peer("as-arm", order="any")

@@ -1,4 +1,6 @@
-"""The estimated bound is the bound: enumerated where that is possible, and the truth where the denoiser is exact."""
+"""The estimated bound is the bound: enumerated where that is possible, and the truth where the
+denoiser is exact.
+"""
 
 import itertools
 import math
@@ -15,7 +17,9 @@ from tracformer.baselines.diffusion import draw_noise
 from tracformer.evaluation.order_consistency import order_log_prob
 
 TOKENS = torch.tensor([[0, 2, 1, 1], [1, 1, 0, 2], [2, 0, 0, 1]])
-CONTEXT = torch.tensor([[False, False, False, False], [True, False, False, True], [False, False, True, False]])
+CONTEXT = torch.tensor(
+    [[False, False, False, False], [True, False, False, True], [False, False, True, False]]
+)
 STEPS = 50
 
 
@@ -23,13 +27,19 @@ def enumerated(system: str, warp: float, tokens: Tensor, context: Tensor) -> flo
     """The negative bound of one sequence: all subsets of targets, all times."""
     model = toy(system, warp)
     targets = (~context).nonzero()[:, 0].tolist()
-    nodes = torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS if system == "d3pm" else (torch.arange(400).double() + 0.5) / 400
+    nodes = (
+        torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS
+        if system == "d3pm"
+        else (torch.arange(400).double() + 0.5) / 400
+    )
     total = 0.0
     for k in range(1, len(targets) + 1):
         for subset in itertools.combinations(targets, k):
             masked = torch.zeros(len(nodes), LENGTH, dtype=torch.bool)
             masked[:, list(subset)] = True
-            logits = model.states(tokens.expand(len(nodes), -1), masked, None, nodes, masked).view(len(nodes), k, -1)  # type: ignore[arg-type]
+            logits = model.states(tokens.expand(len(nodes), -1), masked, None, nodes, masked).view(
+                len(nodes), k, -1
+            )  # type: ignore[arg-type]
             chance = nodes**k * (1 - nodes) ** (len(targets) - k) / len(nodes)
             for row, position in enumerate(subset):
                 x0, rows = int(tokens[position]), logits[:, row]
@@ -39,7 +49,9 @@ def enumerated(system: str, warp: float, tokens: Tensor, context: Tensor) -> flo
                     g = rows - math.log(LETTERS)
                     cost = (g.exp().sum(1) - 1 - g[:, x0]) / nodes
                 else:
-                    cost = torch.stack([d3pm_loss(rows[i - 1], x0, i, STEPS) for i in range(1, STEPS + 1)])
+                    cost = torch.stack(
+                        [d3pm_loss(rows[i - 1], x0, i, STEPS) for i in range(1, STEPS + 1)]
+                    )
                 total += float((chance * cost).sum())
     return total
 
@@ -69,16 +81,28 @@ def test_a_wrong_denoiser_costs_more_on_average(system: str) -> None:
     """Over the true distribution, no model codes better than the truth."""
     context = torch.tensor([False, True, False, False]).expand(len(SEQUENCES), -1)
     entropy = -(joint() * truth(SEQUENCES, context)).sum()
-    right, wrong = (toy(system, warp).estimate(SEQUENCES, context, "diffusion", draws=100) for warp in (0.0, 0.9))
-    error = float((joint() * wrong.standard_error).sum())  # all sequences share their noise, so their errors add up
-    assert abs(float(-(joint() * right.values.sum(1)).sum() - entropy)) < 3 * float((joint() * right.standard_error).sum()) + 5e-3
+    right, wrong = (
+        toy(system, warp).estimate(SEQUENCES, context, "diffusion", draws=100)
+        for warp in (0.0, 0.9)
+    )
+    # all sequences share their noise, so their errors add up
+    error = float((joint() * wrong.standard_error).sum())
+    assert (
+        abs(float(-(joint() * right.values.sum(1)).sum() - entropy))
+        < 3 * float((joint() * right.standard_error).sum()) + 5e-3
+    )
     assert float(-(joint() * wrong.values.sum(1)).sum() - entropy) > 3 * error
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = toy(system, warp=0.3)
-    alone = [model.estimate(TOKENS[b : b + 1], CONTEXT[b : b + 1], "diffusion", draws=20, seed=9) for b in range(3)]
+    alone = [
+        model.estimate(TOKENS[b : b + 1], CONTEXT[b : b + 1], "diffusion", draws=20, seed=9)
+        for b in range(3)
+    ]
     padded = [torch.cat((x.flip(0), torch.zeros(3, 3).to(x)), 1) for x in (TOKENS, CONTEXT)]
     monkeypatch.setattr(bounds, "TOKENS_AT_ONCE", 64)  # other chunks of draws, too
     together = model.estimate(*padded, "diffusion", torch.tensor([4, 4, 4]), draws=20, seed=9)
@@ -96,26 +120,41 @@ def test_networks_too_give_the_same_in_any_batch(system: str) -> None:
     tokens, context, lengths = question(3, 9)
     together = model.estimate(tokens, context, "diffusion", lengths, draws=6, seed=2)
     for b, n in enumerate(lengths.tolist()):
-        alone = model.estimate(tokens[b : b + 1, :n], context[b : b + 1, :n], "diffusion", draws=6, seed=2)
+        alone = model.estimate(
+            tokens[b : b + 1, :n], context[b : b + 1, :n], "diffusion", draws=6, seed=2
+        )
         torch.testing.assert_close(together.values[b, :n], alone.values[0], atol=1e-11, rtol=0)
-        torch.testing.assert_close(together.standard_error[b], alone.standard_error[0], atol=1e-11, rtol=0)
+        torch.testing.assert_close(
+            together.standard_error[b], alone.standard_error[0], atol=1e-11, rtol=0
+        )
 
 
 def test_a_network_estimate_is_the_mean_over_all_orders() -> None:
-    """Masked diffusion with a network blind to time is the any-order model: its bound averages the orders' log-probabilities."""
+    """Masked diffusion with a network blind to time is the any-order model: its bound averages the
+    orders' log-probabilities.
+    """
     model = small_diffusion("mdlm")
-    tokens, context = torch.tensor([[1, 5, 3, 0, 6]]), torch.tensor([[False, True, False, False, False]])
+    tokens, context = (
+        torch.tensor([[1, 5, 3, 0, 6]]),
+        torch.tensor([[False, True, False, False, False]]),
+    )
     orders = torch.tensor([[1, *order] for order in itertools.permutations([0, 2, 3, 4])])
-    exact = order_log_prob(model, tokens.expand(24, -1), orders, context.expand(24, -1)).sum(1).mean()
+    exact = (
+        order_log_prob(model, tokens.expand(24, -1), orders, context.expand(24, -1)).sum(1).mean()
+    )
     estimate = model.estimate(tokens, context, "diffusion", draws=1500)
     assert abs(float(estimate.values.sum() - exact)) < 3 * float(estimate.standard_error)
 
 
 def test_the_standard_error_is_honest() -> None:
     model = toy("mdlm", warp=0.4)
-    estimates = [model.estimate(TOKENS, CONTEXT, "diffusion", draws=16, seed=seed) for seed in range(150)]
+    estimates = [
+        model.estimate(TOKENS, CONTEXT, "diffusion", draws=16, seed=seed) for seed in range(150)
+    ]
     spread = torch.stack([estimate.values.sum(1) for estimate in estimates]).std(0)
-    claimed = torch.stack([estimate.standard_error.square() for estimate in estimates]).mean(0).sqrt()
+    claimed = (
+        torch.stack([estimate.standard_error.square() for estimate in estimates]).mean(0).sqrt()
+    )
     assert bool((claimed > 0.85 * spread).all())
     assert bool((claimed < 2.0 * spread).all())
     assert bool(model.estimate(TOKENS, CONTEXT, "diffusion", draws=1).standard_error.isnan().all())
@@ -134,7 +173,8 @@ def test_counts_are_stratified_and_times_follow_them() -> None:
     assert float((frequency - 9 / 16).abs().max()) < 0.03
     _, steps, weights = draw_noise(targets, range(16), 16, seed=0, steps=4000)
     assert bool((steps > 0).all())
-    torch.testing.assert_close(weights, weight, rtol=2e-3, atol=0.0)  # many steps are continuous time
+    # many steps are continuous time
+    torch.testing.assert_close(weights, weight, rtol=2e-3, atol=0.0)
     assert bool((t <= 1).all())
 
 
@@ -147,7 +187,9 @@ def test_given_sequences_and_single_targets(system: str, changes: dict[str, obje
     assert not values[0].any()
     assert float(error[0]) == 0.0
     if system == "mdlm":  # one target: the bound is the marginal, without any noise
-        torch.testing.assert_close(values, model.log_prob(tokens, context, "ac"), atol=1e-11, rtol=0)
+        torch.testing.assert_close(
+            values, model.log_prob(tokens, context, "ac"), atol=1e-11, rtol=0
+        )
         assert float(error[1]) < 1e-11
 
 

@@ -19,7 +19,9 @@ def loss_and_gradients(family: str, used: str) -> tuple[float, list[torch.Tensor
     loss.backward()
     if family != "mdlm":
         assert model.network.config._attn_implementation == used
-    return float(loss.detach()), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return float(loss.detach()), [
+        parameter.grad for parameter in model.parameters() if parameter.grad is not None
+    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

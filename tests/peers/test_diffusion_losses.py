@@ -1,4 +1,6 @@
-"""Training losses are the published ones: the same noise, literally summed, gives the same numbers."""
+"""Training losses are the published ones: the same noise, literally summed, gives
+the same numbers.
+"""
 
 import math
 from typing import Any
@@ -20,18 +22,27 @@ def test_training_losses_equal_the_literal_ones(system: str, weighted: bool) -> 
     tokens, context, lengths = question(3, 9)
     weights = WEIGHTS if weighted else torch.ones(3, 9, dtype=torch.float64)
     torch.manual_seed(3)
-    found, count = model.nll(tokens, context, "diffusion", lengths, weights=WEIGHTS if weighted else None)
+    found, count = model.nll(
+        tokens, context, "diffusion", lengths, weights=WEIGHTS if weighted else None
+    )
     torch.manual_seed(3)
     u = torch.randint(1, 6, (3,)) / 5.0 if system == "d3pm" else torch.rand(3, dtype=torch.float64)
     noise = torch.rand(3, 9)
     expected, targets, hits = 0.0, 0, 0
     for b, n in enumerate(lengths.tolist()):
-        t = {"mdlm": 1e-3 + 0.999 * (b + float(u[b])) / 3, "sedd": 1e-3 + 0.999 * float(u[b]), "d3pm": float(u[b].double())}[system]
+        t = {
+            "mdlm": 1e-3 + 0.999 * (b + float(u[b])) / 3,
+            "sedd": 1e-3 + 0.999 * float(u[b]),
+            "d3pm": float(u[b].double()),
+        }[system]
         probability = t if system == "d3pm" else 0.999 * t
         row = tokens[b, :n].tolist()
         masked = [not bool(context[b, p]) and float(noise[b, p]) < probability for p in range(n)]
         sigma = 0.0 if system == "mdlm" else sigma_of(t)
-        logits, clean = literal_logits(model, row, masked, sigma), literal_logits(model, row, [False] * n, 0.0)
+        logits, clean = (
+            literal_logits(model, row, masked, sigma),
+            literal_logits(model, row, [False] * n, 0.0),
+        )
         for p in range(n):
             if context[b, p]:
                 continue
@@ -42,9 +53,13 @@ def test_training_losses_equal_the_literal_ones(system: str, weighted: bool) -> 
                 if system == "d3pm":
                     term = term + d3pm_loss(logits[p], row[p], round(5 * t), 5)
                 else:
-                    term = term + (mdlm_loss if system == "mdlm" else sedd_loss)(logits[p], row[p], t)
+                    term = term + (mdlm_loss if system == "mdlm" else sedd_loss)(
+                        logits[p], row[p], t
+                    )
             if system == "d3pm":
-                term = term - 0.01 * logits[p].log_softmax(0)[row[p]] - clean[p].log_softmax(0)[row[p]]
+                term = (
+                    term - 0.01 * logits[p].log_softmax(0)[row[p]] - clean[p].log_softmax(0)[row[p]]
+                )
             expected += float(weights[b, p] * term)
     assert hits > 2
     assert count == targets
@@ -77,7 +92,9 @@ def test_gradients_reach_every_parameter_that_can_matter(system: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_new_model_is_uniform(system: str) -> None:
-    """Published initialisation: zero output, so that every token is as probable as any other; SEDD's scores sum as they should."""
+    """Published initialisation: zero output, so that every token is as probable as any other;
+    SEDD's scores sum as they should.
+    """
     kind = find_family(system).model_class
     model = kind(kind.config_class.preset("tiny")).eval()
     tokens = torch.randint(256, (2, 16))

@@ -30,8 +30,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_short_run(words: str, data: Path, tmp_path: Path) -> None:
     family, *others = words.split()
     run = tmp_path / "run"
-    schedule = ("batch=12", "steps=20", "optimizer.lr=1e-2", "eval_every=20", "eval_contexts=span:p=0.5,mean=5", "ema=0.5")
-    assert main(["train", f"data={data}", f"run={run}", *small(f"model.family={family}", *others, *schedule)]) == 0
+    schedule = (
+        "batch=12",
+        "steps=20",
+        "optimizer.lr=1e-2",
+        "eval_every=20",
+        "eval_contexts=span:p=0.5,mean=5",
+        "ema=0.5",
+    )
+    assert (
+        main(
+            [
+                "train",
+                f"data={data}",
+                f"run={run}",
+                *small(f"model.family={family}", *others, *schedule),
+            ]
+        )
+        == 0
+    )
     found = losses(run)
     assert len(found) == 20
     assert sum(found[-5:]) < sum(found[:5])
@@ -46,7 +63,12 @@ def test_a_short_run(words: str, data: Path, tmp_path: Path) -> None:
 def test_the_same_command_trains_the_same_model(data: Path, tmp_path: Path) -> None:
     """Noise is a function of the step, so a run repeats itself."""
     for name in ("a", "b"):
-        words = ["train", f"data={data}", f"run={tmp_path / name}", *small("model.family=sedd", "model.n_layer=1", "steps=3")]
+        words = [
+            "train",
+            f"data={data}",
+            f"run={tmp_path / name}",
+            *small("model.family=sedd", "model.n_layer=1", "steps=3"),
+        ]
         assert main(words) == 0
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 

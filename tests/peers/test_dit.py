@@ -10,7 +10,14 @@ from tracformer.baselines import find_family, load_model
 from tracformer.baselines.diffusion import DiffusionModel
 
 SYSTEMS = ("mdlm", "sedd", "d3pm")
-SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8, "d_condition": 6}
+SMALL = {
+    "vocab_size": 7,
+    "max_length": 12,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_model": 8,
+    "d_condition": 6,
+}
 TRACFORMER = {"backbone": "tracformer", "n_layer": 4, "n_max": 3}
 
 
@@ -27,7 +34,9 @@ def small_diffusion(system: str, seed: int = 0, **changes: Any) -> DiffusionMode
     return model
 
 
-def question(batch: int, length: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def question(
+    batch: int, length: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(SMALL["vocab_size"], (batch, length), generator=generator)
     context = torch.rand(batch, length, generator=generator) < 0.5
@@ -37,9 +46,14 @@ def question(batch: int, length: int, seed: int = 0) -> tuple[torch.Tensor, torc
     return tokens, context, lengths
 
 
-def literal_logits(model: DiffusionModel, tokens: list[int], masked: list[bool], sigma: float) -> torch.Tensor:
+def literal_logits(
+    model: DiffusionModel, tokens: list[int], masked: list[bool], sigma: float
+) -> torch.Tensor:
     weights = {name: tensor.detach() for name, tensor in model.backbone.state_dict().items()}
-    read = [model.config.mask_id if hidden else token for token, hidden in zip(tokens, masked, strict=True)]
+    read = [
+        model.config.mask_id if hidden else token
+        for token, hidden in zip(tokens, masked, strict=True)
+    ]
     return dit_logits(weights, model.config.n_head, read, sigma)
 
 
@@ -51,7 +65,9 @@ def test_marginals_equal_the_literal_network_and_padding_is_invisible(system: st
     for b, n in enumerate(lengths.tolist()):
         masked = (~context[b, :n]).tolist()
         share = sum(masked) / n
-        sigma = {"mdlm": 0.0, "sedd": sigma_of(min(1.0, share / 0.999)), "d3pm": sigma_of(share)}[system]
+        sigma = {"mdlm": 0.0, "sedd": sigma_of(min(1.0, share / 0.999)), "d3pm": sigma_of(share)}[
+            system
+        ]
         logits = literal_logits(model, tokens[b, :n].tolist(), masked, sigma)
         for t in range(n):
             expected = subs_log_probs(logits[t])[tokens[b, t]] if masked[t] else torch.tensor(0.0)
@@ -61,7 +77,11 @@ def test_marginals_equal_the_literal_network_and_padding_is_invisible(system: st
 
 def test_a_time_conditioned_mdlm_is_told_the_noise() -> None:
     model = small_diffusion("mdlm", time_conditioning=True)
-    tokens, masked, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([[True, False, True]]), torch.tensor([3])
+    tokens, masked, lengths = (
+        torch.tensor([[1, 2, 3]]),
+        torch.tensor([[True, False, True]]),
+        torch.tensor([3]),
+    )
     costs = model.costs(tokens, masked, lengths, torch.tensor([0.4], dtype=torch.float64))
     logits = literal_logits(model, [1, 2, 3], [True, False, True], sigma_of(0.4))
     assert abs(float(costs[0, 2].detach() + subs_log_probs(logits[2])[3])) < 1e-10
@@ -74,12 +94,16 @@ def test_hidden_tokens_and_padding_are_never_seen(system: str, changes: dict[str
     inside = torch.arange(9) < lengths[:, None]
     other = torch.where(context & inside, tokens, (tokens + 1) % 7)
     assert not torch.equal(tokens, other)
-    given, changed = (model.logits_at(x, context, "ac", lengths, ~context & inside) for x in (tokens, other))
+    given, changed = (
+        model.logits_at(x, context, "ac", lengths, ~context & inside) for x in (tokens, other)
+    )
     assert torch.equal(given, changed)
 
 
 @pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
-def test_a_given_position_is_answered_as_if_it_alone_were_unknown(system: str, changes: dict[str, Any]) -> None:
+def test_a_given_position_is_answered_as_if_it_alone_were_unknown(
+    system: str, changes: dict[str, Any]
+) -> None:
     model = small_diffusion(system, **changes)
     tokens, context, lengths = question(2, 6)
     logits = model(tokens, context, "ac", lengths)
@@ -127,7 +151,9 @@ def test_a_folder_gives_the_model_back(system: str, changes: dict[str, Any], tmp
     again = load_model(tmp_path, dtype=torch.float64)
     tokens, context, lengths = question(2, 6)
     assert again.config == model.config
-    first, second = (m.estimate(tokens, context, "diffusion", lengths, draws=2) for m in (model, again))
+    first, second = (
+        m.estimate(tokens, context, "diffusion", lengths, draws=2) for m in (model, again)
+    )
     assert torch.equal(first.values, second.values)
 
 
@@ -135,7 +161,10 @@ def test_the_tracformer_backbone_is_its_ac_network() -> None:
     model = small_diffusion("mdlm", **TRACFORMER)
     tokens, context, lengths = question(3, 9)
     torch.testing.assert_close(
-        model.log_prob(tokens, context, "ac", lengths), model.backbone.log_prob(tokens, context, "ac", lengths), atol=1e-12, rtol=0
+        model.log_prob(tokens, context, "ac", lengths),
+        model.backbone.log_prob(tokens, context, "ac", lengths),
+        atol=1e-12,
+        rtol=0,
     )
     with pytest.raises(ValueError, match="time_conditioning is True"):
         small_diffusion("mdlm", **TRACFORMER, time_conditioning=True)

@@ -26,7 +26,9 @@ def test_the_least_loss_is_at_the_frequencies() -> None:
     counts = torch.tensor([1.0, 3.0, 8.0, 20.0, 400.0], dtype=torch.float64)
     tokens = torch.arange(5).repeat_interleave(counts.long()).view(-1, 12)
     nothing = torch.zeros_like(tokens, dtype=torch.bool)
-    optimizer = torch.optim.LBFGS(frequencies.parameters(), max_iter=200, tolerance_change=0.0, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        frequencies.parameters(), max_iter=200, tolerance_change=0.0, line_search_fn="strong_wolfe"
+    )
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()

@@ -1,4 +1,6 @@
-"""The Gaussian process of PLAID: a schedule that only rises, steps that keep the marginals, noise that no batch can change."""
+"""The Gaussian process of PLAID: a schedule that only rises, steps that keep the marginals, noise
+that no batch can change.
+"""
 
 import torch
 
@@ -46,13 +48,24 @@ def test_the_shape_descends_on_the_mean_square_and_the_ends_on_the_mean() -> Non
 
 
 def test_steps_back_keep_the_marginals() -> None:
-    """With x known, z_t ~ N(alpha_t x, sigma_t^2) leads to z_s ~ N(alpha_s x, sigma_s^2): means and variances, exactly."""
+    """With x known, z_t ~ N(alpha_t x, sigma_t^2) leads to z_s ~ N(alpha_s x, sigma_s^2): means and
+    variances, exactly.
+    """
     gamma_t, gamma_s = torch.tensor(1.3).double(), torch.tensor(-0.4).double()
     (alpha_t, sigma_t), (alpha_s, sigma_s) = alpha_sigma(gamma_t), alpha_sigma(gamma_s)
-    x, zero, one = torch.tensor([0.6, -0.8]).double(), torch.zeros(2).double(), torch.ones(2).double()
+    x, zero, one = (
+        torch.tensor([0.6, -0.8]).double(),
+        torch.zeros(2).double(),
+        torch.ones(2).double(),
+    )
     torch.testing.assert_close(step_back(alpha_t * x, x, gamma_t, gamma_s, zero), alpha_s * x)
-    kept, fresh = step_back(one, zero, gamma_t, gamma_s, zero), step_back(zero, zero, gamma_t, gamma_s, one)
-    torch.testing.assert_close((kept * sigma_t).square() + fresh.square(), sigma_s.square().expand(2))
+    kept, fresh = (
+        step_back(one, zero, gamma_t, gamma_s, zero),
+        step_back(zero, zero, gamma_t, gamma_s, one),
+    )
+    torch.testing.assert_close(
+        (kept * sigma_t).square() + fresh.square(), sigma_s.square().expand(2)
+    )
     torch.testing.assert_close(alpha_t.square() + sigma_t.square(), torch.tensor(1.0).double())
 
 
@@ -60,7 +73,8 @@ def test_the_divergence_from_the_prior() -> None:
     gamma, x = torch.tensor(2.5).double(), torch.tensor([0.6, 0.0, -0.8]).double()
     alpha, sigma = alpha_sigma(gamma)
     expected = torch.distributions.kl_divergence(
-        torch.distributions.Normal(alpha * x, sigma), torch.distributions.Normal(torch.zeros(3).double(), 1.0)
+        torch.distributions.Normal(alpha * x, sigma),
+        torch.distributions.Normal(torch.zeros(3).double(), 1.0),
     ).sum()
     torch.testing.assert_close(prior_kl(gamma, 3), expected)
 
@@ -73,7 +87,8 @@ def test_noise_is_a_function_of_its_coordinates() -> None:
     assert abs(float(many.mean())) < 0.02
     assert abs(float(many.std()) - 1) < 0.02
     flat = many.reshape(100, -1)
-    assert abs(float((flat[:, :-1] * flat[:, 1:]).mean())) < 0.02  # neighbouring dimensions and positions
+    # neighbouring dimensions and positions
+    assert abs(float((flat[:, :-1] * flat[:, 1:]).mean())) < 0.02
     assert abs(float((flat[:-1] * flat[1:]).mean())) < 0.02  # neighbouring seeds
     tail = float((many.abs() > 1.96).double().mean())
     assert abs(tail - 0.05) < 0.005

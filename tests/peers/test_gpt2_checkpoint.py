@@ -19,7 +19,15 @@ transformers = pytest.importorskip("transformers")
 
 def publish(folder: Path, **changes: Any) -> torch.nn.Module:
     torch.manual_seed(0)
-    values = {"vocab_size": 7, "n_positions": 12, "n_embd": 8, "n_layer": 2, "n_head": 2, "initializer_range": 0.4, "bos_token_id": 6}
+    values = {
+        "vocab_size": 7,
+        "n_positions": 12,
+        "n_embd": 8,
+        "n_layer": 2,
+        "n_head": 2,
+        "initializer_range": 0.4,
+        "bos_token_id": 6,
+    }
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**values, **changes})).eval()
     model.save_pretrained(folder)
     return model
@@ -37,7 +45,10 @@ def edit_weights(folder: Path, **changes: Any) -> None:
 
 def unprefixed(folder: Path) -> dict[str, torch.Tensor]:
     """As in the first published files: no prefix, and the causal mask beside the weights."""
-    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
     for layer in range(2):
         tensors[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 12, 12).tril()
         tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
@@ -82,19 +93,25 @@ def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
     [
         (
             {"activation_function": "relu"},
-            "activation_function is 'relu'; this system computes GPT-2 with activation_function = 'gelu_new'",
+            "activation_function is 'relu'; this system computes GPT-2 with activation_function = "
+            "'gelu_new'",
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ({"n_inner": 20}, r"n_inner is 20; only 4 \* n_embd = 32"),
         ({"n_layer": "two"}, "n_layer is 'two'; it must be a positive integer"),
-        ({"vocab_size": 9}, r"wte.weight has shape \(7, 8\) where the configuration calls for \(9, 8\)"),
+        (
+            {"vocab_size": 9},
+            r"wte.weight has shape \(7, 8\) where the configuration calls for \(9, 8\)",
+        ),
         ({"n_layer": 3}, "h.2.ln_1.weight is missing"),
         ({"bos_token_id": 50256}, "bos_id is 50256; it must lie in 0..6"),
         ({"model_type": "llama"}, "model of type 'llama'"),
     ],
 )
-def test_what_is_not_this_gpt2_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_is_not_this_gpt2_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     publish(tmp_path)
     edit_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
@@ -134,16 +151,23 @@ class Sneaky:
         return print, ("code ran",)
 
 
-def test_files_that_cannot_be_trusted_or_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_cannot_be_trusted_or_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     publish(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "aside")
-    with pytest.raises(FileNotFoundError, match=r"no weights: there is no model.safetensors or pytorch_model.bin"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no weights: there is no model.safetensors or pytorch_model.bin"
+    ):
         load_model(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="split into parts"):
         load_model(tmp_path)
     torch.save({"wte.weight": Sneaky()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"could then run code when read.*best as model.safetensors.*Reason: .*GLOBAL print"):
+    with pytest.raises(
+        ValueError,
+        match=r"could then run code when read.*best as model.safetensors.*Reason: .*GLOBAL print",
+    ):
         load_model(tmp_path)
     assert "code ran" not in capsys.readouterr().out
     torch.save([1, 2], tmp_path / "pytorch_model.bin")

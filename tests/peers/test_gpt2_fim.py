@@ -26,7 +26,9 @@ def test_readings_of_a_batch_are_those_of_its_rows() -> None:
     context[1] = True  # nothing is asked of this row
     made, slots = model.reorder(tokens, context, lengths)
     for row, length in enumerate(lengths.tolist()):
-        alone, own = model.reorder(tokens[row : row + 1, :length], context[row : row + 1, :length], torch.tensor([length]))
+        alone, own = model.reorder(
+            tokens[row : row + 1, :length], context[row : row + 1, :length], torch.tensor([length])
+        )
         assert made[row, : alone.shape[1]].tolist() == alone[0].tolist()
         target = ~context[row, :length]
         assert slots[row, :length][target].tolist() == own[0][target].tolist()
@@ -36,7 +38,9 @@ def test_the_length_of_a_hole_is_not_seen_before_it_ends() -> None:
     model = small_peer("gpt2-fim")
     short, long = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[1, 2, 3, 6, 6, 4, 5]])
     first = model(short, torch.tensor([[True, False, False, True, True]]), "car")[0, 1:3]
-    second = model(long, torch.tensor([[True, False, False, False, False, True, True]]), "car")[0, 1:3]
+    second = model(long, torch.tensor([[True, False, False, False, False, True, True]]), "car")[
+        0, 1:3
+    ]
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
 
 
@@ -46,7 +50,9 @@ def test_every_pattern_has_positions_by_default_and_too_many_holes_are_told() ->
     small_peer("gpt2-fim", max_length=11).log_prob(tokens, context, "car")
     model = small_peer("gpt2-fim", max_length=11, max_holes=5)
     with pytest.raises(
-        ValueError, match=r"11 tokens with 6 holes takes 23 positions; this model has 21 \(max_length 11 \+ 2 max_holes 5\)"
+        ValueError,
+        match=r"11 tokens with 6 holes takes 23 positions; this model has 21 \(max_length 11 \+ 2 max_holes 5\)",
     ):
         model.log_prob(tokens, context, "car")
-    model.log_prob(tokens[:, :9], context[:, :9], "car")  # a shorter text leaves room for its markers
+    # a shorter text leaves room for its markers
+    model.log_prob(tokens[:, :9], context[:, :9], "car")

@@ -48,7 +48,9 @@ def test_one_layer_reads_what_is_known_at_its_neighbours(family: str, mode: str)
 def test_a_wider_window(window: int) -> None:
     for t in (t for t, given in enumerate(CONTEXT) if not given):
         near = range(max(0, t - window), min(LENGTH, t + window + 1))
-        known = {position for position in near if position < t or (position > t and CONTEXT[position])}
+        known = {
+            position for position in near if position < t or (position > t and CONTEXT[position])
+        }
         assert reads(f"compact neighbours=1 window={window}", "car", t) == known, t
 
 
@@ -62,8 +64,14 @@ def test_bart_reads_features_of_neighbours_made_of_neighbours() -> None:
         assert reads("bart-modern neighbours=1", "car", t) == known | ({t - 1} if t else set()), t
 
 
-@pytest.mark.parametrize("family", ["ac-gpt neighbours=0", "as-arm neighbours=0", "bert-modern neighbours=0"])
+@pytest.mark.parametrize(
+    "family", ["ac-gpt neighbours=0", "as-arm neighbours=0", "bert-modern neighbours=0"]
+)
 def test_without_it_one_layer_reads_everything_known(family: str) -> None:
     mode = "ac" if family.startswith("bert") else "car"
-    known = {position for position in range(LENGTH) if CONTEXT[position] or (mode == "car" and position < 5)}
+    known = {
+        position
+        for position in range(LENGTH)
+        if CONTEXT[position] or (mode == "car" and position < 5)
+    }
     assert reads(family, mode, 5) == known

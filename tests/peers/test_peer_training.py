@@ -25,7 +25,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_short_run(family: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     schedule = ("eval_every=12", "ema=0.5", "steps=12", "optimizer.lr=1e-2")
-    assert main(["train", f"data={data}", f"run={run}", *small(f"model.family={family}", "model.n_layer=2", *schedule)]) == 0
+    assert (
+        main(
+            [
+                "train",
+                f"data={data}",
+                f"run={run}",
+                *small(f"model.family={family}", "model.n_layer=2", *schedule),
+            ]
+        )
+        == 0
+    )
     found = losses(run)
     assert len(found) == 12
     assert sum(found[-3:]) < sum(found[:3])
@@ -51,19 +61,34 @@ def test_a_short_run(family: str, data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_every_verb(family: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb(
+    family: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
-    assert main(["train", f"data={data}", f"run={run}", *small(f"model.family={family}", "model.n_layer=2", "steps=2")]) == 0
+    assert (
+        main(
+            [
+                "train",
+                f"data={data}",
+                f"run={run}",
+                *small(f"model.family={family}", "model.n_layer=2", "steps=2"),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert main(["infill", "--model", str(run), "to the [[4]] and", "--json"]) == 0
     filled = json.loads(capsys.readouterr().out.splitlines()[0])
     assert filled["log_prob"] < 0
     marked = (
-        filled["text"][: filled["spans"][0]["start"]] + f"[[{filled['spans'][0]['text']}]]" + filled["text"][filled["spans"][0]["stop"] :]
+        filled["text"][: filled["spans"][0]["start"]]
+        + f"[[{filled['spans'][0]['text']}]]"
+        + filled["text"][filled["spans"][0]["stop"] :]
     )
     assert main(["score", "--model", str(run), marked, "--json"]) == 0
     scored = json.loads(capsys.readouterr().out.splitlines()[0])
-    if scored["kind"] == "exact" and scored["tokens"] == 4:  # bytes of half a character may be spelled otherwise
+    # bytes of half a character may be spelled otherwise
+    if scored["kind"] == "exact" and scored["tokens"] == 4:
         assert scored["log_prob"] == pytest.approx(filled["log_prob"], abs=1e-3)
     tasks = ["--task", f"ratios:data={data},ratios=0.5,length=32,sequences=4"]
     assert main(["eval", f"m={run}", *tasks, "--out", str(tmp_path / "results")]) == 0

@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from tracformer.baselines.published import Placeholder, StoredTensor, lookup, read_checkpoint, read_pickle
+from tracformer.baselines.published import (
+    Placeholder,
+    StoredTensor,
+    lookup,
+    read_checkpoint,
+    read_pickle,
+)
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""PLAID: its terms are the literal ones, targets are seen through their noise alone, and nobody's neighbours matter."""
+"""PLAID: its terms are the literal ones, targets are seen through their noise alone, and nobody's
+neighbours matter.
+"""
 
 from pathlib import Path
 
@@ -38,11 +40,17 @@ def test_the_estimate_is_the_literal_sum(self_conditioning: bool) -> None:
     for b, n in enumerate(lengths.tolist()):
         row, given = tokens[b, :n].tolist(), context[b, :n].tolist()
         diffused = [
-            literal_terms(w, row, given, t, gaussians([s], n, 3, 0)[0], self_conditioning) for t, s in zip(times, seeds, strict=True)
+            literal_terms(w, row, given, t, gaussians([s], n, 3, 0)[0], self_conditioning)
+            for t, s in zip(times, seeds, strict=True)
         ]
-        repeated = [literal_terms(w, row, given, None, gaussians([s], n, 3, 1)[0], self_conditioning) for s in seeds[:2]]
+        repeated = [
+            literal_terms(w, row, given, None, gaussians([s], n, 3, 1)[0], self_conditioning)
+            for s in seeds[:2]
+        ]
         for p in range(n):
-            expected = sum(x[p] for x in diffused) / 3 + sum(x[p] for x in repeated) / 2 + literal_prior(w)
+            expected = (
+                sum(x[p] for x in diffused) / 3 + sum(x[p] for x in repeated) / 2 + literal_prior(w)
+            )
             assert abs(float(values[b, p]) + (0.0 if given[p] else expected)) < 1e-5 * expected
         assert not values[b, n:].any()
 
@@ -54,7 +62,9 @@ def test_the_training_loss_is_the_literal_one(weighted: bool, seed: int) -> None
     tokens, context, lengths = question(3, 9)
     context[0] = False  # a row without given tokens may get some
     torch.manual_seed(seed)
-    found, count = model.nll(tokens, context, "diffusion", lengths, weights=WEIGHTS if weighted else None)
+    found, count = model.nll(
+        tokens, context, "diffusion", lengths, weights=WEIGHTS if weighted else None
+    )
     torch.manual_seed(seed)
     shift, offset = float(torch.rand(1, dtype=torch.float64)), int(torch.randint(4, (1,)))
     chance, left, turn = torch.rand(3), torch.rand(3), torch.rand(3, 9)
@@ -66,10 +76,14 @@ def test_the_training_loss_is_the_literal_one(weighted: bool, seed: int) -> None
         if not any(given):
             scale = n / (0.5 * n + 0.5 * (n + 1) / 2)
             if float(chance[b]) < 0.5:
-                kept = sorted(range(n), key=lambda p: float(turn[b, p]))[: 1 + int(float(left[b]) * n)]
+                kept = sorted(range(n), key=lambda p: float(turn[b, p]))[
+                    : 1 + int(float(left[b]) * n)
+                ]
                 given = [p not in kept for p in range(n)]
         t = None if u < 0.125 else (u - 0.125) / 0.875
-        terms = literal_terms(w, tokens[b, :n].tolist(), given, t, noise[b, :n], (b + offset) % 4 == 0)
+        terms = literal_terms(
+            w, tokens[b, :n].tolist(), given, t, noise[b, :n], (b + offset) % 4 == 0
+        )
         for p in range(n):
             if not given[p]:
                 term = scale * (terms[p] * (8 if t is None else 8 / 7) + literal_prior(w))
@@ -90,14 +104,16 @@ def test_some_rows_get_given_tokens_and_their_factor_makes_up_for_it() -> None:
     assert sorted(set(left.tolist())) == list(range(1, 9))
     assert abs(float((left[bare] < 8).double().mean()) - 0.6 * 7 / 8) < 0.04
     assert abs(float((left * scale)[bare].double().mean()) / 8 - 1) < 0.02
-    assert float((kept[bare].double().mean(0) - kept[bare].double().mean()).abs().max()) < 0.04  # every position alike
+    # every position alike
+    assert float((kept[bare].double().mean(0) - kept[bare].double().mean()).abs().max()) < 0.04
 
 
 def test_gradients_reach_every_parameter() -> None:
     model = small_plaid()
     tokens, context, lengths = question(4, 9)
     totals = {name: 0.0 for name, _ in model.named_parameters()}
-    for seed in range(3):  # of four rows one is self-conditioned, and some draw of the times has one to reconstruct
+    # of four rows one is self-conditioned, and some draw of the times has one to reconstruct
+    for seed in range(3):
         torch.manual_seed(seed)
         model.zero_grad()
         model.nll(tokens, context, "diffusion", lengths)[0].backward()
@@ -120,17 +136,26 @@ def test_networks_too_give_the_same_in_any_batch(self_conditioning: bool) -> Non
     for b, n in enumerate(lengths.tolist()):
         alone = model.estimate(tokens[b : b + 1, :n], context[b : b + 1, :n], "diffusion", draws=6)
         torch.testing.assert_close(together.values[b, :n], alone.values[0], atol=1e-10, rtol=1e-10)
-        torch.testing.assert_close(together.standard_error[b], alone.standard_error[0], atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(
+            together.standard_error[b], alone.standard_error[0], atol=1e-10, rtol=1e-10
+        )
 
 
 def test_targets_are_seen_through_their_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tokens with the noise that makes up for them: the network reads the same and says the same, down to its guess of itself."""
+    """Other tokens with the noise that makes up for them: the network reads the same and says the
+    same, down to its guess of itself.
+    """
     model = small_plaid()
     tokens, context, lengths = question(3, 9)
     targets = ~context & (torch.arange(9) < lengths[:, None])
     others = torch.where(targets, (tokens + 2) % 7, tokens)
-    level = tuple(x.detach() for x in model.schedule(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)))
-    alpha, sigma = torch.sigmoid(-level[0]).sqrt()[:, None, None], torch.sigmoid(level[0]).sqrt()[:, None, None]
+    level = tuple(
+        x.detach() for x in model.schedule(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
+    )
+    alpha, sigma = (
+        torch.sigmoid(-level[0]).sqrt()[:, None, None],
+        torch.sigmoid(level[0]).sqrt()[:, None, None],
+    )
     noise = torch.randn(3, 9, 3, dtype=torch.float64)
     shifted = noise + alpha / sigma * (model.table[tokens] - model.table[others])
     shifted[context] += 5.0  # nobody noises what is given
@@ -165,13 +190,22 @@ def test_logits_at_the_noisiest_time() -> None:
         for t in range(n):
             without, wanted = context[b : b + 1, :n].clone(), torch.zeros(1, n, dtype=torch.bool)
             without[0, t], wanted[0, t] = False, True
-            alone = model.logits_at(others[b : b + 1, :n] if t == 1 else tokens[b : b + 1, :n], without, "diffusion", None, wanted)[0]
+            alone = model.logits_at(
+                others[b : b + 1, :n] if t == 1 else tokens[b : b + 1, :n],
+                without,
+                "diffusion",
+                None,
+                wanted,
+            )[0]
             torch.testing.assert_close(logits[b, t], alone, atol=1e-10, rtol=0)
         assert not logits[b, n:].any()
-    toy = toy_plaid(gamma_1=12.0)  # an exact denoiser at so much noise: the marginals given the context
+    # an exact denoiser at so much noise: the marginals given the context
+    toy = toy_plaid(gamma_1=12.0)
     found = toy.logits_at(ROW[None], GIVEN[None], "diffusion", None, ~GIVEN[None]).softmax(-1)
     marginals = [[conditional()[SEQUENCES[:, t] == v].sum() for v in range(3)] for t in (0, 2, 3)]
-    torch.testing.assert_close(found, torch.tensor(marginals, dtype=torch.float64), atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        found, torch.tensor(marginals, dtype=torch.float64), atol=0.02, rtol=0
+    )
 
 
 # ---- samples
@@ -196,11 +230,18 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bo
     inside = torch.arange(9) < lengths[:, None]
     assert torch.equal(together.tokens[context & inside], tokens[context & inside])
     for b, n in enumerate(lengths.tolist()):
-        alone = model.ancestral(tokens[b : b + 1, :n], context[b : b + 1, :n], steps=6, seeds=seeds[b : b + 1])
+        alone = model.ancestral(
+            tokens[b : b + 1, :n], context[b : b + 1, :n], steps=6, seeds=seeds[b : b + 1]
+        )
         assert torch.equal(alone.tokens[0], together.tokens[b, :n])
-        torch.testing.assert_close(alone.log_probs[0], together.log_probs[b, :n], atol=1e-10, rtol=0)
+        torch.testing.assert_close(
+            alone.log_probs[0], together.log_probs[b, :n], atol=1e-10, rtol=0
+        )
     others = torch.where(context, tokens, (tokens + 3) % 7)  # what stands at a target is ignored
-    assert torch.equal(model.ancestral(others, context, lengths, steps=6, seeds=seeds).tokens[inside], together.tokens[inside])
+    assert torch.equal(
+        model.ancestral(others, context, lengths, steps=6, seeds=seeds).tokens[inside],
+        together.tokens[inside],
+    )
     again = model.ancestral(tokens, context, lengths, steps=6, seeds=seeds + 1)
     assert not torch.equal(again.tokens[inside], together.tokens[inside])
     cold = model.ancestral(tokens, context, lengths, steps=6, seeds=seeds, temperature=0.0)
@@ -236,7 +277,11 @@ def test_reduced_precision_comes_near() -> None:
 
 
 def test_wrong_requests_are_refused() -> None:
-    model, row, nothing = small_plaid(), torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.bool)
+    model, row, nothing = (
+        small_plaid(),
+        torch.zeros(1, 3, dtype=torch.long),
+        torch.zeros(1, 3, dtype=torch.bool),
+    )
     with pytest.raises(ValueError, match="mode is 'ac'; allowed for plaid: diffusion"):
         model.estimate(row, nothing, "ac")
     with pytest.raises(ValueError, match="draws is 0"):
@@ -257,7 +302,10 @@ def test_sizes() -> None:
 
     assert abs(count("laptop")[0] / 8e6 - 1) < 0.05
     assert abs(count("mini")[1] / 2e6 - 1) < 0.1
-    assert (PlaidConfig.preset("mini").vocab_size, PlaidConfig.preset("mini").max_length) == (4096, 256)
+    assert (PlaidConfig.preset("mini").vocab_size, PlaidConfig.preset("mini").max_length) == (
+        4096,
+        256,
+    )
 
 
 def test_a_folder_gives_the_model_back(tmp_path: Path) -> None:
@@ -266,20 +314,38 @@ def test_a_folder_gives_the_model_back(tmp_path: Path) -> None:
     again = load_model(tmp_path, dtype=torch.float64)
     tokens, context, lengths = question(2, 6)
     assert again.config == model.config
-    first, second = (m.estimate(tokens, context, "diffusion", lengths, draws=2) for m in (model, again))
+    first, second = (
+        m.estimate(tokens, context, "diffusion", lengths, draws=2) for m in (model, again)
+    )
     assert torch.equal(first.values, second.values)
 
 
 def test_a_short_run(tmp_path: Path) -> None:
     data, run = story_data(tmp_path, stories=40), tmp_path / "run"
-    words = small("model.family=plaid", "model.n_layer=2", "batch=16", "steps=40", "optimizer.lr=1e-2", "eval_every=40", "ema=0.5")
-    assert main(["train", f"data={data}", f"run={run}", *words, "eval_contexts=span:p=0.5,mean=5"]) == 0
+    words = small(
+        "model.family=plaid",
+        "model.n_layer=2",
+        "batch=16",
+        "steps=40",
+        "optimizer.lr=1e-2",
+        "eval_every=40",
+        "ema=0.5",
+    )
+    assert (
+        main(["train", f"data={data}", f"run={run}", *words, "eval_contexts=span:p=0.5,mean=5"])
+        == 0
+    )
     found = losses(run)
     assert len(found) == 40
     assert sum(found[-10:]) < 0.9 * sum(found[:10])
     evaluation = next(record for record in read_log(run / "log.jsonl") if record["kind"] == "eval")
     assert 1 < evaluation["diffusion span:p=0.5,mean=5"] < 256
     model = load_model(run / "model")
-    assert (model.config.model_type, model.config.modes, find_family("plaid").objective) == ("plaid", ("diffusion",), "denoise")
+    assert (model.config.model_type, model.config.modes, find_family("plaid").objective) == (
+        "plaid",
+        ("diffusion",),
+        "denoise",
+    )
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
-    assert not torch.equal(model.schedule.bounds, torch.tensor([-3.0, 6.0]) / 7)  # the ends are learnt
+    # the ends are learnt
+    assert not torch.equal(model.schedule.bounds, torch.tensor([-3.0, 6.0]) / 7)

@@ -9,7 +9,11 @@ from tracformer.generation.decode import fill
 from tracformer.generation.sessions import empty_session, open_session
 from tracformer.model.base import targets_of
 
-CACHED = [(family, mode) for family, mode in MODES if mode != "ac" and small_peer(family).empty_cache(mode, 1, 4) is not None]
+CACHED = [
+    (family, mode)
+    for family, mode in MODES
+    if mode != "ac" and small_peer(family).empty_cache(mode, 1, 4) is not None
+]
 
 
 def stepwise(session: object, tokens: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
@@ -64,7 +68,9 @@ def test_a_selection_and_its_source_do_not_touch_each_other(family: str, mode: s
     chosen.reveal(torch.arange(3), first[[2, 2, 0]], torch.tensor([1, 2, 3]))
     with torch.no_grad():
         whole = model(tokens, context, mode, lengths)[targets]
-    torch.testing.assert_close(stepwise(session, tokens, targets, torch.arange(3)), whole, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        stepwise(session, tokens, targets, torch.arange(3)), whole, rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize(("family", "mode"), CACHED)
@@ -78,13 +84,18 @@ def test_a_position_may_be_asked_twice(family: str, mode: str) -> None:
     torch.testing.assert_close(once, again, rtol=0, atol=1e-12)
     with torch.no_grad():
         whole = model(tokens, context, mode, lengths)[targets]
-    torch.testing.assert_close(stepwise(session, tokens, targets, torch.arange(2)), whole, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        stepwise(session, tokens, targets, torch.arange(2)), whole, rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize(("family", "mode"), CACHED)
 def test_samples_do_not_depend_on_the_cache(family: str, mode: str) -> None:
     model = small_peer(family)
     tokens, context, lengths = random_question(5, 10, 7)
-    cached, plain = (fill(model, tokens, context, mode, lengths, seed=3, cached=cached) for cached in (True, False))
+    cached, plain = (
+        fill(model, tokens, context, mode, lengths, seed=3, cached=cached)
+        for cached in (True, False)
+    )
     assert torch.equal(cached.tokens, plain.tokens)
     torch.testing.assert_close(cached.log_prob, plain.log_prob, rtol=0, atol=1e-9)

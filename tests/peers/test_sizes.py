@@ -1,4 +1,7 @@
-"""Parameter counts: the paper's, and those that make the small presets comparable. `docs/peers.md` tells of the differences."""
+"""Parameter counts: the paper's, and those that make the small presets comparable.
+
+`docs/peers.md` tells of the differences.
+"""
 
 from typing import Any
 
@@ -54,5 +57,9 @@ def test_small_presets_are_alike(family: str) -> None:
     assert abs(count(family, "mini")[1] / 2.0e6 - 1) < 0.1
     assert abs(count(family, "laptop")[0] / 8.0e6 - 1) < 0.1
     presets = find_family(family).config_class.presets
-    for name, vocab_size, length in (("tiny", 256, 128), ("mini", 4096, 256), ("laptop", 4096, 256)):
+    for name, vocab_size, length in (
+        ("tiny", 256, 128),
+        ("mini", 4096, 256),
+        ("laptop", 4096, 256),
+    ):
         assert (presets[name]["vocab_size"], presets[name]["max_length"]) == (vocab_size, length)

@@ -28,7 +28,9 @@ def test_padding_is_out_of_sight(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize(("family", "mode"), MODES)
 def test_each_logit_reads_what_its_mode_allows_and_nothing_else(family: str, mode: str) -> None:
-    """Given positions are answered as if they alone were unknown, so the rule is the same for every t."""
+    """Given positions are answered as if they alone were unknown, so the rule is the
+    same for every t.
+    """
     length = 8
     model = small_peer(family)
     tokens = random_question(1, length)[0]
@@ -64,11 +66,22 @@ def test_wanted_rows_are_the_same_asked_alone_or_together(family: str, mode: str
     model = small_peer(family)
     tokens, context, lengths = random_question(3, 9)
     everything = model(tokens, context, mode, lengths)
-    for wanted in (~context & (torch.arange(9) < lengths[:, None]), torch.arange(9).expand(3, 9) < 2):
-        torch.testing.assert_close(model.logits_at(tokens, context, mode, lengths, wanted), everything[wanted], rtol=0, atol=1e-10)
+    for wanted in (
+        ~context & (torch.arange(9) < lengths[:, None]),
+        torch.arange(9).expand(3, 9) < 2,
+    ):
+        torch.testing.assert_close(
+            model.logits_at(tokens, context, mode, lengths, wanted),
+            everything[wanted],
+            rtol=0,
+            atol=1e-10,
+        )
 
 
-@pytest.mark.parametrize(("family", "mode", "tied"), [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED])
+@pytest.mark.parametrize(
+    ("family", "mode", "tied"),
+    [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
+)
 def test_every_parameter_learns(family: str, mode: str, tied: bool) -> None:
     """None is left without a gradient: data-parallel training would stop at it."""
     model = small_peer(family, dropout=0.1, **({} if tied else {"tied": False})).train()
@@ -76,13 +89,17 @@ def test_every_parameter_learns(family: str, mode: str, tied: bool) -> None:
     model.loss(tokens, context, mode, lengths).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        if not name.endswith(("k_proj.bias", "key.bias")):  # the same for every key: the softmax does not see it
+        # the same for every key: the softmax does not see it
+        if not name.endswith(("k_proj.bias", "key.bias")):
             assert float(parameter.grad.abs().max()) > 1e-9, name
 
 
 @pytest.mark.parametrize(("family", "mode"), UNTIED)
 def test_every_given_token_can_learn(family: str, mode: str) -> None:
-    """No row of the embedding is frozen as padding. With a head of its own, a row learns only as an input."""
+    """No row of the embedding is frozen as padding.
+
+    With a head of its own, a row learns only as an input.
+    """
     model = small_peer(family, tied=False)
     tokens = torch.arange(7)[None]
     model.loss(tokens, tokens < 6, mode).backward()
@@ -101,12 +118,21 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
         model.zero_grad()
         torch.manual_seed(0)  # sigma-gpt draws its orders
         model.loss(tokens, context, mode, lengths).backward()
-        gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None})
+        gradients.append(
+            {
+                name: parameter.grad.clone()
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None
+            }
+        )
     for other in gradients[1:]:
         torch.testing.assert_close(other, gradients[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("family", "mode", "tied"), [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED])
+@pytest.mark.parametrize(
+    ("family", "mode", "tied"),
+    [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
+)
 def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_path: Path) -> None:
     model = small_peer(family, **({} if tied else {"tied": False}))
     model.save_pretrained(tmp_path)
@@ -114,9 +140,15 @@ def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_p
     assert type(again) is type(model)
     assert again.config == model.config
     tokens, context, lengths = random_question(2, 12)
-    torch.testing.assert_close(again(tokens, context, mode, lengths), model(tokens, context, mode, lengths), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        again(tokens, context, mode, lengths),
+        model(tokens, context, mode, lengths),
+        rtol=0,
+        atol=1e-13,
+    )
     assert again.num_parameters() == model.num_parameters()  # what was tied is tied again
-    assert set(dict(model.named_parameters())) == set(model.tensors())  # what training exports is what a folder holds
+    # what training exports is what a folder holds
+    assert set(dict(model.named_parameters())) == set(model.tensors())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -139,23 +171,37 @@ def test_bad_configurations() -> None:
             small_peer(family, **changes)
 
 
-def test_without_transformers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     for family in FAMILIES:
         kind = find_family(family).model_class
-        config = kind.config_class.preset("tiny")  # reading a configuration does not need the package
-        with pytest.raises(ImportError, match=rf"the system '{family}' needs the package 'transformers'.*tracformer\[peers\]"):
+        # reading a configuration does not need the package
+        config = kind.config_class.preset("tiny")
+        with pytest.raises(
+            ImportError,
+            match=rf"the system '{family}' needs the package 'transformers'.*tracformer\[peers\]",
+        ):
             kind(config)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_can_start_as_sinusoids(family: str) -> None:
-    """The same in every table, each row turned against the one before by the same angles; everything else is drawn as before."""
+    """The same in every table, each row turned against the one before by the same angles;
+    everything else is drawn as before.
+    """
     kind = find_family(family).model_class
     models = []
     for start in ("normal", "sinusoids"):
         torch.manual_seed(0)
-        models.append(kind(kind.config_class(**{**SMALL, "max_length": 64, "init_std": 0.05, "positions_from": start})))
+        models.append(
+            kind(
+                kind.config_class(
+                    **{**SMALL, "max_length": 64, "init_std": 0.05, "positions_from": start}
+                )
+            )
+        )
     plain, model = (dict(each.named_parameters()) for each in models)
     moved = [name for name in plain if not torch.equal(plain[name], model[name])]
     assert len(moved) == (2 if family == "bart" else 1)

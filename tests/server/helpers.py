@@ -1,4 +1,6 @@
-"""A server in this process: a small model with random weights, a real socket on this machine, and ways to talk to it."""
+"""A server in this process: a small model with random weights, a real socket on this machine, and
+ways to talk to it.
+"""
 
 import contextlib
 import json
@@ -18,7 +20,13 @@ from tracformer.data import Tokenizer, train_bpe
 from tracformer.server.app import Server
 from tracformer.server.schema import Settings
 
-WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat", "naïve café, 10 €"] * 5
+WORDS = [
+    "the cat sat on the mat",
+    "a dog and a cat",
+    "once upon a time there was a cat",
+    "the dog sat",
+    "naïve café, 10 €",
+] * 5
 NAME = "tiny"
 
 
@@ -35,11 +43,25 @@ class Slow(Tracformer):
         return super().hidden(*arguments, **options)
 
 
-def make(tokenizer: Tokenizer | None = None, kind: type[Tracformer] = Tracformer, **changes: Any) -> LanguageModel:
+def make(
+    tokenizer: Tokenizer | None = None, kind: type[Tracformer] = Tracformer, **changes: Any
+) -> LanguageModel:
     tokenizer = tokenizer or train_bpe(WORDS, 300)
     torch.manual_seed(0)
-    values = {"max_length": 64, "n_layer": 6, "n_head": 2, "d_model": 16, "n_max": 4, "init_std": 0.3, **changes}
-    return LanguageModel(kind(TracformerConfig(vocab_size=tokenizer.vocab_size, **values), "blocked"), tokenizer, NAME)
+    values = {
+        "max_length": 64,
+        "n_layer": 6,
+        "n_head": 2,
+        "d_model": 16,
+        "n_max": 4,
+        "init_std": 0.3,
+        **changes,
+    }
+    return LanguageModel(
+        kind(TracformerConfig(vocab_size=tokenizer.vocab_size, **values), "blocked"),
+        tokenizer,
+        NAME,
+    )
 
 
 class Running:
@@ -84,14 +106,22 @@ class Running:
     @contextlib.contextmanager
     def raw(self, path: str, asked: Any) -> Iterator[socket.socket]:
         body = json.dumps(asked).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+            f"{len(body)}\r\n\r\n"
+        )
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
             connection.sendall(head.encode() + body)
             yield connection
 
 
 @contextlib.contextmanager
-def running(load: Callable[[], LanguageModel], settings: Settings | None = None, wait: bool = True, **changes: Any) -> Iterator[Running]:
+def running(
+    load: Callable[[], LanguageModel],
+    settings: Settings | None = None,
+    wait: bool = True,
+    **changes: Any,
+) -> Iterator[Running]:
     server = Server(load, NAME, settings or Settings(port=0, **changes))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -120,7 +150,9 @@ def until(holds: Callable[[], bool], seconds: float = 30) -> None:
 def same(answer: Any, expected: Any) -> bool:
     """Equal, but for the last bits of a number: rows that step together may round otherwise."""
     if isinstance(expected, dict):
-        return set(answer) == set(expected) and all(same(answer[name], expected[name]) for name in expected)
+        return set(answer) == set(expected) and all(
+            same(answer[name], expected[name]) for name in expected
+        )
     if isinstance(expected, list | tuple):
         return len(answer) == len(expected) and all(map(same, answer, expected))
     if isinstance(expected, float):
@@ -142,5 +174,10 @@ def events(text: str) -> list[tuple[str, Any]]:
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines())
         if "data" in fields:
-            found.append((fields.get("event", ""), None if fields["data"] == "[DONE]" else json.loads(fields["data"])))
+            found.append(
+                (
+                    fields.get("event", ""),
+                    None if fields["data"] == "[DONE]" else json.loads(fields["data"]),
+                )
+            )
     return found

@@ -10,7 +10,14 @@ import tracformer
 from tests.server.helpers import Running, make, running, same
 from tracformer import Client, LanguageModel
 from tracformer.client import RemoteError
-from tracformer.generation.orders import Ancestral, ByConfidence, GivenOrder, LeftToRight, Order, RandomOrder
+from tracformer.generation.orders import (
+    Ancestral,
+    ByConfidence,
+    GivenOrder,
+    LeftToRight,
+    Order,
+    RandomOrder,
+)
 from tracformer.generation.results import Arrival, Infilled, Scored, Watcher
 from tracformer.generation.samplers import Sampler
 
@@ -30,14 +37,23 @@ def equal(answer: Any, expected: Any) -> bool:
     "options",
     [
         {},
-        {"n": 3, "seed": 7, "sampler": Sampler(0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, banned=(5, 6)), "top": 2},
+        {
+            "n": 3,
+            "seed": 7,
+            "sampler": Sampler(
+                0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, banned=(5, 6)
+            ),
+            "top": 2,
+        },
         {"mode": "ac", "order": ByConfidence("margin", k=2), "whole": False},
         {"n": 2, "best_of": 4, "length_draws": 3, "lengths": "rank", "max_blank": 4},
         {"search": "beam:4"},
         {"search": "beam:4", "reread": True},
     ],
 )
-def test_fillings_are_the_local_ones(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
+def test_fillings_are_the_local_ones(
+    client: Client, lm: LanguageModel, options: dict[str, Any]
+) -> None:
     remote, local = client.infill(TEXT, **options), lm.infill(TEXT, **options)
     assert len(remote) == len(local)
     for answer, expected in zip(remote, local, strict=True):
@@ -47,9 +63,13 @@ def test_fillings_are_the_local_ones(client: Client, lm: LanguageModel, options:
         assert answer.spans[0].log_prob == pytest.approx(expected.spans[0].log_prob, abs=1e-4)
 
 
-@pytest.mark.parametrize("order", [LeftToRight(2), RandomOrder(2), ByConfidence("entropy", threshold=-1.0), "random"])
+@pytest.mark.parametrize(
+    "order", [LeftToRight(2), RandomOrder(2), ByConfidence("entropy", threshold=-1.0), "random"]
+)
 def test_orders_are_sent(client: Client, lm: LanguageModel, order: Order | str) -> None:
-    local = lm.infill("the [[4]] mat", order=RandomOrder() if isinstance(order, str) else order, seed=2)
+    local = lm.infill(
+        "the [[4]] mat", order=RandomOrder() if isinstance(order, str) else order, seed=2
+    )
     assert equal(client.infill("the [[4]] mat", order=order, seed=2)[0], local[0])
 
 
@@ -135,5 +155,10 @@ def test_what_is_not_a_server(tmp_path: Any) -> None:
 
 def test_the_client_needs_no_torch() -> None:
     code = "import sys, tracformer; tracformer.Client; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )
     assert tracformer.Client is Client

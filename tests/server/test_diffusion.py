@@ -17,7 +17,8 @@ from tracformer.data import train_bpe
 from tracformer.generation.orders import Ancestral
 
 TEXT = "the cat [[3]] the [[2]] mat"
-LONG = {"text": "the [[8]] cat", "mode": "diffusion", "steps": 1000}  # of a slow model: many seconds
+# of a slow model: many seconds
+LONG = {"text": "the [[8]] cat", "mode": "diffusion", "steps": 1000}
 
 
 class Slow(Plaid):
@@ -51,12 +52,24 @@ def test_an_answer_is_the_librarys(system: str) -> None:
         asked: dict[str, Any] = {"text": TEXT, "mode": "diffusion", "n": 2, "seed": 5}
         own = there.good("/v1/infill", {**asked, "top": 6})["results"]
         assert same(own, as_json(lm.infill(TEXT, 2, mode="diffusion", seed=5, top=6)))
-        assert all(len(candidates) == 6 for result in own for span in result["spans"] for candidates in span["candidates"])
+        assert all(
+            len(candidates) == 6
+            for result in own
+            for span in result["spans"]
+            for candidates in span["candidates"]
+        )
         expected = as_json(lm.infill(TEXT, 2, mode="diffusion", seed=5, order=Ancestral(8)))
         assert same(there.good("/v1/infill", {**asked, "steps": 8})["results"], expected)
-        assert same(there.good("/v1/infill", {**asked, "steps": 8, "order": "ancestral"})["results"], expected)
-        assert "steps asks for 1025; the most that this server allows is 1024" in str(there.refused("/v1/infill", {**asked, "steps": 1025}))
-        assert there.good("/v1/completions", {"prompt": "the cat", "max_tokens": 3, "logprobs": 2})["choices"][0]["logprobs"]
+        assert same(
+            there.good("/v1/infill", {**asked, "steps": 8, "order": "ancestral"})["results"],
+            expected,
+        )
+        assert "steps asks for 1025; the most that this server allows is 1024" in str(
+            there.refused("/v1/infill", {**asked, "steps": 1025})
+        )
+        assert there.good("/v1/completions", {"prompt": "the cat", "max_tokens": 3, "logprobs": 2})[
+            "choices"
+        ][0]["logprobs"]
 
 
 def test_others_are_answered_while_a_long_process_runs(slow: Running) -> None:

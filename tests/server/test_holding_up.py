@@ -56,9 +56,15 @@ def slow() -> Iterator[Running]:
         b'{"text":' * 50_000,
         b'{"text": ' + b"9" * 5000 + b', "prompt": ' + b"9" * 5000 + b', "input_prefix": 1e999}',
         b'{"text": NaN, "prompt": NaN, "input_prefix": Infinity}',
-        json.dumps({"text": "a\ud800", "prompt": "a\ud800", "input_prefix": "\udfff", "model": "tiny"}).encode(),
-        json.dumps({"text": "a\0[[1]]", "prompt": "a\0", "input_prefix": "\0", "model": "tiny"}).encode(),
-        json.dumps({"text": {"a": 1}, "prompt": {"a": 1}, "input_prefix": [], "model": "tiny"}).encode(),
+        json.dumps(
+            {"text": "a\ud800", "prompt": "a\ud800", "input_prefix": "\udfff", "model": "tiny"}
+        ).encode(),
+        json.dumps(
+            {"text": "a\0[[1]]", "prompt": "a\0", "input_prefix": "\0", "model": "tiny"}
+        ).encode(),
+        json.dumps(
+            {"text": {"a": 1}, "prompt": {"a": 1}, "input_prefix": [], "model": "tiny"}
+        ).encode(),
     ],
     ids=lambda body: repr(body[:12]),
 )
@@ -70,11 +76,17 @@ def test_wrong_bodies(server: Running, path: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_that_is_no_json_object_is_told_so(server: Running, path: str) -> None:
-    json_type, form_type = ({"Content-Type": kind} for kind in ("application/json", "application/x-www-form-urlencoded"))
+    json_type, form_type = (
+        {"Content-Type": kind} for kind in ("application/json", "application/x-www-form-urlencoded")
+    )
     broken = server.http.post(path, content=b'{"text": cat}', headers=json_type).text
     assert "the body is not JSON: Expecting value at character 9" in broken
     assert "cat" not in broken
-    for body, headers in ((b"", json_type), (b"[]", json_type), (json.dumps(GOOD[path]).encode(), form_type)):
+    for body, headers in (
+        (b"", json_type),
+        (b"[]", json_type),
+        (json.dumps(GOOD[path]).encode(), form_type),
+    ):
         told = server.http.post(path, content=body, headers=headers).text
         assert "the body must be a JSON object, sent with `Content-Type: application/json`" in told
 
@@ -96,15 +108,26 @@ def test_a_body_is_not_read_beyond_the_limit(server: Running) -> None:
             sent.append(1)
             yield b"a" * 2**16
 
-    with contextlib.suppress(httpx.WriteError):  # the server has answered and gone while we still write
-        assert server.http.post("/v1/infill", content=endless(), headers={"Content-Type": "application/json"}).status_code == 413
+    # the server has answered and gone while we still write
+    with contextlib.suppress(httpx.WriteError):
+        assert (
+            server.http.post(
+                "/v1/infill", content=endless(), headers={"Content-Type": "application/json"}
+            ).status_code
+            == 413
+        )
     assert len(sent) < 1000
 
 
-@pytest.mark.parametrize("path", ["/v1/infill", "/v1/completions", "/infill", "/v1/fim/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/infill", "/v1/completions", "/infill", "/v1/fim/completions"]
+)
 def test_long_texts_within_the_limit(server: Running, path: str) -> None:
     text = "the cat " * 30_000
-    asked = {**GOOD[path], **{name: text for name in ("text", "prompt", "input_prefix") if name in GOOD[path]}}
+    asked = {
+        **GOOD[path],
+        **{name: text for name in ("text", "prompt", "input_prefix") if name in GOOD[path]},
+    }
     response = server.post(path, asked)
     assert response.status_code == 400
     assert shaped(path, response.json())
@@ -115,7 +138,9 @@ def test_texts_that_are_hard_to_read_are_read_in_time(server: Running, unit: str
     text = unit * (500_000 // len(unit.encode()))
     assert server.post("/v1/infill", {"text": text}).status_code == 400
     assert server.post("/v1/score", {"text": text + "[[a]]"}).status_code == 400
-    assert server.post("/v1/completions", {"prompt": text, "suffix": text, "max_tokens": 1}).status_code in (400, 413)
+    assert server.post(
+        "/v1/completions", {"prompt": text, "suffix": text, "max_tokens": 1}
+    ).status_code in (400, 413)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -128,8 +153,13 @@ def test_bodies_that_break_off(server: Running, path: str) -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(lm: LanguageModel) -> None:
-    with running(lambda: lm, body_timeout=0.2) as there, socket.create_connection(("127.0.0.1", there.port), timeout=10) as connection:
-        connection.sendall(b'POST /infill HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"input')
+    with (
+        running(lambda: lm, body_timeout=0.2) as there,
+        socket.create_connection(("127.0.0.1", there.port), timeout=10) as connection,
+    ):
+        connection.sendall(
+            b'POST /infill HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"input'
+        )
         assert b"408" in connection.recv(4096)
 
 
@@ -138,11 +168,20 @@ def test_what_is_not_there(server: Running) -> None:
     assert server.http.get("/page/../app.py").status_code == 404
     assert server.http.get("/page/%2e%2e/app.py").status_code == 404
     assert server.http.get("/v1/infill").status_code == 405
-    assert server.http.post("/v1/infill", content="text=the", headers={"Content-Type": "text/plain"}).status_code == 400
+    assert (
+        server.http.post(
+            "/v1/infill", content="text=the", headers={"Content-Type": "text/plain"}
+        ).status_code
+        == 400
+    )
 
 
 def test_a_full_queue_says_when_to_come_back(slow: Running) -> None:
-    with slow.raw("/v1/infill", LONG), slow.raw("/v1/infill", LONG), ThreadPoolExecutor(1) as threads:
+    with (
+        slow.raw("/v1/infill", LONG),
+        slow.raw("/v1/infill", LONG),
+        ThreadPoolExecutor(1) as threads,
+    ):
         until(lambda: slow.desk.gate.running == 2)
         waiting = threads.submit(slow.good, "/v1/infill", GOOD["/v1/infill"])
         until(lambda: slow.desk.gate.waiting == 1)
@@ -152,13 +191,17 @@ def test_a_full_queue_says_when_to_come_back(slow: Running) -> None:
             assert shaped(path, response.json())
             assert int(response.headers["Retry-After"]) >= 1
         with pytest.raises(openai.RateLimitError):
-            openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0).completions.create(model="tiny", prompt="the")
+            openai.OpenAI(
+                base_url=f"{slow.url}/v1", api_key="none", max_retries=0
+            ).completions.create(model="tiny", prompt="the")
         assert slow.http.get("/health").status_code == 200
         assert waiting.result()["results"]  # its turn came
     until(lambda: slow.desk.gate.running == 0)
 
 
-@pytest.mark.parametrize("path", ["/v1/infill", "/v1/completions", "/infill", "/v1/fim/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/infill", "/v1/completions", "/infill", "/v1/fim/completions"]
+)
 def test_a_client_that_hangs_up_frees_its_slot_at_once(slow: Running, path: str) -> None:
     long: dict[str, Any] = {
         "/v1/infill": LONG,
@@ -214,12 +257,20 @@ def test_a_deadline_is_kept(slow: Running) -> None:
 def test_each_protocol_has_its_own_word_for_too_late() -> None:
     lm = make(kind=Slow)
     with running(lambda: lm, timeout=0.2) as there:
-        asked = {"/v1/completions": {"prompt": "the", "max_tokens": 60}, "/infill": {"input_prefix": "the", "n_predict": 60}}
-        for path, body in {**asked, "/v1/fim/completions": {"model": "tiny", "prompt": "the", "max_tokens": 60}}.items():
+        asked = {
+            "/v1/completions": {"prompt": "the", "max_tokens": 60},
+            "/infill": {"input_prefix": "the", "n_predict": 60},
+        }
+        for path, body in {
+            **asked,
+            "/v1/fim/completions": {"model": "tiny", "prompt": "the", "max_tokens": 60},
+        }.items():
             assert shaped(path, there.refused(path, body, 408))
         with pytest.raises(openai.APIError, match="not done within"):
             list(
-                openai.OpenAI(base_url=f"{there.url}/v1", api_key="none", max_retries=0).completions.create(
+                openai.OpenAI(
+                    base_url=f"{there.url}/v1", api_key="none", max_retries=0
+                ).completions.create(
                     model="tiny", prompt="the", max_tokens=60, stream=True, timeout=10
                 )
             )
@@ -228,8 +279,17 @@ def test_each_protocol_has_its_own_word_for_too_late() -> None:
 def test_a_key_opens_and_its_absence_closes(lm: LanguageModel) -> None:
     with running(lambda: lm, api_key="sésame") as there:
         for path in PATHS:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}, {"Authorization": "Bearer sésam"}):
-                response = there.post(path, GOOD[path], headers={name: value.encode() for name, value in headers.items()})
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": "Basic x"},
+                {"Authorization": "Bearer sésam"},
+            ):
+                response = there.post(
+                    path,
+                    GOOD[path],
+                    headers={name: value.encode() for name, value in headers.items()},
+                )
                 assert response.status_code == 401
                 assert shaped(path, response.json())
             for name, value in (("Authorization", "Bearer sésame"), ("X-Api-Key", "sésame")):
@@ -240,22 +300,38 @@ def test_a_key_opens_and_its_absence_closes(lm: LanguageModel) -> None:
         for path in ("/health", "/docs", "/openapi.json"):
             assert there.http.get(path).status_code == 200
         with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{there.url}/v1", api_key="no").completions.create(model="tiny", prompt="the")
+            openai.OpenAI(base_url=f"{there.url}/v1", api_key="no").completions.create(
+                model="tiny", prompt="the"
+            )
 
 
 def test_origins(lm: LanguageModel, server: Running) -> None:
     other, friend = "https://elsewhere.example", "https://friend.example"
-    assert server.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": server.url}).status_code == 200  # the page itself
+    # the page itself
+    assert (
+        server.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": server.url}).status_code
+        == 200
+    )
     refused = server.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": other})
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
     with running(lambda: lm, origins=(friend,)) as there:
-        asked = {"Origin": friend, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-        assert there.http.options("/v1/infill", headers=asked).headers["access-control-allow-origin"] == friend
+        asked = {
+            "Origin": friend,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        assert (
+            there.http.options("/v1/infill", headers=asked).headers["access-control-allow-origin"]
+            == friend
+        )
         response = there.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": friend})
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == friend
-        assert there.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": other}).status_code == 403
+        assert (
+            there.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": other}).status_code
+            == 403
+        )
         refused = there.post("/v1/infill", {"text": "a" * 2**21}, headers={"Origin": friend})
         assert refused.status_code == 413
         assert refused.headers["access-control-allow-origin"] == friend
@@ -290,7 +366,12 @@ def test_limits_are_settings(lm: LanguageModel) -> None:
 
 def test_other_names_of_the_model(lm: LanguageModel) -> None:
     with running(lambda: lm, aliases=("codestral",)) as there:
-        assert there.good("/v1/fim/completions", {**GOOD["/v1/fim/completions"], "model": "codestral"})["model"] == "tiny"
+        assert (
+            there.good(
+                "/v1/fim/completions", {**GOOD["/v1/fim/completions"], "model": "codestral"}
+            )["model"]
+            == "tiny"
+        )
         there.refused("/v1/fim/completions", {**GOOD["/v1/fim/completions"], "model": "other"}, 404)
     with running(lambda: lm, aliases=("*",)) as there:
         there.good("/v1/fim/completions", {**GOOD["/v1/fim/completions"], "model": "whatever"})
@@ -300,10 +381,16 @@ def test_other_names_of_the_model(lm: LanguageModel) -> None:
     "changes",
     [
         *({"rows": 0}, {"queue": -1}, {"timeout": 0}, {"port": 70000}, {"api_key": ""}),
-        *({name: value} for name in ("timeout", "body_timeout", "drain") for value in (math.inf, -math.inf, math.nan, 1e300, -1.0)),
+        *(
+            {name: value}
+            for name in ("timeout", "body_timeout", "drain")
+            for value in (math.inf, -math.inf, math.nan, 1e300, -1.0)
+        ),
     ],
     ids=str,
 )
 def test_wrong_settings_are_told(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(changes)).replace('api_key', 'API key')} is "):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(changes)).replace('api_key', 'API key')} is "
+    ):
         Settings(**changes)

@@ -10,7 +10,13 @@ from tracformer import LanguageModel
 from tracformer.generation.template import write
 from tracformer.server.completion import LENGTH_DRAWS, length_prior
 
-ASKED: dict[str, Any] = {"model": "tiny", "prompt": "the cat ", "suffix": " on the mat", "max_tokens": 6, "random_seed": 3}
+ASKED: dict[str, Any] = {
+    "model": "tiny",
+    "prompt": "the cat ",
+    "suffix": " on the mat",
+    "max_tokens": 6,
+    "random_seed": 3,
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +26,12 @@ def client(server: Running) -> Mistral:
 
 def test_the_text_between(client: Mistral, lm: LanguageModel) -> None:
     answer = client.fim.complete(**ASKED)
-    options: dict[str, Any] = {"whole": False, "prior": length_prior(1, 6), "length_draws": LENGTH_DRAWS, "seed": 3}
+    options: dict[str, Any] = {
+        "whole": False,
+        "prior": length_prior(1, 6),
+        "length_draws": LENGTH_DRAWS,
+        "seed": 3,
+    }
     [local] = lm.infill(write([ASKED["prompt"], ASKED["suffix"]], ["1-6"]), **options)
     [choice] = answer.choices
     assert choice.message is not None
@@ -51,8 +62,13 @@ def test_a_stream_adds_up_to_the_plain_answer(client: Mistral, suffix: str | Non
     with client.fim.stream(**asked) as stream:
         chunks = [event.data for event in stream]
     assert plain.choices[0].message is not None
-    assert "".join(str(chunk.choices[0].delta.content) for chunk in chunks) == plain.choices[0].message.content
-    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == plain.choices[0].finish_reason
+    assert (
+        "".join(str(chunk.choices[0].delta.content) for chunk in chunks)
+        == plain.choices[0].message.content
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == plain.choices[
+        0
+    ].finish_reason
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].usage == plain.usage
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
@@ -66,12 +82,18 @@ def test_a_stop_string(client: Mistral) -> None:
     assert cut.message.content == whole[: whole.index(stop)]
 
 
-def test_what_does_not_fit_the_schema_is_a_validation_error(client: Mistral, server: Running) -> None:
+def test_what_does_not_fit_the_schema_is_a_validation_error(
+    client: Mistral, server: Running
+) -> None:
     with pytest.raises(errors.HTTPValidationError) as caught:
         client.fim.complete(**{**ASKED, "temperature": 7})
     assert caught.value.data.detail is not None
     assert caught.value.data.detail[0].loc == ["body", "temperature"]
-    assert set(server.refused("/v1/fim/completions", {"model": "tiny"}, 422)["detail"][0]) == {"loc", "msg", "type"}
+    assert set(server.refused("/v1/fim/completions", {"model": "tiny"}, 422)["detail"][0]) == {
+        "loc",
+        "msg",
+        "type",
+    }
 
 
 @pytest.mark.parametrize(
@@ -83,7 +105,9 @@ def test_what_does_not_fit_the_schema_is_a_validation_error(client: Mistral, ser
         ({"min_tokens": 9, "suffix": None}, 400, "goes with a suffix"),
     ],
 )
-def test_other_mistakes_are_told(client: Mistral, changes: dict[str, Any], status: int, told: str) -> None:
+def test_other_mistakes_are_told(
+    client: Mistral, changes: dict[str, Any], status: int, told: str
+) -> None:
     with pytest.raises(errors.SDKError) as caught:
         client.fim.complete(**{**ASKED, **changes})
     assert caught.value.status_code == status

@@ -20,7 +20,16 @@ def as_json(records: list[Any]) -> Any:
 
 
 def test_an_answer_is_the_librarys(server: Running, lm: LanguageModel) -> None:
-    asked = {"text": TEXT, "n": 3, "seed": 5, "temperature": 0.8, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "top": 2}
+    asked = {
+        "text": TEXT,
+        "n": 3,
+        "seed": 5,
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "top_k": 50,
+        "min_p": 0.01,
+        "top": 2,
+    }
     answer = server.good("/v1/infill", {**asked, "repetition_penalty": 1.2, "no_repeat_ngram": 2})
     sampler = Sampler(0.8, 50, 0.9, 0.01, 1.2, 2)
     assert same(answer["results"], as_json(lm.infill(TEXT, 3, seed=5, sampler=sampler, top=2)))
@@ -28,22 +37,47 @@ def test_an_answer_is_the_librarys(server: Running, lm: LanguageModel) -> None:
     assert answer["model"] == "tiny"
     assert answer["seed"] == 5
     given = len(answer["results"][0]["token_ids"]) - 5
-    assert answer["usage"] == {"prompt_tokens": given, "completion_tokens": 15, "total_tokens": given + 15}
-    assert set(answer["timings"]) == {"queued_ms", "first_token_ms", "total_ms", "tokens_per_second"}
+    assert answer["usage"] == {
+        "prompt_tokens": given,
+        "completion_tokens": 15,
+        "total_tokens": given + 15,
+    }
+    assert set(answer["timings"]) == {
+        "queued_ms",
+        "first_token_ms",
+        "total_ms",
+        "tokens_per_second",
+    }
     first = answer["results"][0]["spans"][0]
     assert [len(each) for each in first["candidates"]] == [2, 2, 2]
     assert set(first["candidates"][0][0]) == {"token_id", "text", "probability", "log_prob"}
 
 
 def test_lengths_orders_and_searches_are_the_librarys(server: Running, lm: LanguageModel) -> None:
-    ranged = server.good("/v1/infill", {"text": "the [[1-3]] sat", "seed": 2, "length_draws": 3, "lengths": "rank", "whole": False})
-    assert same(ranged["results"], as_json(lm.infill("the [[1-3]] sat", seed=2, length_draws=3, lengths="rank", whole=False)))
+    ranged = server.good(
+        "/v1/infill",
+        {
+            "text": "the [[1-3]] sat",
+            "seed": 2,
+            "length_draws": 3,
+            "lengths": "rank",
+            "whole": False,
+        },
+    )
+    assert same(
+        ranged["results"],
+        as_json(lm.infill("the [[1-3]] sat", seed=2, length_draws=3, lengths="rank", whole=False)),
+    )
     ordered = server.good("/v1/infill", {"text": TEXT, "seed": 2, "order": "entropy", "k": 2})
-    assert same(ordered["results"], as_json(lm.infill(TEXT, seed=2, order=ByConfidence("entropy", 2))))
+    assert same(
+        ordered["results"], as_json(lm.infill(TEXT, seed=2, order=ByConfidence("entropy", 2)))
+    )
     stepped = server.good("/v1/infill", {"text": TEXT, "seed": 2, "steps": 3})
     assert same(stepped["results"], as_json(lm.infill(TEXT, seed=2, order=Ancestral(3))))
     best = server.good("/v1/infill", {"text": "the [[2]] sat", "search": "beam:3", "n": 2})
-    assert [r["text"] for r in best["results"]] == [r.text for r in lm.infill("the [[2]] sat", 2, search="beam:3")]
+    assert [r["text"] for r in best["results"]] == [
+        r.text for r in lm.infill("the [[2]] sat", 2, search="beam:3")
+    ]
     drawn = server.good("/v1/infill", {"text": "the [[2]] sat", "best_of": 4, "n": 2, "seed": 1})
     assert same(drawn["results"], as_json(lm.infill("the [[2]] sat", 2, best_of=4, seed=1)))
 
@@ -56,12 +90,18 @@ def test_a_seed_that_is_not_given_is_drawn_and_told(server: Running) -> None:
 
 
 def test_segments_are_literal(server: Running, lm: LanguageModel) -> None:
-    asked = {"segments": ["the [[2]] cat ", {"blank": 2}, " \\", {"blank": {"min": 1, "max": 2}}], "seed": 3, "length_draws": 2}
+    asked = {
+        "segments": ["the [[2]] cat ", {"blank": 2}, " \\", {"blank": {"min": 1, "max": 2}}],
+        "seed": 3,
+        "length_draws": 2,
+    }
     result = server.good("/v1/infill", asked)["results"][0]
     assert result["text"].startswith("the [[2]] cat ")
     written = lm.infill(r"the \[[2]] cat [[2]] \\[[1-2]]", seed=3, length_draws=2)
     assert same(result, as_json(written)[0])
-    free = server.good("/v1/infill", {"segments": ["the", {"blank": None}], "max_blank": 3, "length_draws": 2})["results"][0]
+    free = server.good(
+        "/v1/infill", {"segments": ["the", {"blank": None}], "max_blank": 3, "length_draws": 2}
+    )["results"][0]
     assert 1 <= len(free["spans"][0]["token_ids"]) <= 3
 
 
@@ -83,16 +123,24 @@ def test_a_stream_tells_lengths_then_tokens_then_the_whole_answer(server: Runnin
     assert same(answer["results"], plain["results"])
     assert told[0][1] == {"id": answer["id"], "model": "tiny", "seed": 4}
     for sample, result in enumerate(answer["results"]):
-        tokens = [data for name, data in told if name == "token" and data["sample"] == sample and not data["draft"]]
+        tokens = [
+            data
+            for name, data in told
+            if name == "token" and data["sample"] == sample and not data["draft"]
+        ]
         for blank, span in enumerate(result["spans"]):
             mine = sorted((t for t in tokens if t["blank"] == blank), key=lambda t: t["index"])
             assert [t["token_id"] for t in mine] == span["token_ids"]
             assert [t["token"] for t in mine] == span["tokens"]
             assert [t["log_prob"] for t in mine] == pytest.approx(span["log_probs"], abs=1e-6)
             assert [len(t["candidates"]) for t in mine] == [2] * len(mine)
-        lengths = next(data["lengths"] for name, data in told if name == "lengths" and data["sample"] == sample)
+        lengths = next(
+            data["lengths"] for name, data in told if name == "lengths" and data["sample"] == sample
+        )
         assert lengths == [len(span["token_ids"]) for span in result["spans"]]
-        first = next(i for i, (name, data) in enumerate(told) if name == "token" and data["sample"] == sample)
+        first = next(
+            i for i, (name, data) in enumerate(told) if name == "token" and data["sample"] == sample
+        )
         assert names.index("lengths") < first
 
 
@@ -120,11 +168,19 @@ def test_a_text_without_marks_is_scored_as_a_whole(server: Running, lm: Language
         ids = lm.tokenizer.encode(literal)
         assert scored["text"] == literal
         assert scored["mode"] == "ar"
-        assert scored["log_prob"] == pytest.approx(math.fsum(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-5)
+        assert scored["log_prob"] == pytest.approx(
+            math.fsum(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-5
+        )
     for mode in ("car", "ac"):
-        scored, local = server.good("/v1/score", {"text": "the cat sat", "mode": mode}), lm.score("[[the cat sat]]", mode=mode)
+        scored, local = (
+            server.good("/v1/score", {"text": "the cat sat", "mode": mode}),
+            lm.score("[[the cat sat]]", mode=mode),
+        )
         assert same({name: scored[name] for name in local.to_dict()}, as_json([local])[0])
-    for asked, told in (({"text": ""}, "the text is empty"), ({"text": "the cat", "mode": "zigzag"}, "mode is 'zigzag'")):
+    for asked, told in (
+        ({"text": ""}, "the text is empty"),
+        ({"text": "the cat", "mode": "zigzag"}, "mode is 'zigzag'"),
+    ):
         assert told in server.refused("/v1/score", asked)["error"]["message"]
 
 
@@ -132,7 +188,10 @@ def test_a_model_without_mode_ar_scores_a_text_as_it_can() -> None:
     lm = make(modes=("car",))
     with running(lambda: lm) as there:
         scored = there.good("/v1/score", {"text": "the cat sat"})
-        assert (scored["mode"], scored["log_prob"]) == ("car", pytest.approx(lm.score("[[the cat sat]]").log_prob, abs=1e-5))
+        assert (scored["mode"], scored["log_prob"]) == (
+            "car",
+            pytest.approx(lm.score("[[the cat sat]]").log_prob, abs=1e-5),
+        )
 
 
 def test_tokens_and_models(server: Running, lm: LanguageModel) -> None:
@@ -143,7 +202,12 @@ def test_tokens_and_models(server: Running, lm: LanguageModel) -> None:
     assert server.good("/v1/tokenize", {"text": ""}) == {"tokens": []}
     [model] = server.http.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["default"]) == ("tiny", "model", True)
-    assert (model["max_length"], model["modes"], model["tokenizer"], model["alphabet"]) == (64, ["car", "ac", "ar"], "bpe", None)
+    assert (model["max_length"], model["modes"], model["tokenizer"], model["alphabet"]) == (
+        64,
+        ["car", "ac", "ar"],
+        "bpe",
+        None,
+    )
 
 
 def test_a_character_model_names_its_alphabet() -> None:
@@ -153,7 +217,10 @@ def test_a_character_model_names_its_alphabet() -> None:
         assert (model["tokenizer"], model["alphabet"]) == ("characters", "ACGT")
         answer = there.good("/v1/infill", {"text": "ACG[[4]]TTA", "seed": 1})
         assert same(answer["results"], as_json(lm.infill("ACG[[4]]TTA", seed=1)))
-        assert "outside the tokeniser's alphabet" in there.refused("/v1/infill", {"text": "ACX[[2]]"})["error"]["message"]
+        assert (
+            "outside the tokeniser's alphabet"
+            in there.refused("/v1/infill", {"text": "ACX[[2]]"})["error"]["message"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -165,10 +232,19 @@ def test_a_character_model_names_its_alphabet() -> None:
         ({"segments": ["no blank"]}, "have no blank"),
         ({}, "either text or segments"),
         ({"text": TEXT, "segments": []}, "either text or segments"),
-        ({"segments": ["a", {"blank": 0}]}, "segments.1.blank: Input should be greater than or equal to 1"),
-        ({"segments": ["a", {"blank": {"min": 0, "max": 2}}]}, "segments.1.blank.min: Input should be greater"),
+        (
+            {"segments": ["a", {"blank": 0}]},
+            "segments.1.blank: Input should be greater than or equal to 1",
+        ),
+        (
+            {"segments": ["a", {"blank": {"min": 0, "max": 2}}]},
+            "segments.1.blank.min: Input should be greater",
+        ),
         ({"segments": ["a", {"Blank": 2}]}, "segments.1.blank: Field required"),
-        ({"segments": ["a", 5]}, "segments.1: Input should be a valid string; or: Input should be a valid dictionary"),
+        (
+            {"segments": ["a", 5]},
+            "segments.1: Input should be a valid string; or: Input should be a valid dictionary",
+        ),
         ({"text": TEXT, "temprature": 1}, "temprature"),
         ({"text": TEXT, "n": "2"}, "n: "),
         ({"text": TEXT, "n": 0}, "n: "),
@@ -197,7 +273,10 @@ def test_mistakes_are_told(server: Running, asked: dict[str, Any], told: str) ->
     for stream in (False, True):
         error = server.refused("/v1/infill", {**asked, "stream": stream})["error"]
         assert told in error["message"]
-        assert (error["type"], set(error)) == ("invalid_request_error", {"message", "type", "param", "code"})
+        assert (error["type"], set(error)) == (
+            "invalid_request_error",
+            {"message", "type", "param", "code"},
+        )
 
 
 def test_a_model_that_is_not_there(server: Running) -> None:

@@ -21,14 +21,20 @@ def client(server: Running) -> openai.OpenAI:
 
 
 def ask(client: openai.OpenAI, **asked: Any) -> Any:
-    return client.completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "seed": 3, **asked})
+    return client.completions.create(
+        **{"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "seed": 3, **asked}
+    )
 
 
 def test_without_a_suffix_it_is_a_sample(client: openai.OpenAI, lm: LanguageModel) -> None:
     answer = ask(client, n=2, temperature=0.7, top_p=0.9)
     samples = lm.sample(2, prompt=PROMPT, max_tokens=8, sampler=Sampler(0.7, top_p=0.9), seed=3)
-    assert [PROMPT + choice.text for choice in answer.choices] == [sample.text for sample in samples]
-    assert [choice.finish_reason for choice in answer.choices] == ["stop" if sample.ended else "length" for sample in samples]
+    assert [PROMPT + choice.text for choice in answer.choices] == [
+        sample.text for sample in samples
+    ]
+    assert [choice.finish_reason for choice in answer.choices] == [
+        "stop" if sample.ended else "length" for sample in samples
+    ]
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert (answer.object, answer.model) == ("text_completion", "tiny")
     assert answer.usage.prompt_tokens == len(lm.tokenizer.encode(PROMPT))
@@ -37,7 +43,11 @@ def test_without_a_suffix_it_is_a_sample(client: openai.OpenAI, lm: LanguageMode
 
 
 def test_a_text_ends_where_the_model_ends_it(client: openai.OpenAI, lm: LanguageModel) -> None:
-    seed = next(sample.seed for sample in lm.sample(100, prompt=PROMPT, max_tokens=20, batch=100) if sample.ended)
+    seed = next(
+        sample.seed
+        for sample in lm.sample(100, prompt=PROMPT, max_tokens=20, batch=100)
+        if sample.ended
+    )
     [choice] = ask(client, max_tokens=20, seed=seed, logprobs=0).choices
     [sample] = lm.sample(prompt=PROMPT, max_tokens=20, seed=seed)
     assert (PROMPT + choice.text, choice.finish_reason) == (sample.text, "stop")
@@ -51,7 +61,9 @@ def test_prompts_of_every_kind(client: openai.OpenAI, lm: LanguageModel) -> None
     several = ask(client, prompt=texts, n=2)
     for i, text in enumerate(texts):
         alone = ask(client, prompt=text, n=2)
-        assert [c.text for c in several.choices[2 * i : 2 * i + 2]] == [c.text for c in alone.choices]
+        assert [c.text for c in several.choices[2 * i : 2 * i + 2]] == [
+            c.text for c in alone.choices
+        ]
     assert [c.index for c in several.choices] == list(range(6))
     assert ask(client, prompt=ids).choices[0].text == several.choices[0].text
     assert ask(client, prompt=[ids, ids]).choices[1].text == several.choices[0].text
@@ -65,27 +77,45 @@ def test_equal_prompts_without_a_seed_are_other_samples(client: openai.OpenAI) -
     assert len(set(named)) == 1
 
 
-def test_with_a_suffix_the_length_rule_of_blanks_chooses(client: openai.OpenAI, lm: LanguageModel) -> None:
+def test_with_a_suffix_the_length_rule_of_blanks_chooses(
+    client: openai.OpenAI, lm: LanguageModel
+) -> None:
     before, after = "the [[3]] cat ", " on the [[mat]]"
     answer = ask(client, prompt=before, suffix=after, max_tokens=5, n=3)
-    options: dict[str, Any] = {"whole": False, "prior": length_prior(1, 5), "length_draws": LENGTH_DRAWS, "seed": 3}
+    options: dict[str, Any] = {
+        "whole": False,
+        "prior": length_prior(1, 5),
+        "length_draws": LENGTH_DRAWS,
+        "seed": 3,
+    }
     local = lm.infill(write([before, after], ["1-5"]), 3, **options)
-    assert [before + choice.text + after for choice in answer.choices] == [result.text for result in local]
+    assert [before + choice.text + after for choice in answer.choices] == [
+        result.text for result in local
+    ]
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
     assert all(1 <= len(result.spans[0].token_ids) <= 5 for result in local)
     assert answer.usage.completion_tokens == sum(len(result.spans[0].token_ids) for result in local)
     whole = ask(client, prompt=before, suffix=after, max_tokens=2, extra_body={"whole": True})
-    [expected] = lm.infill(write([before, after], ["1-2"]), **{**options, "whole": True, "prior": length_prior(1, 2)})
+    [expected] = lm.infill(
+        write([before, after], ["1-2"]), **{**options, "whole": True, "prior": length_prior(1, 2)}
+    )
     assert before + whole.choices[0].text + after == expected.text
 
 
-def test_token_ids_before_a_suffix_are_those_the_model_reads(client: openai.OpenAI, lm: LanguageModel) -> None:
+def test_token_ids_before_a_suffix_are_those_the_model_reads(
+    client: openai.OpenAI, lm: LanguageModel
+) -> None:
     """Also ids that the text would not be cut into; and a space at their end stays theirs."""
     ids = [lm.tokenizer.encode(letter)[-1] for letter in "the cat "]
     assert ids != lm.tokenizer.encode("the cat ")
     answer = ask(client, prompt=ids, suffix=" on the mat", max_tokens=3, logprobs=0)
     [choice] = answer.choices
-    options: dict[str, Any] = {"whole": False, "prior": length_prior(1, 3), "length_draws": LENGTH_DRAWS, "seed": 3}
+    options: dict[str, Any] = {
+        "whole": False,
+        "prior": length_prior(1, 3),
+        "length_draws": LENGTH_DRAWS,
+        "seed": 3,
+    }
     [local] = lm.infill(Template(("the cat ", " on the mat"), ("1-3",), tuple(ids)), **options)
     assert local.token_ids[: len(ids)] == tuple(ids)
     assert "the cat " + choice.text + " on the mat" == local.text
@@ -93,11 +123,15 @@ def test_token_ids_before_a_suffix_are_those_the_model_reads(client: openai.Open
     assert answer.usage.prompt_tokens == len(ids) + len(lm.tokenizer.encode(" on the mat"))
 
 
-def test_the_best_of_several_are_the_likeliest_a_token(client: openai.OpenAI, lm: LanguageModel) -> None:
+def test_the_best_of_several_are_the_likeliest_a_token(
+    client: openai.OpenAI, lm: LanguageModel
+) -> None:
     samples = lm.sample(6, prompt=PROMPT, max_tokens=8, seed=3)
     ranked = sorted(samples, key=lambda s: -s.log_prob / len(s.token_ids))
     answer = ask(client, n=2, best_of=6)
-    assert [PROMPT + choice.text for choice in answer.choices] == [sample.text for sample in ranked[:2]]
+    assert [PROMPT + choice.text for choice in answer.choices] == [
+        sample.text for sample in ranked[:2]
+    ]
 
 
 def test_logprobs_are_the_models_own(client: openai.OpenAI, lm: LanguageModel) -> None:
@@ -105,7 +139,9 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, lm: LanguageModel) -
     [sample] = lm.sample(prompt=PROMPT, max_tokens=8, seed=3, sampler=Sampler(0.5), top=3)
     told = choice.logprobs
     assert told.token_logprobs == pytest.approx(list(sample.log_probs), abs=1e-4)
-    for token, log_prob, top, likeliest in zip(told.tokens, told.token_logprobs, told.top_logprobs, sample.candidates, strict=True):
+    for token, log_prob, top, likeliest in zip(
+        told.tokens, told.token_logprobs, told.top_logprobs, sample.candidates, strict=True
+    ):
         assert top[token] == log_prob
         assert max(top.values()) == pytest.approx(likeliest[0].log_prob, abs=1e-4)
         assert 1 <= len(top) <= 4
@@ -117,13 +153,17 @@ def test_logprobs_are_the_models_own(client: openai.OpenAI, lm: LanguageModel) -
 
 
 @pytest.mark.parametrize("prompt", ["the cat sat", "café €", "the cat "])
-def test_echo_scores_the_prompt_by_the_chain_rule(client: openai.OpenAI, lm: LanguageModel, prompt: str) -> None:
+def test_echo_scores_the_prompt_by_the_chain_rule(
+    client: openai.OpenAI, lm: LanguageModel, prompt: str
+) -> None:
     ids = lm.tokenizer.encode(prompt)
     answer = ask(client, prompt=prompt, max_tokens=0, echo=True, logprobs=1)
     [choice] = answer.choices
     assert answer.usage.prompt_tokens == len(choice.logprobs.tokens)
     assert (choice.text, choice.finish_reason) == (prompt, "length")
-    assert choice.logprobs.token_logprobs == pytest.approx(list(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-4)
+    assert choice.logprobs.token_logprobs == pytest.approx(
+        list(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-4
+    )
     if "€" not in prompt:
         assert "".join(choice.logprobs.tokens) == prompt
     [more] = ask(client, prompt=prompt, max_tokens=4, echo=True, logprobs=1).choices
@@ -131,7 +171,9 @@ def test_echo_scores_the_prompt_by_the_chain_rule(client: openai.OpenAI, lm: Lan
     assert more.text == prompt + ask(client, prompt=prompt, max_tokens=4).choices[0].text
     given = ids[:-1] if prompt.endswith(" ") else ids  # the space belongs to what is written
     assert len(more.logprobs.tokens) == len(given) + 4 or more.finish_reason == "stop"
-    assert more.logprobs.token_logprobs[: len(given)] == pytest.approx(choice.logprobs.token_logprobs[: len(given)], abs=1e-4)
+    assert more.logprobs.token_logprobs[: len(given)] == pytest.approx(
+        choice.logprobs.token_logprobs[: len(given)], abs=1e-4
+    )
 
 
 def test_echo_of_token_ids_scores_these_ids(client: openai.OpenAI, lm: LanguageModel) -> None:
@@ -139,13 +181,17 @@ def test_echo_of_token_ids_scores_these_ids(client: openai.OpenAI, lm: LanguageM
     ids = [lm.tokenizer.encode(letter)[0] for letter in "the cat"]
     [choice] = ask(client, prompt=[ids], max_tokens=1, echo=True, logprobs=1, temperature=0).choices
     assert len(choice.logprobs.tokens) == len(ids) + 1
-    assert choice.logprobs.token_logprobs[:-1] == pytest.approx(list(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-4)
+    assert choice.logprobs.token_logprobs[:-1] == pytest.approx(
+        list(lm.score_tokens(ids, [False] * len(ids), "ar")), abs=1e-4
+    )
     assert choice.logprobs.token_logprobs[-1] == max(choice.logprobs.top_logprobs[-1].values())
 
 
 @pytest.mark.parametrize("suffix", [None, " on the mat"])
 @pytest.mark.parametrize("prompt", ["the cat", "the cat ", "café"])
-def test_a_stream_adds_up_to_the_plain_answer(client: openai.OpenAI, prompt: str, suffix: str | None) -> None:
+def test_a_stream_adds_up_to_the_plain_answer(
+    client: openai.OpenAI, prompt: str, suffix: str | None
+) -> None:
     asked: dict[str, Any] = {"prompt": prompt, "suffix": suffix, "n": 2, "logprobs": 2}
     plain = ask(client, **asked)
     chunks = list(ask(client, **asked, stream=True, stream_options={"include_usage": True}))
@@ -155,9 +201,13 @@ def test_a_stream_adds_up_to_the_plain_answer(client: openai.OpenAI, prompt: str
     for choice in plain.choices:
         parts = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
-        assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
+        assert [part.finish_reason for part in parts if part.finish_reason] == [
+            choice.finish_reason
+        ]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            told = [value for part in parts if part.logprobs for value in getattr(part.logprobs, name)]
+            told = [
+                value for part in parts if part.logprobs for value in getattr(part.logprobs, name)
+            ]
             if name in ("tokens", "text_offset"):
                 assert told == getattr(choice.logprobs, name)
             assert len(told) == len(choice.logprobs.tokens)
@@ -175,7 +225,12 @@ def test_a_stream_repeats_the_prompt_where_echo_is_asked(client: openai.OpenAI) 
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, suffix: str | None) -> None:
     whole = ask(client, suffix=suffix, seed=derived_seed(3, 1)).choices[0].text
     stop = whole[2:4]
-    asked: dict[str, Any] = {"suffix": suffix, "seed": derived_seed(3, 1), "stop": [stop, "never there"], "logprobs": 0}
+    asked: dict[str, Any] = {
+        "suffix": suffix,
+        "seed": derived_seed(3, 1),
+        "stop": [stop, "never there"],
+        "logprobs": 0,
+    }
     [choice] = ask(client, **asked).choices
     assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
     assert "".join(choice.logprobs.tokens).startswith(choice.text)
@@ -218,7 +273,13 @@ def test_mistakes_are_bad_requests(client: openai.OpenAI, asked: dict[str, Any],
 
 
 def test_fields_that_mean_nothing_here_are_ignored(client: openai.OpenAI) -> None:
-    answer = ask(client, user="someone", frequency_penalty=0, logit_bias={}, extra_body={"use_beam_search": False})
+    answer = ask(
+        client,
+        user="someone",
+        frequency_penalty=0,
+        logit_bias={},
+        extra_body={"use_beam_search": False},
+    )
     assert answer.choices[0].text == ask(client).choices[0].text
     assert ask(client, max_tokens=1000).usage.completion_tokens <= 64
     assert ask(client, max_tokens=0).choices[0].text == ""

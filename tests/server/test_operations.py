@@ -19,7 +19,9 @@ def metrics(server: Running) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(server.http.get("/metrics").text):
         for sample in family.samples:
-            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "le")
+            labels = ",".join(
+                f"{name}={value}" for name, value in sorted(sample.labels.items()) if name != "le"
+            )
             found[f"{sample.name}{{{labels}}}"] = sample.value
     return found
 
@@ -59,23 +61,38 @@ def test_logs_are_json_without_texts(server: Running, caplog: pytest.LogCaptureF
     assert not any("secretly" in line for line in lines)
     told: list[dict[str, Any]] = [json.loads(line) for line in lines]
     expected = ["/v1/infill", "/v1/infill", "/v1/score", "/v1/completions", "/infill", "other"]
-    assert Counter(expected) <= Counter(line["path"] for line in told)  # a client that hung up in an earlier test may be told of late
+    # a client that hung up in an earlier test may be told of late
+    assert Counter(expected) <= Counter(line["path"] for line in told)
     answered = next(line for line in told if line["path"] == "/v1/infill" and line["status"] == 200)
-    assert {"time", "level", "event", "id", "method", "status", "ms", "queued_ms", "completion_tokens"} <= set(answered)
+    assert {
+        "time",
+        "level",
+        "event",
+        "id",
+        "method",
+        "status",
+        "ms",
+        "queued_ms",
+        "completion_tokens",
+    } <= set(answered)
 
 
 def test_an_exception_is_logged_without_its_message() -> None:
     try:
         raise RuntimeError(SECRET)
     except RuntimeError as error:
-        record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), (type(error), error, error.__traceback__))
+        record = logging.LogRecord(
+            "x", logging.ERROR, "", 0, "failed", (), (type(error), error, error.__traceback__)
+        )
     line = logs.Lines().format(record)
     assert "secretly" not in line
     assert json.loads(line)["error"] == "RuntimeError"
     assert __file__ in line
 
 
-def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError(SECRET)
 
@@ -89,7 +106,16 @@ def test_a_mistake_of_ours_is_a_500_and_the_server_goes_on(server: Running, monk
 
 def test_the_api_is_described(server: Running) -> None:
     document = server.http.get("/openapi.json").json()
-    paths = {"/v1/infill", "/v1/score", "/v1/tokenize", "/v1/completions", "/infill", "/v1/fim/completions", "/v1/models", "/health"}
+    paths = {
+        "/v1/infill",
+        "/v1/score",
+        "/v1/tokenize",
+        "/v1/completions",
+        "/infill",
+        "/v1/fim/completions",
+        "/v1/models",
+        "/health",
+    }
     assert paths <= set(document["paths"])
     page = server.http.get("/docs")
     assert all(path in page.text for path in paths)
@@ -99,7 +125,10 @@ def test_the_api_is_described(server: Running) -> None:
 
 
 def test_every_answer_has_an_id(server: Running) -> None:
-    ids = {server.http.get(path).headers["x-request-id"] for path in ("/health", "/nothing", "/v1/models")}
+    ids = {
+        server.http.get(path).headers["x-request-id"]
+        for path in ("/health", "/nothing", "/v1/models")
+    }
     assert len(ids) == 3
 
 
@@ -110,7 +139,12 @@ def test_a_slip_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "does not exist" in capsys.readouterr().err
     assert main(["serve", "stories", "--weights", "int4"]) == 2
     assert "weights is 'int4'; allowed: float32, bfloat16, int8" in capsys.readouterr().err
-    for option, value in (("drain", "inf"), ("drain", "nan"), ("timeout", "inf"), ("timeout", "nan")):
+    for option, value in (
+        ("drain", "inf"),
+        ("drain", "nan"),
+        ("timeout", "inf"),
+        ("timeout", "nan"),
+    ):
         assert main(["serve", "stories", f"--{option}", value]) == 2
         told = capsys.readouterr().err
         assert f"{option} is {value}; it must be more than 0 seconds" in told
@@ -125,7 +159,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
         raise ValueError("no such weights")
 
     server = Server(load, "none", Settings(port=0))
-    runner = threading.Thread(target=server.run, daemon=True)  # a browser's tests leave an event loop running in this thread
+    # a browser's tests leave an event loop running in this thread
+    runner = threading.Thread(target=server.run, daemon=True)
     runner.start()
     runner.join(60)
     assert not runner.is_alive()

@@ -1,4 +1,6 @@
-"""What takes longer: requests made up by schemathesis, lm-eval's own client, and many clients at once."""
+"""What takes longer: requests made up by schemathesis, lm-eval's own client, and
+many clients at once.
+"""
 
 import json
 import os
@@ -23,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["positive", "negative"])
 def test_no_request_breaks_the_server(kind: str) -> None:
-    """Every endpoint: what its description allows, and what it does not. Never a 5xx, and errors in the protocol's shape."""
+    """Every endpoint: what its description allows, and what it does not.
+
+    Never a 5xx, and errors in the protocol's shape.
+    """
     import schemathesis
 
     lm = make()
@@ -41,10 +46,23 @@ def test_no_request_breaks_the_server(kind: str) -> None:
             if response.status_code >= 400:
                 assert shaped(case.operation.path, response.json())
 
-        bounded = settings(max_examples=120, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        bounded = settings(
+            max_examples=120,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
         for operation in operations:
-            if kind == "positive" or operation.path in GOOD:  # the others ask for nothing that could be wrong
-                bounded(given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(kind)))(check))()
+            # the others ask for nothing that could be wrong
+            if kind == "positive" or operation.path in GOOD:
+                bounded(
+                    given(
+                        case=operation.as_strategy(
+                            generation_mode=schemathesis.GenerationMode(kind)
+                        )
+                    )(check)
+                )()
         assert 400 in seen
         for path, asked in GOOD.items():
             there.good(path, asked)
@@ -86,22 +104,52 @@ def test_lm_eval_reads_the_chain_rule(tmp_path: Path) -> None:
         {"before": "once upon a", "choices": [" time", " mat"], "answer": 1},
         {"before": "a dog and", "choices": [" a cat", " the", " €"], "answer": 2},
     ]
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in docs), encoding="utf-8")
-    (tmp_path / "tiny.yaml").write_text(TASK.replace("FILE", str(tmp_path / "docs.jsonl")), encoding="utf-8")
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "OPENAI_API_KEY": "none"}
+    (tmp_path / "docs.jsonl").write_text(
+        "".join(json.dumps(doc) + "\n" for doc in docs), encoding="utf-8"
+    )
+    (tmp_path / "tiny.yaml").write_text(
+        TASK.replace("FILE", str(tmp_path / "docs.jsonl")), encoding="utf-8"
+    )
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "home"),
+        "OPENAI_API_KEY": "none",
+    }
     with running(lambda: lm) as there:
-        command = [sys.executable, "-c", EVALUATE, f"{there.url}/v1/completions", str(folder), str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **offline}, timeout=300, check=False)
+        command = [
+            sys.executable,
+            "-c",
+            EVALUATE,
+            f"{there.url}/v1/completions",
+            str(folder),
+            str(tmp_path),
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **offline},
+            timeout=300,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))[6:])
+    result = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))[6:]
+    )
     right = 0
     for sample in result["samples"]:
         doc, sums = sample["doc"], []
         for choice, (told, greedy) in zip(doc["choices"], sample["resps"], strict=True):
-            before, whole = lm.tokenizer.encode(doc["before"]), lm.tokenizer.encode(doc["before"] + choice)
+            before, whole = (
+                lm.tokenizer.encode(doc["before"]),
+                lm.tokenizer.encode(doc["before"] + choice),
+            )
             nothing = [False] * len(whole)
             scores = lm.score_tokens(whole, nothing, "ar")[len(before) :]
-            likeliest = [top[0].token_id for top in lm.top_tokens(whole, nothing, 1, "ar")][len(before) :]
+            likeliest = [top[0].token_id for top in lm.top_tokens(whole, nothing, 1, "ar")][
+                len(before) :
+            ]
             assert float(told) == pytest.approx(sum(scores), abs=1e-4)
             assert (greedy in (True, "True")) == (likeliest == whole[len(before) :])
             sums.append(sum(scores))
@@ -111,10 +159,26 @@ def test_lm_eval_reads_the_chain_rule(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_many_clients_get_what_the_library_gives(tmp_path: Path) -> None:
-    """A short load run. It ends with code 1 if an answer differs that is no tie, at any error, or if rows stay taken."""
+    """A short load run.
+
+    It ends with code 1 if an answer differs that is no tie, at any error, or if rows stay taken.
+    """
     folder = save_model(tmp_path / "tiny", train_bpe(WORDS, 300), max_length=128, n_layer=7)
-    command = [sys.executable, "-m", "benchmarks.load", str(folder), "--minutes", "0.6", "--pool", "60", "--most", "200"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.load",
+        str(folder),
+        "--minutes",
+        "0.6",
+        "--pool",
+        "60",
+        "--most",
+        "200",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert "errors: none; rows still held: 0" in done.stdout
     assert "64 clients" in done.stdout

@@ -28,7 +28,19 @@ LONG: dict[str, dict[str, Any]] = {  # of a slow model: more than a second
 def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
     """The whole command, in a process of its own."""
     folder = save_model(tmp_path / "letters", train_bpe(WORDS, 300), max_length=128, n_layer=7)
-    command = [sys.executable, "-m", "tracformer", "serve", str(folder), "--port", "0", "--drain", "30", "--weights", "int8"]
+    command = [
+        sys.executable,
+        "-m",
+        "tracformer",
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--drain",
+        "30",
+        "--weights",
+        "int8",
+    ]
     environment = {**os.environ, "TRACFORMER_API_KEY": "sesame", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
@@ -44,7 +56,13 @@ def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
         def ask() -> None:
             asked = {"text": "the [[100]] cat", "stream": True}
             headers = {"Authorization": "Bearer sesame"}
-            with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/infill", json=asked, headers=headers, timeout=60) as response:
+            with httpx.stream(
+                "POST",
+                f"http://127.0.0.1:{port}/v1/infill",
+                json=asked,
+                headers=headers,
+                timeout=60,
+            ) as response:
                 for part in response.iter_text():
                     answer.append(part)
                     heard.set()
@@ -63,10 +81,18 @@ def test_sigterm_lets_requests_finish(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hurried", [False, True], ids=["the time is over", "a second SIGINT"])
-def test_what_is_left_is_told_that_the_server_stops(hurried: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_is_told_that_the_server_stops(
+    hurried: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     lm = make(kind=Slow)
-    with running(lambda: lm, rows=3, drain=60 if hurried else 0.2) as there, ThreadPoolExecutor(8) as threads:
-        answers = {path: threads.submit(httpx.post, there.url + path, json=asked, timeout=60) for path, asked in LONG.items()}
+    with (
+        running(lambda: lm, rows=3, drain=60 if hurried else 0.2) as there,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        answers = {
+            path: threads.submit(httpx.post, there.url + path, json=asked, timeout=60)
+            for path, asked in LONG.items()
+        }
         until(lambda: (there.desk.gate.running, there.desk.gate.waiting) == (3, 1))
         there.server.should_exit = True
         if hurried:
@@ -83,7 +109,10 @@ def test_a_stream_that_is_not_finished_ends_with_an_error() -> None:
     lm = make(kind=Slow)
     told: list[str] = []
     asked = {**LONG["/v1/infill"], "stream": True}
-    with running(lambda: lm, drain=0.2) as there, httpx.stream("POST", f"{there.url}/v1/infill", json=asked, timeout=60) as response:
+    with (
+        running(lambda: lm, drain=0.2) as there,
+        httpx.stream("POST", f"{there.url}/v1/infill", json=asked, timeout=60) as response,
+    ):
         for part in response.iter_text():
             told.append(part)
             there.server.should_exit = True

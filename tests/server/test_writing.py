@@ -1,10 +1,18 @@
-"""What is written behind a prompt: what of it may be told already, how it stands beside the prompt, which lengths are weighed."""
+"""What is written behind a prompt: what of it may be told already, how it stands beside the prompt,
+which lengths are weighed.
+"""
 
 from collections.abc import Callable
 
 import pytest
 
-from tests.generation.texts import llama_tokenizer, make, metaspace_tokenizer, t5_tokenizer, wordpiece_tokenizer
+from tests.generation.texts import (
+    llama_tokenizer,
+    make,
+    metaspace_tokenizer,
+    t5_tokenizer,
+    wordpiece_tokenizer,
+)
 from tracformer.data import Tokenizer
 from tracformer.generation.samplers import Sampler
 from tracformer.server.completion import LENGTHS, Growing, Wish, length_prior, write_on
@@ -19,7 +27,11 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
         told.append(growing.release()[0])
     assert told == ["a", "", "", "xy", "ba", "", "", "", ""]
     growing.finish()
-    assert (growing.text, growing.stopped, growing.release(finished=True)) == ("axyba", "xyz", ("", []))
+    assert (growing.text, growing.stopped, growing.release(finished=True)) == (
+        "axyba",
+        "xyz",
+        ("", []),
+    )
 
 
 def test_half_a_character_is_held_back() -> None:
@@ -43,11 +55,20 @@ def test_the_lengths_that_are_weighed_stand_for_all(low: int, high: int) -> None
     assert min(prior.values()) > 0
 
 
-@pytest.mark.parametrize("maker", [metaspace_tokenizer, llama_tokenizer, t5_tokenizer, wordpiece_tokenizer])
-def test_words_stand_apart_from_the_prompt_as_the_tokeniser_spells_both(maker: Callable[[], Tokenizer]) -> None:
+@pytest.mark.parametrize(
+    "maker", [metaspace_tokenizer, llama_tokenizer, t5_tokenizer, wordpiece_tokenizer]
+)
+def test_words_stand_apart_from_the_prompt_as_the_tokeniser_spells_both(
+    maker: Callable[[], Tokenizer],
+) -> None:
     lm = make(maker())
     only = Sampler(allowed=(lm.tokenizer.encode("cat")[0],))
-    for prompt, text in (("the", " cat cat"), ("the ", "cat cat"), ("", "cat cat"), (tuple(lm.tokenizer.encode("the")), " cat cat")):
+    for prompt, text in (
+        ("the", " cat cat"),
+        ("the ", "cat cat"),
+        ("", "cat cat"),
+        (tuple(lm.tokenizer.encode("the")), " cat cat"),
+    ):
         for suffix in ("", " the"):
             told: list[str] = []
             wish = Wish(prompt, suffix, least=2, most=2, sampler=only)

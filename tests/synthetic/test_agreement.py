@@ -18,5 +18,11 @@ def test_broken_agreement_is_seen() -> None:
         if far in words:
             last = len(words) - 1 - words[::-1].index(far)
             swapped = {"she": "he", "he": "she", "her": "him", "him": "her"}.get(far)
-            other = swapped or next(w for group in (agreement.COLOURS, agreement.THINGS) if far in group for w in group if w != far)
+            other = swapped or next(
+                w
+                for group in (agreement.COLOURS, agreement.THINGS)
+                if far in group
+                for w in group
+                if w != far
+            )
             assert not agreement.follows_the_rules([*words[:last], other, *words[last + 1 :]])

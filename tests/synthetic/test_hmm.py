@@ -39,9 +39,15 @@ def test_conditionals_by_brute_force(chain: HiddenMarkov, given: tuple[int, ...]
     context = np.zeros(tokens.shape, dtype=bool)
     context[:, list(given)] = True
     joint = brute_force(chain, tokens)
-    same = (tokens[:, None, :] == tokens[None])[..., list(given)].all(-1) if given else np.ones((len(tokens),) * 2, dtype=bool)
+    same = (
+        (tokens[:, None, :] == tokens[None])[..., list(given)].all(-1)
+        if given
+        else np.ones((len(tokens),) * 2, dtype=bool)
+    )
     conditional = joint / (same * joint).sum(1)
-    np.testing.assert_allclose(np.exp(chain.log_conditional(tokens, context)), conditional, rtol=1e-10)
+    np.testing.assert_allclose(
+        np.exp(chain.log_conditional(tokens, context)), conditional, rtol=1e-10
+    )
     marginals = chain.marginals(tokens, context)
     for t in set(range(LENGTH)) - set(given):
         for symbol in range(SYMBOLS):

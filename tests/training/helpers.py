@@ -56,7 +56,12 @@ def environment() -> dict[str, str]:
 
 def train(data: Path, run: Path, *words: str, ranks: int = 1, code: int = 0) -> str:
     done = subprocess.run(
-        command(data, run, *words, ranks=ranks), capture_output=True, text=True, env=environment(), timeout=300, check=False
+        command(data, run, *words, ranks=ranks),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -71,5 +76,7 @@ def weights_of(run: Path) -> bytes:
 
 
 def newest_state(run: Path) -> dict[str, object]:
-    newest = max(entry for entry in (run / "checkpoints").iterdir() if entry.name.startswith("step-"))
+    newest = max(
+        entry for entry in (run / "checkpoints").iterdir() if entry.name.startswith("step-")
+    )
     return json.loads((newest / "state.json").read_text())

@@ -1,4 +1,6 @@
-"""Micro-batches hold like modes and like lengths; what the batch asks does not depend on how it is cut."""
+"""Micro-batches hold like modes and like lengths; what the batch asks does not
+depend on how it is cut.
+"""
 
 from collections import Counter
 
@@ -24,15 +26,28 @@ class Uneven:
 
 
 def stream(micro_batch: int) -> Stream:
-    return Stream(Uneven(), Questioner(parse_objective("all-modes"), 0), 32, micro_batch, 0, Ranks(0, 1, torch.device("cpu")))  # type: ignore[arg-type]
+    return Stream(
+        Uneven(),
+        Questioner(parse_objective("all-modes"), 0),
+        32,
+        micro_batch,
+        0,
+        Ranks(0, 1, torch.device("cpu")),
+    )  # type: ignore[arg-type]
 
 
 def asked(groups: list[Group]) -> Counter[tuple[str, tuple[int, ...], tuple[bool, ...]]]:
     """Every sequence with its question, wherever it stands."""
     found: Counter[tuple[str, tuple[int, ...], tuple[bool, ...]]] = Counter()
     for group in groups:
-        lengths = [group.tokens.shape[1]] * len(group.tokens) if group.lengths is None else group.lengths.tolist()
-        for tokens, context, length in zip(group.tokens.tolist(), group.context.tolist(), lengths, strict=True):
+        lengths = (
+            [group.tokens.shape[1]] * len(group.tokens)
+            if group.lengths is None
+            else group.lengths.tolist()
+        )
+        for tokens, context, length in zip(
+            group.tokens.tolist(), group.context.tolist(), lengths, strict=True
+        ):
             found[group.mode, tuple(tokens[:length]), tuple(context[:length])] += 1
     return found
 

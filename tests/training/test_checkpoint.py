@@ -9,7 +9,9 @@ from tracformer.training import checkpoint as ckpt
 TENSORS = {"a": torch.randn(7, 3), "b": torch.arange(5.0), "c": torch.randn(2, 2, 2)}
 
 
-def write(folder: Path, step: int, tensors: dict[str, torch.Tensor] = TENSORS, world: int = 1) -> Path:
+def write(
+    folder: Path, step: int, tensors: dict[str, torch.Tensor] = TENSORS, world: int = 1
+) -> Path:
     writer = ckpt.Writer(folder, step)
     writer.begin()
     for rank in range(world):
@@ -24,7 +26,9 @@ def write(folder: Path, step: int, tensors: dict[str, torch.Tensor] = TENSORS, w
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
-def test_whatever_number_of_ranks_wrote_it_any_number_can_read_it(tmp_path: Path, world: int) -> None:
+def test_whatever_number_of_ranks_wrote_it_any_number_can_read_it(
+    tmp_path: Path, world: int
+) -> None:
     reader = ckpt.Reader(write(tmp_path, 3, world=world))
     assert reader.state["step"] == 3
     for name, tensor in TENSORS.items():
@@ -67,8 +71,12 @@ def damage_no_manifest(path: Path) -> str:
     return "has no manifest.json"
 
 
-@pytest.mark.parametrize("damage", [damage_flip, damage_cut, damage_missing, damage_manifest, damage_no_manifest])
-def test_damage_is_named_and_the_one_before_is_used(tmp_path: Path, damage: "type[damage_flip]") -> None:
+@pytest.mark.parametrize(
+    "damage", [damage_flip, damage_cut, damage_missing, damage_manifest, damage_no_manifest]
+)
+def test_damage_is_named_and_the_one_before_is_used(
+    tmp_path: Path, damage: "type[damage_flip]"
+) -> None:
     older, newer = write(tmp_path, 10), write(tmp_path, 20)
     told = damage(newer)
     found, skipped = ckpt.newest_whole(tmp_path)
@@ -109,7 +117,11 @@ def test_prune_counts_whole_ones_alone(tmp_path: Path) -> None:
     damage_flip(tmp_path / "step-00000040")
     damage_cut(tmp_path / "step-00000020")
     ckpt.prune(tmp_path, keep=2)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000030", "step-00000040", "step-00000050"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "step-00000030",
+        "step-00000040",
+        "step-00000050",
+    ]
 
 
 def test_prune_leaves_what_was_just_written(tmp_path: Path) -> None:
@@ -117,7 +129,11 @@ def test_prune_leaves_what_was_just_written(tmp_path: Path) -> None:
         write(tmp_path, step)
     written = write(tmp_path, 5)
     ckpt.prune(tmp_path, keep=2, written=written)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000005", "step-00000020", "step-00000030"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "step-00000005",
+        "step-00000020",
+        "step-00000030",
+    ]
     damage_flip(tmp_path / "step-00000020")
     damage_flip(tmp_path / "step-00000030")
     ckpt.prune(tmp_path, keep=2, written=written)

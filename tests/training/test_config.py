@@ -2,12 +2,23 @@ import re
 
 import pytest
 
-from tracformer.training.train_config import TrainConfig, from_dict, load_config, preset_names, read_preset
+from tracformer.training.train_config import (
+    TrainConfig,
+    from_dict,
+    load_config,
+    preset_names,
+    read_preset,
+)
 
 
 def test_defaults_are_the_papers() -> None:
     optimizer = TrainConfig().optimizer
-    assert (optimizer.lr, optimizer.final_lr, optimizer.beta1, optimizer.beta2) == (6e-4, pytest.approx(6e-5), 0.9, 0.95)
+    assert (optimizer.lr, optimizer.final_lr, optimizer.beta1, optimizer.beta2) == (
+        6e-4,
+        pytest.approx(6e-5),
+        0.9,
+        0.95,
+    )
     assert (optimizer.weight_decay, optimizer.clip) == (0.1, 1.0)
 
 
@@ -19,13 +30,25 @@ def test_presets_are_valid_and_round_trip(name: str) -> None:
 
 
 def test_the_papers_runs() -> None:
-    assert {f"{data}-{mode}" for data in ("wikitext103", "lambada", "1bw") for mode in ("car", "ac")} <= set(preset_names())
+    assert {
+        f"{data}-{mode}" for data in ("wikitext103", "lambada", "1bw") for mode in ("car", "ac")
+    } <= set(preset_names())
     small = load_config([], "wikitext103-car")
-    assert (small.steps, small.batch, small.length, small.optimizer.warmup) == (30000, 256, 1024, 1000)
-    assert (small.model_config(50257).n_max, small.model_config(50257).dropout, small.model_config(50257).modes) == (16, 0.1, ("car",))
+    assert (small.steps, small.batch, small.length, small.optimizer.warmup) == (
+        30000,
+        256,
+        1024,
+        1000,
+    )
+    assert (
+        small.model_config(50257).n_max,
+        small.model_config(50257).dropout,
+        small.model_config(50257).modes,
+    ) == (16, 0.1, ("car",))
     large = load_config([], "openwebtext-mixed")
     assert (large.steps, large.batch, large.optimizer.warmup) == (600000, 480, 2000)
-    assert large.steps * large.batch * large.length == pytest.approx(295e9, rel=0.01)  # Table 3's trained tokens
+    # Table 3's trained tokens
+    assert large.steps * large.batch * large.length == pytest.approx(295e9, rel=0.01)
     assert (large.model_config(50257).n_max, large.model_config(50257).dropout) == (32, 0.0)
 
 
@@ -46,7 +69,8 @@ def test_words_change_a_preset() -> None:
     assert (config.steps, config.optimizer.lr, config.compile) == (7, 1e-3, True)
     assert (config.data.source, config.data.validation) == ("my=file.txt", "0.10: held.txt")
     assert config.run == "runs/1"
-    assert (config.model["d_model"], config.model["init_std"]) == (96, 0.04)  # YAML reads 4e-2 as a string
+    # YAML reads 4e-2 as a string
+    assert (config.model["d_model"], config.model["init_std"]) == (96, 0.04)
     assert config.model["preset"] == read_preset("tiny")["model"]["preset"]
 
 
@@ -60,8 +84,14 @@ def test_words_change_a_preset() -> None:
         ("steps=many", "steps is 'many'; it must be of type int"),
         ("steps=-1", "steps is -1"),
         ("compile=7", "compile is 7; it must be of type bool"),
-        ("optimizer.schedule=linear", "optimizer.schedule is 'linear'; it must be one of cosine, wsd"),
-        ("optimizer.decay=0.2", "optimizer.decay is 0.2; it must be left out unless optimizer.schedule is wsd"),
+        (
+            "optimizer.schedule=linear",
+            "optimizer.schedule is 'linear'; it must be one of cosine, wsd",
+        ),
+        (
+            "optimizer.decay=0.2",
+            "optimizer.decay is 0.2; it must be left out unless optimizer.schedule is wsd",
+        ),
         ("optimizer.lr=inf", "optimizer.lr is inf; it must be a positive number"),
         ("model.vocab_size=3", "model.vocab_size is 3; the tokeniser decides it"),
         ("optimizer.lr=fast", "optimizer.lr is 'fast'; it must be of type float"),
@@ -72,7 +102,10 @@ def test_words_change_a_preset() -> None:
         ("model.preset=huge", "model.preset is 'huge'"),
         ("model.dropout=much", "model.dropout is 'much'; it must be of type float"),
         ("model.n_layer=2.5", "model.n_layer is 2.5; it must be of type int"),
-        ("model={family: mdlm, time_conditioning: perhaps}", "model.time_conditioning is 'perhaps'; it must be of type bool"),
+        (
+            "model={family: mdlm, time_conditioning: perhaps}",
+            "model.time_conditioning is 'perhaps'; it must be of type bool",
+        ),
         ("steps", "'steps' is not of the form key=value"),
         ("eval_contexts=[middle", "eval_contexts=[middle is not YAML at line 1, column 8"),
         ("precision=int3", "precision is 'int3'"),
@@ -81,9 +114,15 @@ def test_words_change_a_preset() -> None:
         ("eval_contexts=3", "eval_contexts is 3; it must be a list"),
         ("model.preset=[a]", "model.preset is ['a']; it must be of type str"),
         ("optimizer.weight_decay=inf", "optimizer.weight_decay is inf; it must be zero or more"),
-        ("optimizer.matrix_lr=0.02", "optimizer.matrix_lr is 0.02; it must be left out unless optimizer.name is muon"),
+        (
+            "optimizer.matrix_lr=0.02",
+            "optimizer.matrix_lr is 0.02; it must be left out unless optimizer.name is muon",
+        ),
         ("optimizer.momentum=0.9", "optimizer.momentum is 0.9; it must be left out"),
-        ("data.validation=0.7", "validation is '0.7'; it must be a fraction from 0 to 0.5 to hold back, or a file"),
+        (
+            "data.validation=0.7",
+            "validation is '0.7'; it must be a fraction from 0 to 0.5 to hold back, or a file",
+        ),
         ("data.validation=", "validation is ''; it must be a fraction"),
     ],
 )
@@ -92,27 +131,43 @@ def test_bad_words(word: str, message: str) -> None:
         load_config([word])
 
 
-@pytest.mark.parametrize("contexts", ["[0.1,0.4]&[0.6,0.9]", "[0.25,0.75]", "0.5*[0.25,0.75]+0.5*uniform"])
+@pytest.mark.parametrize(
+    "contexts", ["[0.1,0.4]&[0.6,0.9]", "[0.25,0.75]", "0.5*[0.25,0.75]+0.5*uniform"]
+)
 def test_ranges_are_written_as_they_are_named(contexts: str) -> None:
     assert load_config([f"contexts={contexts}"]).contexts == contexts
     assert load_config([f'contexts="{contexts}"']).contexts == contexts
 
 
 def test_a_key_is_given_once() -> None:
-    with pytest.raises(ValueError, match=r"steps is given twice, as 'steps=3' and 'steps=4'; give it once$"):
+    with pytest.raises(
+        ValueError, match=r"steps is given twice, as 'steps=3' and 'steps=4'; give it once$"
+    ):
         load_config(["steps=3", "batch=4", "steps=4"])
     for second in ("data=b.txt", "data.source=b.txt"):
-        with pytest.raises(ValueError, match=r"data\.source is given twice, .* write a glob, or `tracformer prepare A B --out FOLDER`"):
+        with pytest.raises(
+            ValueError,
+            match=r"data\.source is given twice, .* write a glob, or `tracformer prepare A B --out FOLDER`",
+        ):
             load_config(["data=a.txt", second])
-    assert load_config(["batch=7", "model.d_model=48"], "tiny").batch == 7  # what a preset says may change
+    # what a preset says may change
+    assert load_config(["batch=7", "model.d_model=48"], "tiny").batch == 7
 
 
 def test_muon() -> None:
     config = load_config(["optimizer.name=muon", "optimizer.lr=1e-3"])
-    assert (config.optimizer.rate_of_matrices, config.optimizer.momentum, config.optimizer.nesterov) == (1e-3, 0.95, True)
+    assert (
+        config.optimizer.rate_of_matrices,
+        config.optimizer.momentum,
+        config.optimizer.nesterov,
+    ) == (1e-3, 0.95, True)
     assert from_dict(config.to_dict()) == config
-    assert load_config(["optimizer.name=muon", "optimizer.matrix_lr=0.02"]).optimizer.matrix_lr == 0.02
-    with pytest.raises(ValueError, match=r"optimizer\.matrix_lr is 0\.0; it must be a positive number"):
+    assert (
+        load_config(["optimizer.name=muon", "optimizer.matrix_lr=0.02"]).optimizer.matrix_lr == 0.02
+    )
+    with pytest.raises(
+        ValueError, match=r"optimizer\.matrix_lr is 0\.0; it must be a positive number"
+    ):
         load_config(["optimizer.name=muon", "optimizer.matrix_lr=0"])
 
 

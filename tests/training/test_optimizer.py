@@ -29,7 +29,10 @@ def test_constant_then_linear_decay() -> None:
     falls = [before - after for before, after in pairwise(rates[50:])]
     assert falls == pytest.approx([1 / 50] * 49)
     assert rates[-1] == pytest.approx(1 / 50)  # the step after it would be at final_lr, which is 0
-    assert learning_rate(99, 100, OptimizerConfig(lr=1.0, final_lr=0.5, warmup=0, schedule="wsd")) > 0.5
+    assert (
+        learning_rate(99, 100, OptimizerConfig(lr=1.0, final_lr=0.5, warmup=0, schedule="wsd"))
+        > 0.5
+    )
 
 
 def test_every_group_follows_the_schedule() -> None:
@@ -44,13 +47,17 @@ def test_every_group_follows_the_schedule() -> None:
 
 def test_decay_on_matrices_only() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    decayed, free = build_optimizer(model.parameters(), OptimizerConfig(weight_decay=0.3), fused=False).param_groups
+    decayed, free = build_optimizer(
+        model.parameters(), OptimizerConfig(weight_decay=0.3), fused=False
+    ).param_groups
     assert [p.shape for p in decayed["params"]] == [(4, 3)]
     assert (decayed["weight_decay"], free["weight_decay"], len(free["params"])) == (0.3, 0.0, 3)
 
 
 def optimizer_of(model: Tracformer, **changes: float | str) -> Optimizer:
-    return build_optimizer(model.parameters(), OptimizerConfig(**changes), fused=True, matrices=hidden_matrices(model))
+    return build_optimizer(
+        model.parameters(), OptimizerConfig(**changes), fused=True, matrices=hidden_matrices(model)
+    )
 
 
 def take_steps(model: Tracformer, optimizer: Optimizer, steps: range) -> None:
@@ -88,7 +95,12 @@ def test_muon_takes_the_matrices_of_the_layers_and_nothing_else() -> None:
     assert matrices == {n for p, n in names.items() if p.dim() == 2} - {"embedding.weight"}
     kept = optimizer_of(model, name="muon").tensor_names(names)
     expected = {f"momentum_buffer.{n}" for n in matrices}
-    expected |= {f"{moment}.{n}" for n in names.values() if n not in matrices for moment in ("exp_avg", "exp_avg_sq")}
+    expected |= {
+        f"{moment}.{n}"
+        for n in names.values()
+        if n not in matrices
+        for moment in ("exp_avg", "exp_avg_sq")
+    }
     assert len(kept) == len(expected)
     assert set(kept) == expected
 
@@ -133,7 +145,9 @@ def test_muon_steps_follow_the_schedule_at_the_height_of_matrix_lr() -> None:
 
 
 def test_a_muon_step_is_nearly_orthogonal_and_of_adamws_size() -> None:
-    """Singular values of the step, over lr and 0.2 sqrt(max(rows, columns)), lie near one, as Newton-Schulz leaves them."""
+    """Singular values of the step, over lr and 0.2 sqrt(max(rows, columns)), lie near one, as
+    Newton-Schulz leaves them.
+    """
     model = small_model(d_model=16)
     weight = model.decoder[0].feedforward.up.weight
     before = weight.detach().clone()
@@ -145,5 +159,7 @@ def test_a_muon_step_is_nearly_orthogonal_and_of_adamws_size() -> None:
 
 
 def test_a_model_without_matrices_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"optimizer\.name is 'muon', but the model has no linear maps"):
+    with pytest.raises(
+        ValueError, match=r"optimizer\.name is 'muon', but the model has no linear maps"
+    ):
         build_optimizer(nn.LayerNorm(3).parameters(), OptimizerConfig(name="muon"), fused=False)

@@ -1,4 +1,6 @@
-"""Two processes on gloo give the curve of one with the same global batch, and a run may go on with another number of ranks."""
+"""Two processes on gloo give the curve of one with the same global batch, and a run may go on with
+another number of ranks.
+"""
 
 import shutil
 from pathlib import Path
@@ -27,17 +29,28 @@ def forget_step_8(run: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_follow_one(data: Path, alone: list[float], tmp_path: Path, parallel: str) -> None:
+def test_two_ranks_follow_one(
+    data: Path, alone: list[float], tmp_path: Path, parallel: str
+) -> None:
     run = tmp_path / "run"
     train(data, run, *WORDS, f"parallel={parallel}", ranks=2)
     assert losses(run) == pytest.approx(alone, rel=1e-4)
-    assert not [path for path in (run / "checkpoints").rglob("*") if path.is_file() and path.suffix not in (".json", ".safetensors")]
+    assert not [
+        path
+        for path in (run / "checkpoints").rglob("*")
+        if path.is_file() and path.suffix not in (".json", ".safetensors")
+    ]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 2), ("fsdp", 2), ("fsdp", 3)])
-def test_muon_on_several_ranks_follows_one(data: Path, tmp_path: Path, parallel: str, ranks: int) -> None:
-    """Three ranks cut the matrices unevenly. Muon rounds to bfloat16 inside, so the curves agree to fewer digits."""
+def test_muon_on_several_ranks_follows_one(
+    data: Path, tmp_path: Path, parallel: str, ranks: int
+) -> None:
+    """Three ranks cut the matrices unevenly.
+
+    Muon rounds to bfloat16 inside, so the curves agree to fewer digits.
+    """
     alone, run = tmp_path / "alone", tmp_path / "run"
     words = [*WORDS, "optimizer.name=muon"]
     train(data, alone, *words)

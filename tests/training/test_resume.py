@@ -25,14 +25,20 @@ def random_text(path: Path, seed: int = 0, size: int = 3000) -> Path:
 
 
 def evaluations(run: Path) -> list[tuple[int, float]]:
-    return [(record["step"], record["car empty"]) for record in read_log(run / "log.jsonl") if record["kind"] == "eval"]
+    return [
+        (record["step"], record["car empty"])
+        for record in read_log(run / "log.jsonl")
+        if record["kind"] == "eval"
+    ]
 
 
 def test_other_data_of_the_same_name_and_size_are_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first, second = (random_text(tmp_path / f"fold{i}" / "train.txt", seed=i) for i in (1, 2))
     start(config(first, run, "steps=2"))
-    with pytest.raises(ValueError, match=r"was prepared from other data than .*fold2/train\.txt; use another run"):
+    with pytest.raises(
+        ValueError, match=r"was prepared from other data than .*fold2/train\.txt; use another run"
+    ):
         start(config(second, run, "steps=4"))
     assert start(config(first, run, "steps=4")).finished
 
@@ -67,13 +73,21 @@ def test_damaged_checkpoints_alone_are_no_new_start(tmp_path: Path) -> None:
     for path in (run / "checkpoints").glob("*/weights-*.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole, .* use another run=FOLDER .*, or remove .*checkpoints"):
+    with pytest.raises(
+        ValueError,
+        match=r"no checkpoint in .* is whole, .* use another run=FOLDER .*, or remove .*checkpoints",
+    ):
         start(config(data, run, "steps=6", "save_every=2"))
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_a_failing_validation_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, words = random_text(tmp_path / "my.txt"), ("steps=6", "eval_every=2", "save_every=2", "objective=car", "eval_contexts=empty")
+def test_a_failing_validation_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, words = (
+        random_text(tmp_path / "my.txt"),
+        ("steps=6", "eval_every=2", "save_every=2", "objective=car", "eval_contexts=empty"),
+    )
     start(config(data, tmp_path / "whole", *words))
 
     def failing(*_: object) -> float:
@@ -101,7 +115,9 @@ def test_a_validation_cut_short_is_repeated_and_told_once(tmp_path: Path) -> Non
     assert [step for step, _ in evaluations(run)] == [2, 4]
 
 
-def test_the_best_is_remembered_and_validated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_is_remembered_and_validated_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
     words = ("steps=6", "eval_every=2", "save_every=2", "objective=car", "eval_contexts=empty")
     perplexities = iter([5.0, 3.0, 4.0, 2.0])
@@ -116,13 +132,19 @@ def test_the_best_is_remembered_and_validated_once(tmp_path: Path, monkeypatch: 
     assert (run / "best" / "model.safetensors").read_bytes() == weights_of(run)
 
 
-@pytest.mark.parametrize("word", ["seed=7", "batch=2", "contexts=empty", "optimizer.lr=0.02", "ema=0.9", "data.rows=records"])
+@pytest.mark.parametrize(
+    "word",
+    ["seed=7", "batch=2", "contexts=empty", "optimizer.lr=0.02", "ema=0.9", "data.rows=records"],
+)
 def test_another_recipe_is_refused_unless_asked_for(tmp_path: Path, word: str) -> None:
     data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
     start(config(data, run, "steps=4", "until=2"))
     told = (run / "train.json").read_text()
     key, value = word.split("=")
-    with pytest.raises(ValueError, match=rf"is at step 2 with another recipe: {key} was .* and is now .*{value[:3]}.*changes=take"):
+    with pytest.raises(
+        ValueError,
+        match=rf"is at step 2 with another recipe: {key} was .* and is now .*{value[:3]}.*changes=take",
+    ):
         start(config(data, run, "steps=4", word))
     assert (run / "train.json").read_text() == told
     assert start(config(data, run, "steps=4", word, "changes=take")).finished
@@ -135,4 +157,6 @@ def test_a_finished_run_is_not_that_of_another_seed(tmp_path: Path) -> None:
     start(config(data, run, "steps=2"))
     with pytest.raises(ValueError, match="seed was 0 and is now 1"):
         start(config(data, run, "steps=2", "seed=1"))
-    assert start(config(data, run, "steps=3", "precision=float32", "micro_batch=1", "keep=3")).finished
+    assert start(
+        config(data, run, "steps=3", "precision=float32", "micro_batch=1", "keep=3")
+    ).finished

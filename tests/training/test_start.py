@@ -23,48 +23,88 @@ def test_a_grown_vocabulary_keeps_what_was_learnt() -> None:
     tokens, context = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[True, False, True, False]])
     moved = torch.tensor([0, 1, 3, 5])
     expected = old(tokens, context)
-    torch.testing.assert_close(new(moved[tokens], context)[..., moved], expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        new(moved[tokens], context)[..., moved], expected, atol=1e-12, rtol=0
+    )
 
 
-def test_fine_tuning_with_a_grown_alphabet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fine_tuning_with_a_grown_alphabet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, more = tmp_path / "run", tmp_path / "more"
     for letters, name in (("ab", "first"), ("abc", "second")):
         (tmp_path / f"{name}.txt").write_text("".join(random.Random(0).choices(letters, k=2000)))
     words = [*SMALL, "steps=2", "data.tokenizer=char"]
     start(load_config([f"data={tmp_path / 'first.txt'}", f"run={run}", *words]))
-    start(load_config([f"data={tmp_path / 'second.txt'}", f"run={more}", f"init={run / 'model'}", *words]))
-    assert "vocabulary grown from 3 to 4 tokens" in capsys.readouterr().out  # two letters and end of text; three
+    start(
+        load_config(
+            [f"data={tmp_path / 'second.txt'}", f"run={more}", f"init={run / 'model'}", *words]
+        )
+    )
+    # two letters and end of text; three
+    assert "vocabulary grown from 3 to 4 tokens" in capsys.readouterr().out
     old, new = (Tracformer.from_pretrained(folder / "model") for folder in (run, more))
     distance = (old.embedding.weight[[0, 1, 2, 3]] - new.embedding.weight[[0, 1, 3, 4]]).abs().max()
-    assert distance < 0.05  # a, b, end of text and mask found their rows; two steps moved them a little
+    # a, b, end of text and mask found their rows; two steps moved them a little
+    assert distance < 0.05
 
 
-def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
     run = tmp_path / "run"
     start(load_config([f"data={tmp_path / 'my.txt'}", f"run={run}", *SMALL, "steps=1"]))
-    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'more'}", "steps=1", "batch=2", "eval_sequences=1"]
+    words = [
+        f"data={tmp_path / 'my.txt'}",
+        f"run={tmp_path / 'more'}",
+        "steps=1",
+        "batch=2",
+        "eval_sequences=1",
+    ]
     for changes, told in (
         (["model.d_model=64"], "model.d_model is 64, but init=.* fixes it at 32; leave it out"),
         (["model.family=bart"], "model.family is 'bart', but init=.* fixes it at 'tracformer'"),
-        (["model.backbone=dit", "model.family=mdlm"], "model.family is 'mdlm', but init=.* fixes it at 'tracformer'"),
+        (
+            ["model.backbone=dit", "model.family=mdlm"],
+            "model.family is 'mdlm', but init=.* fixes it at 'tracformer'",
+        ),
     ):
         with pytest.raises(ValueError, match=told):
             start(load_config([*words, f"init={run}", *changes]))
-    assert start(load_config([*words, f"init={run}"])).finished  # a run's folder, as `tracformer.load` takes it
+    # a run's folder, as `tracformer.load` takes it
+    assert start(load_config([*words, f"init={run}"])).finished
     assert f"starting from {run / 'best'}" in capsys.readouterr().out
     words[1] = f"run={tmp_path / 'modes'}"
-    assert start(load_config([*words, f"init={run}", "objective=car", "model.modes=[car]"])).finished
+    assert start(
+        load_config([*words, f"init={run}", "objective=car", "model.modes=[car]"])
+    ).finished
 
 
-def test_fine_tuning_another_system_needs_no_word_about_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fine_tuning_another_system_needs_no_word_about_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its objective is its family's."""
     (tmp_path / "my.txt").write_text("some text " * 300)
-    small = ["model.max_length=32", "model.n_layer=1", "model.n_head=2", "model.d_model=16", "model.d_condition=8"]
-    words = [f"data={tmp_path / 'my.txt'}", "data.tokenizer=byte", "steps=1", "batch=2", "eval_sequences=1"]
+    small = [
+        "model.max_length=32",
+        "model.n_layer=1",
+        "model.n_head=2",
+        "model.d_model=16",
+        "model.d_condition=8",
+    ]
+    words = [
+        f"data={tmp_path / 'my.txt'}",
+        "data.tokenizer=byte",
+        "steps=1",
+        "batch=2",
+        "eval_sequences=1",
+    ]
     start(load_config([*words, f"run={tmp_path / 'mdlm'}", "model.family=mdlm", *small]))
     capsys.readouterr()
-    assert start(load_config([*words, f"run={tmp_path / 'more'}", f"init={tmp_path / 'mdlm'}"])).finished
+    assert start(
+        load_config([*words, f"run={tmp_path / 'more'}", f"init={tmp_path / 'mdlm'}"])
+    ).finished
     assert "model: mdlm" in (told := capsys.readouterr().out)
     assert "objective denoise" in told
 
@@ -86,22 +126,48 @@ def test_run_folders_are_named_after_the_data(tmp_path: Path) -> None:
         assert default_run(load_config([f"data={source}"])) == run
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warm_up_longer_than_the_run_is_cut_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
-    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *small("steps=10", "optimizer.warmup=10", "until=1")]
+    words = [
+        f"data={tmp_path / 'my.txt'}",
+        f"run={tmp_path / 'run'}",
+        *small("steps=10", "optimizer.warmup=10", "until=1"),
+    ]
     start(load_config(words))
-    assert "optimizer.warmup is 10, and there are 10 steps: warming up over 1 of them" in capsys.readouterr().out
+    assert (
+        "optimizer.warmup is 10, and there are 10 steps: warming up over 1 of them"
+        in capsys.readouterr().out
+    )
 
 
 def test_ranges_and_a_record_of_one_token(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("<|endoftext|>".join(["some text to read", "x"] * 20))
-    words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *small("steps=3", "eval_contexts=['[0.1,0.2]&[0.6,0.7]']")]
-    assert start(load_config([*words, "data.rows=records", "contexts=[0.1,0.2]&[0.6,0.7]", "data.tokenizer=byte"])).finished
+    words = [
+        f"data={tmp_path / 'my.txt'}",
+        f"run={tmp_path / 'run'}",
+        *small("steps=3", "eval_contexts=['[0.1,0.2]&[0.6,0.7]']"),
+    ]
+    assert start(
+        load_config(
+            [*words, "data.rows=records", "contexts=[0.1,0.2]&[0.6,0.7]", "data.tokenizer=byte"]
+        )
+    ).finished
 
 
-def test_an_aligned_tokeniser_reads_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "my.fasta").write_text("".join(f">r{i}\nMK-V.LA{'ACDEF'[i % 5]}\n" for i in range(80)))
-    words = [f"data={tmp_path / 'my.fasta'}", f"run={tmp_path / 'run'}", "data.rows=records", "data.tokenizer=protein-aligned"]
+def test_an_aligned_tokeniser_reads_gaps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my.fasta").write_text(
+        "".join(f">r{i}\nMK-V.LA{'ACDEF'[i % 5]}\n" for i in range(80))
+    )
+    words = [
+        f"data={tmp_path / 'my.fasta'}",
+        f"run={tmp_path / 'run'}",
+        "data.rows=records",
+        "data.tokenizer=protein-aligned",
+    ]
     start(load_config([*words, *small("steps=2", "until=1")]))
     data = PreparedData.open(tmp_path / "run" / "data")
     assert data.tokenizer.decode(data.split("train").document(0)[:-1]).startswith("MK-V-LA")
@@ -116,7 +182,11 @@ def test_defaults_are_valid() -> None:
 def test_words_stay_under_the_preset_that_fits_the_data(tmp_path: Path) -> None:
     """Also a word that repeats a default: 6e-4 was asked for, though the preset says otherwise."""
     (tmp_path / "a.txt").write_text("some text " * 300)
-    words = [f"data={tmp_path / 'a.txt'}", f"run={tmp_path / 'run'}", *small("steps=1", "optimizer.lr=6e-4")]
+    words = [
+        f"data={tmp_path / 'a.txt'}",
+        f"run={tmp_path / 'run'}",
+        *small("steps=1", "optimizer.lr=6e-4"),
+    ]
     start(load_config(words), lambda name: load_config(words, name))
     assert json.loads((tmp_path / "run" / "train.json").read_text())["optimizer"]["lr"] == 6e-4
 
@@ -131,9 +201,14 @@ def test_a_file_to_validate_on(tmp_path: Path) -> None:
     assert data.tokenizer.decode(data.split("validation").document(0)[:-1]) == "other text " * 10
     assert data.manifest.splits["train"].bytes == 3000
     assert any(record["kind"] == "eval" for record in read_log(tmp_path / "run" / "log.jsonl"))
-    with pytest.raises(ValueError, match=r"was prepared from other data than .*my\.txt; use another run"):
+    with pytest.raises(
+        ValueError, match=r"was prepared from other data than .*my\.txt; use another run"
+    ):
         start(load_config(words))
-    with pytest.raises(ValueError, match=r"data\.validation is .*held\.txt', but the splits of .* were made when it was prepared"):
+    with pytest.raises(
+        ValueError,
+        match=r"data\.validation is .*held\.txt', but the splits of .* were made when it was prepared",
+    ):
         start(load_config([f"data={tmp_path / 'run' / 'data'}", *words[1:], held]))
 
 
@@ -141,8 +216,12 @@ def test_a_fraction_to_validate_on(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
     words = [f"data={tmp_path / 'my.txt'}", f"run={tmp_path / 'run'}", *SMALL, "steps=1"]
     start(load_config([*words, "data.validation=0.25"]))
-    assert PreparedData.open(tmp_path / "run" / "data").manifest.splits["validation"].bytes == pytest.approx(750, abs=20)
-    with pytest.raises(ValueError, match=r"holds back 0\.25 of the data, and data\.validation is now 0\.05"):
+    assert PreparedData.open(tmp_path / "run" / "data").manifest.splits[
+        "validation"
+    ].bytes == pytest.approx(750, abs=20)
+    with pytest.raises(
+        ValueError, match=r"holds back 0\.25 of the data, and data\.validation is now 0\.05"
+    ):
         start(load_config(words))
 
 
@@ -167,7 +246,9 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_curves_of_runs_of_one_name_and_of_changing_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_of_runs_of_one_name_and_of_changing_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from matplotlib.axes import Axes
 
     runs = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
@@ -186,15 +267,26 @@ def test_curves_of_runs_of_one_name_and_of_changing_validation(tmp_path: Path, m
 
     monkeypatch.setattr(Axes, "plot", noted)
     plot_runs(runs, tmp_path / "curves.png")
-    assert drawn == [f"{run}{part}" for run in runs for part in ("", ": car middle", ": car uniform")]
+    assert drawn == [
+        f"{run}{part}" for run in runs for part in ("", ": car middle", ": car uniform")
+    ]
 
 
-def test_muon_resumes_bit_identical_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_resumes_bit_identical_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my.txt").write_text("".join(random.Random(0).choices("abcd ", k=3000)))
     prepare(tmp_path / "data", tmp_path / "my.txt", "byte", quiet=True)
 
     def config(run: str, name: str = "muon") -> TrainConfig:
-        words = [f"data={tmp_path / 'data'}", f"run={tmp_path / run}", *SMALL, "steps=6", "save_every=2", f"optimizer.name={name}"]
+        words = [
+            f"data={tmp_path / 'data'}",
+            f"run={tmp_path / run}",
+            *SMALL,
+            "steps=6",
+            "save_every=2",
+            f"optimizer.name={name}",
+        ]
         return load_config(words)
 
     start(config("whole"))
@@ -215,5 +307,8 @@ def test_muon_resumes_bit_identical_after_a_crash(tmp_path: Path, monkeypatch: p
     assert start(config("crashed")).finished
     assert weights_of(tmp_path / "crashed") == weights_of(tmp_path / "whole")
     assert losses(tmp_path / "crashed") == losses(tmp_path / "whole")
-    with pytest.raises(ValueError, match=r"was trained with optimizer\.name=muon, and adamw cannot go on from its state"):
+    with pytest.raises(
+        ValueError,
+        match=r"was trained with optimizer\.name=muon, and adamw cannot go on from its state",
+    ):
         start(config("crashed", "adamw"))

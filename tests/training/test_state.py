@@ -12,7 +12,9 @@ from tracformer.training.train_config import OptimizerConfig
 def state_of(ema: float) -> State:
     model = small_model()
     optimizer = build_optimizer(model.parameters(), OptimizerConfig(), fused=False)
-    return State(model, optimizer, Ranks(0, 1, torch.device("cpu")), sharded=False, ema=ema, data="")
+    return State(
+        model, optimizer, Ranks(0, 1, torch.device("cpu")), sharded=False, ema=ema, data=""
+    )
 
 
 def advance(state: State, weight: float) -> None:

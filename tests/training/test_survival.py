@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import command, environment, losses, newest_state, story_data, train, weights_of
+from tests.training.helpers import (
+    command,
+    environment,
+    losses,
+    newest_state,
+    story_data,
+    train,
+    weights_of,
+)
 from tracformer.files import held
 from tracformer.model import Tracformer
 
@@ -29,16 +37,24 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_at_random(data: Path, run: Path, rng: random.Random) -> tuple[bool, bool]:
-    """Start, wait for progress, then SIGKILL at a random moment. Was it still running, and was a save under way?"""
+    """Start, wait for progress, then SIGKILL at a random moment.
+
+    Was it still running, and was a save under way?
+    """
     process = subprocess.Popen(
         command(data, run, f"steps={STEPS}", "save_every=1", "ema=0.9"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment(),
     )
-    before = {entry.name for entry in (run / "checkpoints").glob("step-*")} if run.exists() else set()
+    before = (
+        {entry.name for entry in (run / "checkpoints").glob("step-*")} if run.exists() else set()
+    )
     for _ in range(600):
-        if process.poll() is not None or {entry.name for entry in (run / "checkpoints").glob("step-*")} - before:
+        if (
+            process.poll() is not None
+            or {entry.name for entry in (run / "checkpoints").glob("step-*")} - before
+        ):
             break
         time.sleep(0.05)
     time.sleep(rng.random() * 0.4)
@@ -64,14 +80,20 @@ def check_kills(data: Path, undisturbed: Path, run: Path, kills: int) -> tuple[i
     return met, inside
 
 
-def test_killed_three_times_ends_bit_identical(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_killed_three_times_ends_bit_identical(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     met, _ = check_kills(data, undisturbed, tmp_path / "run", kills=3)
     assert met > 0
 
 
 @pytest.mark.soak
-def test_killed_twenty_times_ends_bit_identical(data: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """A run is short, so the twenty moments are spread over several runs; some must fall inside a save."""
+def test_killed_twenty_times_ends_bit_identical(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    """A run is short, so the twenty moments are spread over several runs; some must
+    fall inside a save.
+    """
     met, inside = 0, 0
     for attempt in range(12):
         more_met, more_inside = check_kills(data, undisturbed, tmp_path / f"run{attempt}", kills=5)
@@ -82,14 +104,18 @@ def test_killed_twenty_times_ends_bit_identical(data: Path, undisturbed: Path, t
     assert inside > 0
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     train(data, run, "steps=20", "save_every=10", "optimizer.final_lr=3e-3", "ema=0.9")
     newest = run / "checkpoints" / "step-00000020"
     file = next(newest.glob("optimizer-*.safetensors"))
     file.write_bytes(file.read_bytes()[:-100])
     told = train(data, run, "steps=20", "save_every=10", "optimizer.final_lr=3e-3", "ema=0.9")
-    assert "skipped a damaged checkpoint: step-00000020/optimizer-00000-of-00001.safetensors" in told
+    assert (
+        "skipped a damaged checkpoint: step-00000020/optimizer-00000-of-00001.safetensors" in told
+    )
     assert "step-00000010 (step 10)" in told
     assert len(losses(run)) == 20
 
@@ -98,7 +124,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(data: Path, un
 def test_signals_save_and_leave(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
-        command(data, run, "steps=100000", "save_every=100000"), stdout=subprocess.PIPE, text=True, env=environment()
+        command(data, run, "steps=100000", "save_every=100000"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
     for _ in range(600):
         if (run / "log.jsonl").exists() and len((run / "log.jsonl").read_text().splitlines()) >= 3:
@@ -114,7 +143,16 @@ def test_signals_save_and_leave(data: Path, tmp_path: Path, number: signal.Signa
 
 def test_a_non_finite_loss_stops_before_the_step(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    told = train(data, run, "steps=30", "save_every=5", "optimizer.lr=1e30", "optimizer.warmup=0", "optimizer.clip=1e30", code=1)
+    told = train(
+        data,
+        run,
+        "steps=30",
+        "save_every=5",
+        "optimizer.lr=1e30",
+        "optimizer.warmup=0",
+        "optimizer.clip=1e30",
+        code=1,
+    )
     assert "is not finite" in told
     assert "rows" in told
     step = newest_state(run)["step"]
@@ -123,10 +161,14 @@ def test_a_non_finite_loss_stops_before_the_step(data: Path, tmp_path: Path) -> 
 
 
 def test_a_full_disk_is_a_clear_error(data: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk: the write fails halfway in the same way."""
+    """A limit on the size of files stands for the full disk: the write fails halfway
+    in the same way.
+    """
     run = tmp_path / "run"
     train(data, run, "steps=4", "save_every=2")
-    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()
+    }
     done = subprocess.run(
         command(data, run, "steps=8", "save_every=6"),
         capture_output=True,
@@ -138,7 +180,9 @@ def test_a_full_disk_is_a_clear_error(data: Path, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the checkpoint of step 6 could not be written" in done.stderr
     assert "Traceback" not in done.stderr
-    assert {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()
+    } == before
     train(data, run, "steps=8", "save_every=6")  # with room again, it goes on
     assert newest_state(run)["step"] == 8
 
@@ -172,15 +216,23 @@ def test_a_folder_has_one_run_at_a_time(data: Path, tmp_path: Path) -> None:
 
 
 def test_checkpoints_hold_no_pickle(undisturbed: Path) -> None:
-    files = [path for path in undisturbed.rglob("*") if path.is_file() and "tensorboard" not in path.parts]
+    files = [
+        path
+        for path in undisturbed.rglob("*")
+        if path.is_file() and "tensorboard" not in path.parts
+    ]
     assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors"}
     assert len(list((undisturbed / "checkpoints").iterdir())) == 2
 
 
-def test_fine_tuning_starts_from_the_old_weights(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_fine_tuning_starts_from_the_old_weights(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "tuned"
     told = train(data, run, f"init={undisturbed / 'model'}", "steps=3", "optimizer.lr=1e-5")
     assert "starting from" in told
     assert losses(run)[0] < losses(undisturbed)[0] - 0.5
-    old, new = (Tracformer.from_pretrained(folder / "model").state_dict() for folder in (undisturbed, run))
+    old, new = (
+        Tracformer.from_pretrained(folder / "model").state_dict() for folder in (undisturbed, run)
+    )
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-3

@@ -1,6 +1,7 @@
 """One interface, several implementations, chosen by name.
 
-The sparse attentions: one interface, several implementations; `reference` is the definition, `native` the default.
+The sparse attentions: one interface, several implementations; `reference` is the definition,
+`native` the default.
 """
 
 from collections.abc import Callable
@@ -16,17 +17,23 @@ from tracformer.attention.reference import Reference
 class Attention(Protocol):
     """The two attentions of a Tracformer, over tensors that already carry their rotary angles."""
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
-        """Multi-scope self-attention. q, k, v and the result: (readings * B, T, H, D), each row in its reading order.
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
+        """Multi-scope self-attention. q, k, v and the result: (readings * B, T, H, D), each row in
+        its reading order.
 
-        A query reads the keys at the given distances behind it; `offsets=None` reads all (the full encoder).
+        A query reads the keys at the given distances behind it; `offsets=None` reads all (the full
+        encoder).
         """
         ...
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
-        """Strided cross-attention, prefix and suffix keys in one softmax; zero for a query without keys.
+        """Strided cross-attention, prefix and suffix keys in one softmax; zero for a query without
+        keys.
 
-        q and the result: (N, H, D), one row for each of `layout.rows`; k, v: (readings * B, T, H, D). Stride 1 is the dense decoder.
+        q and the result: (N, H, D), one row for each of `layout.rows`; k, v: (readings * B, T, H,
+        D). Stride 1 is the dense decoder.
         """
         ...
 

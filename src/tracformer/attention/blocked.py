@@ -1,31 +1,40 @@
-"""Causal attention that also returns its logsumexp, and a backward that takes one: the parts from which a joint softmax is merged.
+"""Causal attention that also returns its logsumexp, and a backward that takes one: the parts from
+which a joint softmax is merged.
 
-Attention over the union of disjoint key sets is the average of the parts weighted by exp(lse_part - lse_union). Its gradient is each
-part's own gradient formula with the merged output and the merged logsumexp, since exp(score - lse_union) are the joint weights.
+Attention over the union of disjoint key sets is the average of the parts weighted by exp(lse_part -
+lse_union). Its gradient is each part's own gradient formula with the merged output and the merged
+logsumexp, since exp(score - lse_union) are the joint weights.
 
 Shapes: q, k, v, out (B, H, n, D); lse (B, H, n). No n x n buffer is ever held whole.
 
 Encoder attention in linear time: a sliding window over each residue class.
 
-Keys `step` apart turn one sequence of length T into `step` independent sequences of length n = T / step, in which a query reads the
-`count` nearest keys behind it, itself included. Cut into blocks of c >= count - 1, a block reads itself and the block before: two
-c x c products in place of a T x T one. Keys off the grid (the far end, where the step does not divide the reach) are single
-shifted products that join the same softmax.
+Keys `step` apart turn one sequence of length T into `step` independent sequences of length n = T /
+step, in which a query reads the `count` nearest keys behind it, itself included. Cut into blocks of
+c >= count - 1, a block reads itself and the block before: two c x c products in place of a T x T
+one. Keys off the grid (the far end, where the step does not divide the reach) are single shifted
+products that join the same softmax.
 
-Blocks of all classes lie behind one another in memory, so that a block and its predecessor are one strided view, without a copy.
-A class's first block sees the end of another class there; its weights are masked.
+Blocks of all classes lie behind one another in memory, so that a block and its predecessor are one
+strided view, without a copy. A class's first block sees the end of another class there; its weights
+are masked.
 
 Sequences and heads are taken a few at a time, so that a group's blocks stay in cache at any length.
 
-Decoder attention at cost T^2 / s: causal attention over residue classes, prefix and mirrored suffix in one softmax.
+Decoder attention at cost T^2 / s: causal attention over residue classes, prefix and mirrored suffix
+in one softmax.
 
-Decoder query t reads keys t-1, t-1-s, t-1-2s, ... of the forward reading, and the same of the mirrored one. Put each query on the slot
-of its nearest key, and the keys of slot p are p, p-s, p-2s, ...: plain causal attention within the class p mod s. Classes are extra
-heads: (T, H) seen as (T/s, s*H) is a view, not a copy. Both readings run as one batch and are merged by their logsumexp.
+Decoder query t reads keys t-1, t-1-s, t-1-2s, ... of the forward reading, and the same of the
+mirrored one. Put each query on the slot of its nearest key, and the keys of slot p are p, p-s,
+p-2s, ...: plain causal attention within the class p mod s. Classes are extra
+heads: (T, H) seen as (T/s, s*H) is a view, not a copy. Both readings run as one batch and are
+merged by their logsumexp.
 
-A large batch is taken one head at a time, so that the working buffers stay a fraction of the inputs.
+A large batch is taken one head at a time, so that the working buffers stay a fraction of the
+inputs.
 
-The default: exact, linear in T in the encoder, T^2 / s in the decoder, in plain PyTorch operations on any device.
+The default: exact, linear in T in the encoder, T^2 / s in the decoder, in plain PyTorch operations
+on any device.
 """
 
 from collections.abc import Iterator
@@ -50,7 +59,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plain_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in plain products, a few queries at a time: for devices without an operation of their own here."""
+    """The same in plain products, a few queries at a time: for devices without an
+    operation of their own here.
+    """
     B, H, n, D = q.shape
     q, k, v = (x.reshape(B * H, n, D) for x in (q, k, v))
     chunks = _Chunks(q, k)
@@ -64,10 +75,16 @@ def plain_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     return out.view(B, H, n, D), lse.view(B, H, n)
 
 
-def causal_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; `out` and `lse` may be those of a larger softmax that these keys are part of."""
+def causal_attention_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v; `out` and `lse` may be those of a larger softmax that
+    these keys are part of.
+    """
     if q.device.type == "cpu":
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, q, k, v, out, lse, 0.0, True)
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out, q, k, v, out, lse, 0.0, True
+        )
         return grads[0], grads[1], grads[2]
     return plain_causal_attention_backward(grad_out, q, k, v, out, lse)
 
@@ -94,7 +111,10 @@ def plain_causal_attention_backward(
 
 
 class _Chunks:
-    """Scaled scores of a few queries at a time against every key up to the last of them. q, k: (C, n, D)."""
+    """Scaled scores of a few queries at a time against every key up to the last of them.
+
+    q, k: (C, n, D).
+    """
 
     def __init__(self, q: Tensor, k: Tensor) -> None:
         self.q, self.k = q, k
@@ -112,7 +132,9 @@ class _Chunks:
     def scores(self, start: int, stop: int) -> Tensor:
         """(C, stop - start, stop); -inf above the diagonal."""
         queries, keys = self.q[:, start:stop], self.k[:, :stop]
-        scores = torch.baddbmm(self.nothing, queries, keys.transpose(1, 2), beta=0, alpha=self.scale).to(self.dtype)
+        scores = torch.baddbmm(
+            self.nothing, queries, keys.transpose(1, 2), beta=0, alpha=self.scale
+        ).to(self.dtype)
         scores[:, :, start:] += self.bias[: stop - start, : stop - start]
         return scores
 
@@ -122,7 +144,10 @@ GROUP = 2**19  # elements of q worked on at once
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
-    """softmax(q k' / sqrt(D)) v over the keys that `run` describes. All (B, T, H, D); rows read left to right."""
+    """softmax(q k' / sqrt(D)) v over the keys that `run` describes.
+
+    All (B, T, H, D); rows read left to right.
+    """
     return _WindowAttention.apply(q, k, v, run)
 
 
@@ -166,7 +191,9 @@ class _Blocks:
             into[:, whole * self.step :] = by_class[:, :rest, :, whole]
 
     def with_previous(self, led: Tensor) -> Tensor:
-        """(N + 1, c, D) with a leading block -> (N, keys, D): each block behind its predecessor, a view."""
+        """(N + 1, c, D) with a leading block -> (N, keys, D): each block behind its
+        predecessor, a view.
+        """
         if not self.reads_previous:
             return led[1:]
         c, D = led.shape[1:]
@@ -177,10 +204,14 @@ class _Blocks:
         i = torch.arange(self.c, device=like.device)[:, None]
         j = torch.arange(self.keys, device=like.device) - (self.keys - self.c)
         allowed = (i - j >= 0) & (i - j < self.count)
-        return torch.zeros(self.c, self.keys, dtype=like.dtype, device=like.device).masked_fill_(~allowed, -torch.inf)
+        return torch.zeros(self.c, self.keys, dtype=like.dtype, device=like.device).masked_fill_(
+            ~allowed, -torch.inf
+        )
 
     def add_transposed(self, weights: Tensor, x: Tensor, alpha: float) -> Tensor:
-        """alpha * weights' x, each block's share of its predecessor added there: gradients of keys or values, (N, c, D)."""
+        """alpha * weights' x, each block's share of its predecessor added there: gradients of keys
+        or values, (N, c, D).
+        """
         own = weights[:, :, self.keys - self.c : self.keys].transpose(1, 2)
         total = torch.baddbmm(x, own, x, beta=0, alpha=alpha)
         if self.reads_previous:
@@ -193,7 +224,11 @@ class _WindowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        kept = [tensor for group in _groups(q.shape) for tensor in _window_forward(q[group], k[group], v[group], run, out[group])]
+        kept = [
+            tensor
+            for group in _groups(q.shape)
+            for tensor in _window_forward(q[group], k[group], v[group], run, out[group])
+        ]
         ctx.run = run
         ctx.save_for_backward(*((q, k, v) if run.extra else ()), *kept)
         return out
@@ -203,10 +238,18 @@ class _WindowAttention(torch.autograd.Function):
         split = 3 if ctx.run.extra else 0
         saved = ctx.saved_tensors  # once: recomputation under a checkpoint allows no second look
         inputs, kept = saved[:split], saved[split:]
-        grads = [torch.empty_like(grad_out, memory_format=torch.contiguous_format) for _ in range(3)]
+        grads = [
+            torch.empty_like(grad_out, memory_format=torch.contiguous_format) for _ in range(3)
+        ]
         for i, group in enumerate(_groups(grad_out.shape)):
             blocks = kept[KEPT * i : KEPT * (i + 1)]
-            _window_backward(blocks, [x[group] for x in inputs], ctx.run, grad_out[group], *(grad[group] for grad in grads))
+            _window_backward(
+                blocks,
+                [x[group] for x in inputs],
+                ctx.run,
+                grad_out[group],
+                *(grad[group] for grad in grads),
+            )
         return grads[0], grads[1], grads[2], None
 
 
@@ -228,7 +271,8 @@ def _window_forward(q: Tensor, k: Tensor, v: Tensor, run: Run, out: Tensor) -> t
     cut = _Blocks(q.shape, run)
     scale = q.shape[-1] ** -0.5
     qb, kb, vb = cut.cut(q), cut.cut(k, lead=True), cut.cut(v, lead=True)
-    scores = torch.baddbmm(cut.bias(q), qb, cut.with_previous(kb).transpose(1, 2), alpha=scale)  # (N, c, keys)
+    # (N, c, keys)
+    scores = torch.baddbmm(cut.bias(q), qb, cut.with_previous(kb).transpose(1, 2), alpha=scale)
     if cut.reads_previous:
         scores.view(cut.classes, cut.blocks, cut.c, cut.keys)[:, 0, :, : cut.c] = -torch.inf
     if run.extra:
@@ -247,9 +291,18 @@ def _window_forward(q: Tensor, k: Tensor, v: Tensor, run: Run, out: Tensor) -> t
 
 
 def _window_backward(
-    kept: tuple[Tensor, ...], inputs: list[Tensor], run: Run, grad_out: Tensor, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor
+    kept: tuple[Tensor, ...],
+    inputs: list[Tensor],
+    run: Run,
+    grad_out: Tensor,
+    grad_q: Tensor,
+    grad_k: Tensor,
+    grad_v: Tensor,
 ) -> None:
-    """Writes the three gradients. `inputs` are q, k, v where some keys lie off the grid, else empty."""
+    """Writes the three gradients.
+
+    `inputs` are q, k, v where some keys lie off the grid, else empty.
+    """
     qb, kb, vb, weights = kept
     cut = _Blocks(grad_out.shape, run)
     scale = grad_out.shape[-1] ** -0.5
@@ -262,7 +315,12 @@ def _window_backward(
             extra[:, offset:, :, e] = (grad_out[:, offset:] * v[:, :-offset]).sum(-1)
         grad_weights = torch.cat((grad_weights, cut.cut(extra)), dim=-1)
     grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-    cut.join(torch.baddbmm(qb, grad_scores[:, :, : cut.keys], cut.with_previous(kb), beta=0, alpha=scale), into=grad_q)
+    cut.join(
+        torch.baddbmm(
+            qb, grad_scores[:, :, : cut.keys], cut.with_previous(kb), beta=0, alpha=scale
+        ),
+        into=grad_q,
+    )
     cut.join(cut.add_transposed(grad_scores, qb, scale), into=grad_k)
     cut.join(cut.add_transposed(weights, gb, 1.0), into=grad_v)
     if run.extra:
@@ -281,7 +339,10 @@ ALL_HEADS = 2**22  # elements of k up to which all heads are taken at once
 
 
 def strided_attention(q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
-    """q: (N, H, D); k, v: (readings * B, T, H, D); slots: (readings, N), see `Layout.query_slots`. Returns (N, H, D)."""
+    """q: (N, H, D); k, v: (readings * B, T, H, D); slots: (readings, N), see `Layout.query_slots`.
+
+    Returns (N, H, D).
+    """
     return _StridedAttention.apply(q, k, v, stride, slots)
 
 
@@ -293,7 +354,8 @@ class _Classes:
         self.stride = min(stride, self.T)
         self.n = -(-self.T // self.stride)
         self.padded = self.n * self.stride
-        self.end = self.rows * self.padded  # one spare slot behind the last, for queries without keys
+        # one spare slot behind the last, for queries without keys
+        self.end = self.rows * self.padded
         shifted = slots + slots.div(self.T, rounding_mode="floor") * (self.padded - self.T)
         self.slots = torch.where(slots < 0, self.end, shifted)
         self.empty = slots < 0  # (readings, N)
@@ -309,14 +371,22 @@ class _Classes:
         return x.transpose(1, 2).reshape(self.rows, self.padded, self.H, self.D)[:, : self.T]
 
     def scatter(self, x: Tensor) -> Tensor:
-        """(N, H, ...) -> (rows, s*H, n, ...): each query's value on its slot in every reading, zero elsewhere."""
+        """(N, H, ...) -> (rows, s*H, n, ...): each query's value on its slot in
+        every reading, zero elsewhere.
+        """
         buffer = x.new_zeros(self.end + 1, *x.shape[1:])
         for slots in self.slots:
             buffer.index_copy_(0, slots, x)
-        return buffer[: self.end].view(self.rows, self.n, self.stride * self.H, *x.shape[2:]).transpose(1, 2)
+        return (
+            buffer[: self.end]
+            .view(self.rows, self.n, self.stride * self.H, *x.shape[2:])
+            .transpose(1, 2)
+        )
 
     def gather(self, x: Tensor, reading: int) -> Tensor:
-        """(rows, s*H, n, ...) -> (N, H, ...): what stands on the queries' slots; arbitrary for a query without one."""
+        """(rows, s*H, n, ...) -> (N, H, ...): what stands on the queries' slots; arbitrary for a
+        query without one.
+        """
         flat = x.transpose(1, 2).reshape(self.end, self.H, *x.shape[3:])
         return flat.index_select(0, self.slots[reading].clamp(max=self.end - 1))
 
@@ -326,7 +396,9 @@ class _StridedAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
         for heads in _head_groups(k.shape):
-            out[:, heads], lse[:, heads] = _strided_forward(q[:, heads], k[:, :, heads], v[:, :, heads], stride, slots)
+            out[:, heads], lse[:, heads] = _strided_forward(
+                q[:, heads], k[:, :, heads], v[:, :, heads], stride, slots
+            )
         ctx.stride = stride
         ctx.save_for_backward(q, k, v, out, lse, slots)
         return out
@@ -337,7 +409,14 @@ class _StridedAttention(torch.autograd.Function):
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         for h in _head_groups(k.shape):
             grad_q[:, h], grad_k[:, :, h], grad_v[:, :, h] = _strided_backward(
-                grad_out[:, h], q[:, h], out[:, h], lse[:, h], k[:, :, h], v[:, :, h], ctx.stride, slots
+                grad_out[:, h],
+                q[:, h],
+                out[:, h],
+                lse[:, h],
+                k[:, :, h],
+                v[:, :, h],
+                ctx.stride,
+                slots,
             )
         return grad_q, grad_k, grad_v, None, None
 
@@ -345,10 +424,14 @@ class _StridedAttention(torch.autograd.Function):
 def _head_groups(shape: torch.Size) -> list[slice]:
     """All heads at once, or one by one: only then are residue classes a view."""
     heads = shape[2]
-    return [slice(h, h + 1) for h in range(heads)] if shape.numel() > ALL_HEADS else [slice(0, heads)]
+    return (
+        [slice(h, h + 1) for h in range(heads)] if shape.numel() > ALL_HEADS else [slice(0, heads)]
+    )
 
 
-def _strided_forward(q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+def _strided_forward(
+    q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor
+) -> tuple[Tensor, Tensor]:
     """The output (N, H, D), and its logsumexp (N, H): 0 where a query has no key."""
     classes = _Classes(k, stride, slots)
     out, lse = causal_attention(classes.scatter(q), classes.split(k), classes.split(v))
@@ -364,19 +447,33 @@ def _strided_forward(q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor
 
 
 def _strided_backward(
-    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor
+    grad_out: Tensor,
+    q: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    k: Tensor,
+    v: Tensor,
+    stride: int,
+    slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     classes = _Classes(k, stride, slots)
     # Slots without a query hold zeros everywhere: weight exp(0 - 0) = 1, gradient 0.
     on_slots = [classes.scatter(x) for x in (grad_out, q, out, lse)]
-    grads = causal_attention_backward(on_slots[0], on_slots[1], classes.split(k), classes.split(v), on_slots[2], on_slots[3])
-    parts = [classes.gather(grads[0], r).masked_fill_(empty[:, None, None], 0.0) for r, empty in enumerate(classes.empty)]
+    grads = causal_attention_backward(
+        on_slots[0], on_slots[1], classes.split(k), classes.split(v), on_slots[2], on_slots[3]
+    )
+    parts = [
+        classes.gather(grads[0], r).masked_fill_(empty[:, None, None], 0.0)
+        for r, empty in enumerate(classes.empty)
+    ]
     grad_q = parts[0] if len(parts) == 1 else parts[0].add_(parts[1])
     return grad_q, classes.unsplit(grads[1]), classes.unsplit(grads[2])
 
 
 class Blocked:
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         if offsets is None:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)

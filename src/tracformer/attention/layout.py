@@ -1,8 +1,9 @@
 """How a padded batch is read: forwards, and mirrored for the suffix.
 
-The suffix encoder is the prefix encoder of the mirrored sequence. Mirroring each sequence at its own length keeps padding on the
-right in both readings, where nothing that looks back can see it; so one causal geometry serves both directions and no implementation
-needs a padding mask. Tensors that hold both readings stack them along the batch: rows 0..B-1 forwards, rows B..2B-1 mirrored.
+The suffix encoder is the prefix encoder of the mirrored sequence. Mirroring each sequence at its
+own length keeps padding on the right in both readings, where nothing that looks back can see it; so
+one causal geometry serves both directions and no implementation needs a padding mask. Tensors that
+hold both readings stack them along the batch: rows 0..B-1 forwards, rows B..2B-1 mirrored.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ class Layout:
 
     @cached_property
     def mirror(self) -> Tensor:
-        """(B, T) zero-based position that faces t: length-1-t, and t itself in the padding. Its own inverse."""
+        """(B, T) zero-based position that faces t: length-1-t, and t itself in the padding.
+
+        Its own inverse.
+        """
         t = torch.arange(self.length, device=self.lengths.device)
         last = self.lengths[:, None] - 1
         return torch.where(t <= last, last - t, t)
@@ -38,10 +42,11 @@ class Layout:
 
     @cached_property
     def query_slots(self) -> Tensor:
-        """(readings, N) place of each decoder query among its reading's keys, flat in (readings * B, T).
+        """(readings, N) place of each decoder query among its reading's keys, flat in (readings *
+        B, T).
 
-        A query attends strictly past keys, the nearest at distance 1, so it stands on the slot before its own.
-        A query with nothing before it has no slot: -1.
+        A query attends strictly past keys, the nearest at distance 1, so it stands on the slot
+        before its own. A query with nothing before it has no slot: -1.
         """
         b, t = self.rows // self.length, self.rows % self.length
         slots = [torch.where(t > 0, self.rows - 1, -1)]

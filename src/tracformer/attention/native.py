@@ -1,8 +1,11 @@
-"""The compiled operations with their gradients. Each forward leaves its result and the logsumexp of its scores; weights are recomputed.
+"""The compiled operations with their gradients. Each forward leaves its result and the logsumexp of
+its scores; weights are recomputed.
 
-The same attentions in C++ for the CPU: float32 and float64, forward and backward, without rearranged copies or saved weights.
+The same attentions in C++ for the CPU: float32 and float64, forward and backward, without
+rearranged copies or saved weights.
 
-Other dtypes and devices, and machines without a compiler, are served by `triton`: its kernels on a GPU that has them, else `blocked`.
+Other dtypes and devices, and machines without a compiler, are served by `triton`: its kernels on a
+GPU that has them, else `blocked`.
 """
 
 from typing import Any
@@ -17,14 +20,21 @@ from tracformer.geometry import Run, arithmetic_run
 from tracformer.native import available
 
 
-def strided_attention(q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor) -> Tensor:
-    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,). Returns (N, H, D)."""
+def strided_attention(
+    q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
+) -> Tensor:
+    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,).
+
+    Returns (N, H, D).
+    """
     return _StridedAttention.apply(q, k, v, stride, rows, lengths)
 
 
 class _StridedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
+    ) -> Tensor:
         out, lse = torch.ops.tracformer.strided_forward(q, k, v, rows, lengths, stride)
         ctx.stride = stride
         ctx.save_for_backward(q, k, v, out, lse, rows, lengths)
@@ -54,7 +64,9 @@ class _WindowAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run
-        grads = torch.ops.tracformer.window_backward(grad_out, *ctx.saved_tensors, run.step, run.count, run.extra)
+        grads = torch.ops.tracformer.window_backward(
+            grad_out, *ctx.saved_tensors, run.step, run.count, run.extra
+        )
         return *grads, None
 
 
@@ -62,7 +74,9 @@ class Native:
     def __init__(self) -> None:
         self.otherwise = Triton()
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         if offsets is None or not serves(q, k, v):
             return self.otherwise.encode(q, k, v, offsets, layout)
         return window_attention(q, k, v, arithmetic_run(offsets, layout.length))
@@ -75,5 +89,11 @@ class Native:
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
     on_cpu = q.device.type == k.device.type == v.device.type == "cpu"
-    # Built before the dtype is looked at: under autocast queries and keys come in float32 only where compiled code has turned them.
-    return on_cpu and available() and q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.float64)
+    # Built before the dtype is looked at: under autocast queries and keys come in float32 only
+    # where compiled code has turned them.
+    return (
+        on_cpu
+        and available()
+        and q.dtype == k.dtype == v.dtype
+        and q.dtype in (torch.float32, torch.float64)
+    )

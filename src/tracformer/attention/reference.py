@@ -1,6 +1,8 @@
-"""Dense masks, filled key by key from the geometry: the readable statement that every fast path is tested against.
+"""Dense masks, filled key by key from the geometry: the readable statement that every fast path is
+tested against.
 
-The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for tests and for reading.
+The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for
+tests and for reading.
 """
 
 from functools import lru_cache
@@ -27,7 +29,11 @@ def suffix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
     """(T, T) bool; `offsets=None` is the full encoder, reverse-causal."""
     mask = torch.zeros(length, length, dtype=torch.bool)
     for t in range(1, length + 1):
-        keys = range(t, length + 1) if offsets is None else geometry.suffix_encoder_keys(t, offsets, length)
+        keys = (
+            range(t, length + 1)
+            if offsets is None
+            else geometry.suffix_encoder_keys(t, offsets, length)
+        )
         mask[t - 1, [key - 1 for key in keys]] = True
     return mask
 
@@ -51,18 +57,22 @@ def suffix_decoder_mask(length: int, stride: int) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k' / sqrt(D)) v over the keys that `mask` (B or 1, T, S) allows; zero where it allows none.
+    """softmax(q k' / sqrt(D)) v over the keys that `mask` (B or 1, T, S) allows; zero where it
+    allows none.
 
     q: (B, T, H, D); k, v: (B, S, H, D).
     """
     scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask[:, None], -torch.inf)
-    weights = torch.softmax(scores, dim=-1).masked_fill(~mask[:, None], 0.0)  # an empty row is nan before the fill
+    # an empty row is nan before the fill
+    weights = torch.softmax(scores, dim=-1).masked_fill(~mask[:, None], 0.0)
     return torch.einsum("bhts,bshd->bthd", weights, v)
 
 
 class Reference:
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         B, T = layout.batch, layout.length
         inside = self._inside(layout)
         mask = prefix_encoder_mask(T, offsets).to(q.device) & inside
@@ -76,7 +86,9 @@ class Reference:
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
         B, T = layout.batch, layout.length
-        queries = q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
+        queries = (
+            q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
+        )
         inside = self._inside(layout)
         mask = prefix_decoder_mask(T, stride).to(q.device) & inside
         if layout.readings == 2:

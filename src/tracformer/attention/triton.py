@@ -1,8 +1,9 @@
-"""The same attentions as Triton kernels for GPUs: forward and backward, sums in float32, no T x T buffer, weights recomputed.
+"""The same attentions as Triton kernels for GPUs: forward and backward, sums in float32, no T x T
+buffer, weights recomputed.
 
-Other devices, the full encoder, and machines without the package `triton` are served by `blocked`. Under Triton's interpreter
-(TRITON_INTERPRET=1 from the start of the process) the kernels serve CPU tensors: slow, and how they are compared with the definition
-where there is no GPU.
+Other devices, the full encoder, and machines without the package `triton` are served by `blocked`.
+Under Triton's interpreter (TRITON_INTERPRET=1 from the start of the process) the kernels serve CPU
+tensors: slow, and how they are compared with the definition where there is no GPU.
 """
 
 import os
@@ -23,7 +24,9 @@ class Triton:
     def __init__(self) -> None:
         self.otherwise = Blocked()
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         if offsets is None or not serves(q, k, v):
             return self.otherwise.encode(q, k, v, offsets, layout)
         from tracformer.attention.triton_kernels import window_attention
@@ -44,10 +47,17 @@ def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def usable(device: torch.device) -> bool:
-    """NVIDIA GPUs from compute capability 8.0 on (A100), for which the kernels are known to compile; any device in the interpreter."""
+    """NVIDIA GPUs from compute capability 8.0 on (A100), for which the kernels are known to
+    compile; any device in the interpreter.
+    """
     if os.environ.get("TRITON_INTERPRET") == "1":
         return installed()
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0) and installed()
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+        and installed()
+    )
 
 
 @cache

@@ -1,22 +1,29 @@
-"""What the kernels share: tiles of rows in and out of memory, and one tile's part in a softmax and in its gradient.
+"""What the kernels share: tiles of rows in and out of memory, and one tile's part in a softmax and
+in its gradient.
 
-A tile is BLOCK rows of one head, (BLOCK, BLOCK_D), of a tensor (..., H, D) whose rows lie `pitch` = H * D apart. Products need powers
-of two, at least 16: what BLOCK_D has beyond D is zero. Sums are taken in the dtype WIDE, float32 for the half precisions.
+A tile is BLOCK rows of one head, (BLOCK, BLOCK_D), of a tensor (..., H, D) whose rows lie `pitch` =
+H * D apart. Products need powers of two, at least 16: what BLOCK_D has beyond D is zero. Sums are
+taken in the dtype WIDE, float32 for the half precisions.
 
-The multi-scope encoder's window on a GPU: query t reads keys t, t - step, ..., `count` of them, and a few at single distances.
+The multi-scope encoder's window on a GPU: query t reads keys t, t - step, ..., `count` of them, and
+a few at single distances.
 
-Positions t = c + step * i of one residue class c form a sequence in which query i reads keys i - count < j <= i. A program takes one
-block of one class: of queries in the forward and for dq, of keys for dk and dv, so that every result has one writer and a sum one
-order. Tensors are (rows, T, H, D) and contiguous; lse and delta (rows, T, H); `extra` (extras,) holds the single distances.
+Positions t = c + step * i of one residue class c form a sequence in which query i reads keys i -
+count < j <= i. A program takes one block of one class: of queries in the forward and for dq, of
+keys for dk and dv, so that every result has one writer and a sum one order. Tensors are (rows, T,
+H, D) and contiguous; lse and delta (rows, T, H); `extra` (extras,) holds the single distances.
 
-The strided decoder on a GPU: query t reads keys t-1, t-1-s, ... before it and t+1, t+1+s, ... after it, in one softmax.
+The strided decoder on a GPU: query t reads keys t-1, t-1-s, ... before it and t+1, t+1+s, ... after
+it, in one softmax.
 
-Queries t = c + s * i of one residue class c read the prefix keys c-1 + s * j that lie before them and the suffix keys c+1 + s * j that
-lie after them: the two halves of one row of tiles, whatever the block, so that all programs have the same work. The suffix key
-of text position x is row `length - 1 - x` of the mirrored reading.
+Queries t = c + s * i of one residue class c read the prefix keys c-1 + s * j that lie before them
+and the suffix keys c+1 + s * j that lie after them: the two halves of one row of tiles, whatever
+the block, so that all programs have the same work. The suffix key of text position x is row `length
+- 1 - x` of the mirrored reading.
 
-`place` (B * T,) names the query at a position, -1 for none; a block without queries is left at once. q, out and grad are (N, H, D),
-lse and delta (N, H), k and v (READINGS * B, T, H, D), all contiguous. As in the window, every result has one writer.
+`place` (B * T,) names the query at a position, -1 for none; a block without queries is left at
+once. q, out and grad are (N, H, D), lse and delta (N, H), k and v (READINGS * B, T, H, D), all
+contiguous. As in the window, every result has one writer.
 """
 
 import os
@@ -37,7 +44,9 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def numbered(H, classes, blocks):
-    """This program's (sequence, head, residue class, block of the class): one axis of the grid, the only one without a small limit."""
+    """This program's (sequence, head, residue class, block of the class): one axis of the grid, the
+    only one without a small limit.
+    """
     program = tl.program_id(0)
     block = program % blocks
     residue = (program // blocks) % classes
@@ -49,7 +58,11 @@ def numbered(H, classes, blocks):
 def load_rows(start, rows, present, pitch, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """(BLOCK, BLOCK_D), zero where a row is not `present`."""
     d = tl.arange(0, BLOCK_D)
-    return tl.load(start + rows.to(tl.int64)[:, None] * pitch + d[None, :], mask=present[:, None] & (d < D)[None, :], other=0.0)
+    return tl.load(
+        start + rows.to(tl.int64)[:, None] * pitch + d[None, :],
+        mask=present[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
 
 
 @triton.jit
@@ -76,13 +89,21 @@ def scores(q, k, allowed, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl
 
 @triton.jit
 def begun(BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
-    """A softmax that has seen no key: sum of values, sum of weights, and the highest score, finite so that differences exist."""
-    return tl.zeros((BLOCK, BLOCK_D), WIDE), tl.zeros((BLOCK,), WIDE), tl.full((BLOCK,), -3.0e38, WIDE)
+    """A softmax that has seen no key: sum of values, sum of weights, and the highest score, finite
+    so that differences exist.
+    """
+    return (
+        tl.zeros((BLOCK, BLOCK_D), WIDE),
+        tl.zeros((BLOCK,), WIDE),
+        tl.full((BLOCK,), -3.0e38, WIDE),
+    )
 
 
 @triton.jit
 def join_tile(values, weights, top, s, v, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """The softmax after a tile of keys with scores s (queries, keys): all that was summed before is rescaled to the new highest score."""
+    """The softmax after a tile of keys with scores s (queries, keys): all that was summed before is
+    rescaled to the new highest score.
+    """
     higher = tl.maximum(top, tl.max(s, 1))
     shrink = tl.exp(top - higher)
     p = tl.exp(s - higher[:, None])
@@ -101,15 +122,20 @@ def join_single(values, weights, top, s, v):
 
 @triton.jit
 def finished(values, weights, top):
-    """The mean value of each query and the logsumexp of its scores; both zero for a query without keys."""
+    """The mean value of each query and the logsumexp of its scores; both zero for a
+    query without keys.
+    """
     some = weights > 0
     weights = tl.where(some, weights, 1.0)
     return values / weights[:, None], tl.where(some, top + tl.log(weights), 0.0)
 
 
 @triton.jit
-def slopes(s, grad, v, lse, delta, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Weights p = exp(s - lse) again, and the gradient of the products q k': p (grad v' - delta) / sqrt(D), delta = grad . out.
+def slopes(
+    s, grad, v, lse, delta, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Weights p = exp(s - lse) again, and the gradient of the products q k': p (grad v' - delta) /
+    sqrt(D), delta = grad . out.
 
     s: (queries, keys); grad: (queries, BLOCK_D); v: (keys, BLOCK_D); lse, delta: (queries,).
     """
@@ -120,7 +146,8 @@ def slopes(s, grad, v, lse, delta, SCALE: tl.constexpr, WIDE: tl.constexpr, PREC
 @triton.jit
 def window_forward(
     q, k, v, out, lse, extra, T, H, step, count, blocks, extras,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row, head, c, block = numbered(H, step, blocks)
     first, pitch = row * T * H + head, H * D
@@ -130,7 +157,9 @@ def window_forward(
     t = c + i * step
     query = load_rows(q, t, t < T, pitch, D, BLOCK_D)
     values, weights, top = begun(BLOCK, BLOCK_D, WIDE)
-    for start in range(tl.maximum(block * BLOCK - count + 1, 0), tl.minimum(block * BLOCK + BLOCK, n), BLOCK):
+    for start in range(
+        tl.maximum(block * BLOCK - count + 1, 0), tl.minimum(block * BLOCK + BLOCK, n), BLOCK
+    ):
         j = start + tl.arange(0, BLOCK)
         behind = i[:, None] - j[None, :]
         key = load_rows(k, c + j * step, j < n, pitch, D, BLOCK_D)
@@ -152,12 +181,20 @@ def window_forward(
 @triton.jit
 def window_backward_queries(
     grad, q, k, v, out, lse, delta, grad_q, extra, T, H, step, count, blocks, extras,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = grad . out, which the gradients of keys want too."""
     row, head, c, block = numbered(H, step, blocks)
     first, pitch = row * T * H + head, H * D
-    grad, q, k, v, out, grad_q = grad + first * D, q + first * D, k + first * D, v + first * D, out + first * D, grad_q + first * D
+    grad, q, k, v, out, grad_q = (
+        grad + first * D,
+        q + first * D,
+        k + first * D,
+        v + first * D,
+        out + first * D,
+        grad_q + first * D,
+    )
     n = tl.cdiv(T - c, step)
     i = block * BLOCK + tl.arange(0, BLOCK)
     t = c + i * step
@@ -167,13 +204,24 @@ def window_backward_queries(
     tl.store(delta + first + t * H, inner, mask=t < T)
     logsum = tl.load(lse + first + t * H, mask=t < T, other=0.0)
     total = tl.zeros((BLOCK, BLOCK_D), WIDE)
-    for start in range(tl.maximum(block * BLOCK - count + 1, 0), tl.minimum(block * BLOCK + BLOCK, n), BLOCK):
+    for start in range(
+        tl.maximum(block * BLOCK - count + 1, 0), tl.minimum(block * BLOCK + BLOCK, n), BLOCK
+    ):
         j = start + tl.arange(0, BLOCK)
         behind = i[:, None] - j[None, :]
         key = load_rows(k, c + j * step, j < n, pitch, D, BLOCK_D)
         value = load_rows(v, c + j * step, j < n, pitch, D, BLOCK_D)
         allowed = (behind >= 0) & (behind < count) & (t < T)[:, None]
-        _, ds = slopes(scores(query, key, allowed, SCALE, WIDE, PRECISION), slope, value, logsum, inner, SCALE, WIDE, PRECISION)
+        _, ds = slopes(
+            scores(query, key, allowed, SCALE, WIDE, PRECISION),
+            slope,
+            value,
+            logsum,
+            inner,
+            SCALE,
+            WIDE,
+            PRECISION,
+        )
         total += product(ds, key, WIDE, PRECISION)
     for e in range(extras):
         at = t - tl.load(extra + e)
@@ -189,12 +237,22 @@ def window_backward_queries(
 @triton.jit
 def window_backward_keys(
     grad, q, k, v, lse, delta, grad_k, grad_v, extra, T, H, step, count, blocks, extras,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv: key j is read by the queries j <= i < j + count of its class, and by those at the single distances after it."""
+    """dk and dv: key j is read by the queries j <= i < j + count of its class, and by those at the
+    single distances after it.
+    """
     row, head, c, block = numbered(H, step, blocks)
     first, pitch = row * T * H + head, H * D
-    grad, q, k, v, grad_k, grad_v = grad + first * D, q + first * D, k + first * D, v + first * D, grad_k + first * D, grad_v + first * D
+    grad, q, k, v, grad_k, grad_v = (
+        grad + first * D,
+        q + first * D,
+        k + first * D,
+        v + first * D,
+        grad_k + first * D,
+        grad_v + first * D,
+    )
     lse, delta = lse + first, delta + first
     n = tl.cdiv(T - c, step)
     j = block * BLOCK + tl.arange(0, BLOCK)
@@ -211,7 +269,16 @@ def window_backward_keys(
         logsum = tl.load(lse + at * H, mask=i < n, other=0.0)
         inner = tl.load(delta + at * H, mask=i < n, other=0.0)
         allowed = (behind >= 0) & (behind < count) & (i < n)[:, None]
-        p, ds = slopes(scores(query, key, allowed, SCALE, WIDE, PRECISION), slope, value, logsum, inner, SCALE, WIDE, PRECISION)
+        p, ds = slopes(
+            scores(query, key, allowed, SCALE, WIDE, PRECISION),
+            slope,
+            value,
+            logsum,
+            inner,
+            SCALE,
+            WIDE,
+            PRECISION,
+        )
         total_k += product(tl.trans(ds), query, WIDE, PRECISION)
         total_v += product(tl.trans(p), slope, WIDE, PRECISION)
     for e in range(extras):
@@ -233,7 +300,8 @@ def window_backward_keys(
 def strided_forward(
     q, k, v, out, lse, place, lengths, B, T, H, stride, blocks,
     READINGS: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     b, head, c, block = numbered(H, stride, blocks)
     pitch = H * D
@@ -258,7 +326,14 @@ def strided_forward(
             at = c + 1 + (start + tl.arange(0, BLOCK)) * stride
             key = load_rows(k + suffix, length - 1 - at, at < length, pitch, D, BLOCK_D)
             value = load_rows(v + suffix, length - 1 - at, at < length, pitch, D, BLOCK_D)
-            s = scores(query, key, (at < length)[None, :] & (at[None, :] > t[:, None]), SCALE, WIDE, PRECISION)
+            s = scores(
+                query,
+                key,
+                (at < length)[None, :] & (at[None, :] > t[:, None]),
+                SCALE,
+                WIDE,
+                PRECISION,
+            )
             values, weights, top = join_tile(values, weights, top, s, value, WIDE, PRECISION)
     mean, logsum = finished(values, weights, top)
     store_rows(out + head * D, n, n >= 0, pitch, mean, D, BLOCK_D)
@@ -269,7 +344,8 @@ def strided_forward(
 def strided_backward_queries(
     grad, q, k, v, out, lse, delta, grad_q, place, lengths, B, T, H, stride, blocks,
     READINGS: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq, and delta = grad . out, which the gradients of keys want too."""
     b, head, c, block = numbered(H, stride, blocks)
@@ -281,7 +357,9 @@ def strided_backward_queries(
     asked = n >= 0
     query = load_rows(q + head * D, n, asked, pitch, D, BLOCK_D)
     slope = load_rows(grad + head * D, n, asked, pitch, D, BLOCK_D)
-    inner = tl.sum(slope.to(WIDE) * load_rows(out + head * D, n, asked, pitch, D, BLOCK_D).to(WIDE), 1)
+    inner = tl.sum(
+        slope.to(WIDE) * load_rows(out + head * D, n, asked, pitch, D, BLOCK_D).to(WIDE), 1
+    )
     numbers = n.to(tl.int64) * H + head
     tl.store(delta + numbers, inner, mask=asked)
     logsum = tl.load(lse + numbers, mask=asked, other=0.0)
@@ -313,11 +391,14 @@ def strided_backward_queries(
 @triton.jit
 def strided_backward_keys(
     grad, q, k, v, lse, delta, grad_k, grad_v, place, lengths, B, T, H, stride, blocks,
-    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a reading's slots c-1 + s * j, in the reading's own order: read by its queries c + s * i, i >= j.
+    """dk and dv of a reading's slots c-1 + s * j, in the reading's own order: read by its queries c
+    + s * i, i >= j.
 
-    The classes c = 0 .. s-1 hold each slot once, so that a key that nobody reads is written too: zero.
+    The classes c = 0 .. s-1 hold each slot once, so that a key that nobody reads is written too:
+    zero.
     """
     row, head, c, block = numbered(H, stride, blocks)
     pitch = H * D
@@ -331,7 +412,8 @@ def strided_backward_keys(
     total_k, total_v = tl.zeros((BLOCK, BLOCK_D), WIDE), tl.zeros((BLOCK, BLOCK_D), WIDE)
     for start in range(block * BLOCK, tl.cdiv(tl.maximum(length - c, 0), stride), BLOCK):
         u = c + (start + tl.arange(0, BLOCK)) * stride
-        t = tl.where(row < B, u, length - 1 - u)  # the text position that stands at u in this reading
+        # the text position that stands at u in this reading
+        t = tl.where(row < B, u, length - 1 - u)
         n = tl.load(place + b * T + t, mask=u < length, other=-1)
         asked = n >= 0
         query = load_rows(q + head * D, n, asked, pitch, D, BLOCK_D)
@@ -356,13 +438,20 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
     return _WindowAttention.apply(q, k, v, run)
 
 
-def strided_attention(q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor) -> Tensor:
-    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,). Returns (N, H, D)."""
+def strided_attention(
+    q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
+) -> Tensor:
+    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,).
+
+    Returns (N, H, D).
+    """
     return _StridedAttention.apply(q, k, v, stride, rows, lengths)
 
 
 def tile_options(n: int, D: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What a kernel is compiled for, over classes of n positions: tiles of 16 to 64 rows, where possible within TILE bytes."""
+    """What a kernel is compiled for, over classes of n positions: tiles of 16 to 64 rows, where
+    possible within TILE bytes.
+    """
     block_d = max(16, triton.next_power_of_2(D))
     largest = max(16, min(64, TILE // (block_d * dtype.itemsize)))
     return {
@@ -378,14 +467,16 @@ def tile_options(n: int, D: int, dtype: torch.dtype) -> dict[str, Any]:
 def product_precision() -> str:
     """How float32 products are taken: exactly, unless PyTorch's own setting allows TF32."""
     matmul = torch.backends.cuda.matmul
-    if hasattr(matmul, "fp32_precision"):  # newer versions of PyTorch; the older question may fail there
+    # newer versions of PyTorch; the older question may fail there
+    if hasattr(matmul, "fp32_precision"):
         return "tf32" if matmul.fp32_precision == "tf32" else "ieee"
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @lru_cache(maxsize=256)
 def _distances(extra: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(extra or (0,), dtype=torch.int32, device=device)  # never empty: a kernel wants an address
+    # never empty: a kernel wants an address
+    return torch.tensor(extra or (0,), dtype=torch.int32, device=device)
 
 
 class _WindowAttention(torch.autograd.Function):
@@ -404,8 +495,12 @@ class _WindowAttention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         grad, delta = grad.contiguous(), torch.empty_like(lse)
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
-        _launch_window(window_backward_queries, (grad, q, k, v, out, lse, delta, grad_q), q, ctx.run)
-        _launch_window(window_backward_keys, (grad, q, k, v, lse, delta, grad_k, grad_v), q, ctx.run)
+        _launch_window(
+            window_backward_queries, (grad, q, k, v, out, lse, delta, grad_q), q, ctx.run
+        )
+        _launch_window(
+            window_backward_keys, (grad, q, k, v, lse, delta, grad_k, grad_v), q, ctx.run
+        )
         return grad_q, grad_k, grad_v, None
 
 
@@ -416,18 +511,28 @@ def _launch_window(kernel: Any, tensors: tuple[Tensor, ...], q: Tensor, run: Run
     blocks = -(-n // options["BLOCK"])
     extra = _distances(run.extra, q.device)
     with torch.cuda.device_of(q):
-        kernel[(rows * H * run.step * blocks,)](*tensors, extra, T, H, run.step, run.count, blocks, len(run.extra), **options)
+        kernel[(rows * H * run.step * blocks,)](
+            *tensors, extra, T, H, run.step, run.count, blocks, len(run.extra), **options
+        )
 
 
 class _StridedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
+    ) -> Tensor:
         q, k, v, lengths = (x.contiguous() for x in (q, k, v, lengths))
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
         place = rows.new_full((len(lengths) * k.shape[1],), -1, dtype=torch.int32)
         place[rows] = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
         ctx.stride = stride
-        _launch_strided(strided_forward, (q, k, v, out, lse, place, lengths), k, stride, READINGS=len(k) // len(lengths))
+        _launch_strided(
+            strided_forward,
+            (q, k, v, out, lse, place, lengths),
+            k,
+            stride,
+            READINGS=len(k) // len(lengths),
+        )
         ctx.save_for_backward(q, k, v, out, lse, place, lengths)
         return out
 
@@ -440,12 +545,27 @@ class _StridedAttention(torch.autograd.Function):
         readings = len(k) // len(where[1])
         tensors = (grad, q, k, v, out, lse, delta, grad_q, *where)
         _launch_strided(strided_backward_queries, tensors, k, ctx.stride, READINGS=readings)
-        _launch_strided(strided_backward_keys, (grad, q, k, v, lse, delta, grad_k, grad_v, *where), k, ctx.stride, slots=readings)
+        _launch_strided(
+            strided_backward_keys,
+            (grad, q, k, v, lse, delta, grad_k, grad_v, *where),
+            k,
+            ctx.stride,
+            slots=readings,
+        )
         return grad_q, grad_k, grad_v, None, None, None
 
 
-def _launch_strided(kernel: Any, tensors: tuple[Tensor, ...], k: Tensor, stride: int, slots: int = 0, **constants: int) -> None:
-    """One program a block of queries of a sequence, or with `slots` one a block of slots of each of so many readings."""
+def _launch_strided(
+    kernel: Any,
+    tensors: tuple[Tensor, ...],
+    k: Tensor,
+    stride: int,
+    slots: int = 0,
+    **constants: int,
+) -> None:
+    """One program a block of queries of a sequence, or with `slots` one a block of slots of each of
+    so many readings.
+    """
     T, H, D = k.shape[1:]
     B = len(tensors[-1])
     stride = min(stride, T)  # more classes than positions would be empty
@@ -453,4 +573,6 @@ def _launch_strided(kernel: Any, tensors: tuple[Tensor, ...], k: Tensor, stride:
     options = tile_options(n, D, k.dtype)
     blocks = -(-n // options["BLOCK"])
     with torch.cuda.device_of(k):
-        kernel[((slots or 1) * B * H * stride * blocks,)](*tensors, B, T, H, stride, blocks, **constants, **options)
+        kernel[((slots or 1) * B * H * stride * blocks,)](
+            *tensors, B, T, H, stride, blocks, **constants, **options
+        )

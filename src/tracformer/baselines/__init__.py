@@ -1,9 +1,11 @@
-"""The systems by name. Each is one file with a configuration and a model; it is imported when first asked for.
+"""The systems by name. Each is one file with a configuration and a model; it is imported when first
+asked for.
 
-Whoever adds a system registers it here, or calls `register` from outside: training, generation, evaluation and the command line find it
-by the `model_type` of its configuration.
+Whoever adds a system registers it here, or calls `register` from outside: training, generation,
+evaluation and the command line find it by the `model_type` of its configuration.
 
-The systems that the paper compares with, each one file behind the interface of `tracformer.model.base`.
+The systems that the paper compares with, each one file behind the interface of
+`tracformer.model.base`.
 """
 
 import importlib
@@ -58,7 +60,9 @@ def schema_of(name: str) -> int:
 
 
 def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel":
-    """The model of a folder, of whichever system its `config.json` names, ours or published by others; see `from_pretrained`."""
+    """The model of a folder, of whichever system its `config.json` names, ours or published by
+    others; see `from_pretrained`.
+    """
     from tracformer.baselines import published as dit_checkpoints
     from tracformer.model import storage
 
@@ -67,32 +71,92 @@ def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel
         return published(folder, **options)
     name = document.get("model_type")
     if not isinstance(name, str) or name not in _families:
-        raise ValueError(f"{folder} describes a model of type {name!r}; known: {', '.join(_families)}")
+        raise ValueError(
+            f"{folder} describes a model of type {name!r}; known: {', '.join(_families)}"
+        )
     return find_family(name).model_class.from_pretrained(folder, **options)
 
 
-register(Family("tracformer", "tracformer.model", "Tracformer", "all-modes", "multi-scope encoder pair, cross-attention-only decoder"))
-register(Family("bart", "tracformer.baselines.bart", "Bart", "car", "bidirectional encoder, left-to-right decoder"))
-register(Family("bert", "tracformer.baselines.bert", "Bert", "ac", "bidirectional encoder"))
-register(Family("bert-bidir", "tracformer.baselines.bert", "BertBidir", "ac", "causal and reverse-causal encoder, joined by an MLP"))
 register(
-    Family("bart-modern", "tracformer.baselines.modern", "BartModern", "car", "BART with norms before the branches and rotary positions")
-)
-register(
-    Family("bert-modern", "tracformer.baselines.modern", "BertModern", "ac", "BERT with norms before the branches and rotary positions")
-)
-register(
-    Family("bert-bidir-modern", "tracformer.baselines.modern", "BertBidirModern", "ac", "BERT-bidir that reads its features at t-1 and t+1")
-)
-register(
-    Family("ac-gpt", "tracformer.baselines.given_first", "AcGpt", "car", "causal transformer, given tokens first, then the whole text")
-)
-register(
-    Family("as-arm", "tracformer.baselines.as_arm", "AsArm", "car", "two-stream attention, given tokens first, then targets in any order")
+    Family(
+        "tracformer",
+        "tracformer.model",
+        "Tracformer",
+        "all-modes",
+        "multi-scope encoder pair, cross-attention-only decoder",
+    )
 )
 register(
     Family(
-        "sigma-gpt", "tracformer.baselines.sigma_gpt", "SigmaGpt", "car", "causal transformer over shuffled text with two positions a token"
+        "bart",
+        "tracformer.baselines.bart",
+        "Bart",
+        "car",
+        "bidirectional encoder, left-to-right decoder",
+    )
+)
+register(Family("bert", "tracformer.baselines.bert", "Bert", "ac", "bidirectional encoder"))
+register(
+    Family(
+        "bert-bidir",
+        "tracformer.baselines.bert",
+        "BertBidir",
+        "ac",
+        "causal and reverse-causal encoder, joined by an MLP",
+    )
+)
+register(
+    Family(
+        "bart-modern",
+        "tracformer.baselines.modern",
+        "BartModern",
+        "car",
+        "BART with norms before the branches and rotary positions",
+    )
+)
+register(
+    Family(
+        "bert-modern",
+        "tracformer.baselines.modern",
+        "BertModern",
+        "ac",
+        "BERT with norms before the branches and rotary positions",
+    )
+)
+register(
+    Family(
+        "bert-bidir-modern",
+        "tracformer.baselines.modern",
+        "BertBidirModern",
+        "ac",
+        "BERT-bidir that reads its features at t-1 and t+1",
+    )
+)
+register(
+    Family(
+        "ac-gpt",
+        "tracformer.baselines.given_first",
+        "AcGpt",
+        "car",
+        "causal transformer, given tokens first, then the whole text",
+    )
+)
+register(
+    Family(
+        "as-arm",
+        "tracformer.baselines.as_arm",
+        "AsArm",
+        "car",
+        "two-stream attention, given tokens first, then targets in any order",
+    )
+)
+register(
+    Family(
+        "sigma-gpt",
+        "tracformer.baselines.sigma_gpt",
+        "SigmaGpt",
+        "car",
+        "causal transformer over shuffled text with two positions a token",
     )
 )
 register(
@@ -106,13 +170,65 @@ register(
 )
 register(
     Family(
-        "aligned", "tracformer.baselines.aligned", "Aligned", "all-modes", "two-sided encoder and causal decoder that meet at each position"
+        "aligned",
+        "tracformer.baselines.aligned",
+        "Aligned",
+        "all-modes",
+        "two-sided encoder and causal decoder that meet at each position",
     )
 )
 register(Family("gpt2", "tracformer.baselines.gpt2", "GPT2", "ar", "left to right"))
-register(Family("gpt2-fim", "tracformer.baselines.gpt2", "GPT2Fim", "fim", "left to right over reordered text: fills in the middle"))
-register(Family("sedd", "tracformer.baselines.sedd", "SEDD", "denoise", "masked diffusion by score entropy, on a DiT"))
-register(Family("mdlm", "tracformer.baselines.mdlm", "MDLM", "denoise", "masked diffusion by cross-entropy, on a DiT or a Tracformer"))
-register(Family("d3pm", "tracformer.baselines.sedd", "D3PM", "denoise", "masked diffusion in discrete time, on a DiT"))
-register(Family("plaid", "tracformer.baselines.plaid", "Plaid", "denoise", "Gaussian diffusion on token embeddings, on a DiT"))
-register(Family("frequencies", "tracformer.baselines.frequencies", "Frequencies", "ac", "frequencies of single tokens, whatever is given"))
+register(
+    Family(
+        "gpt2-fim",
+        "tracformer.baselines.gpt2",
+        "GPT2Fim",
+        "fim",
+        "left to right over reordered text: fills in the middle",
+    )
+)
+register(
+    Family(
+        "sedd",
+        "tracformer.baselines.sedd",
+        "SEDD",
+        "denoise",
+        "masked diffusion by score entropy, on a DiT",
+    )
+)
+register(
+    Family(
+        "mdlm",
+        "tracformer.baselines.mdlm",
+        "MDLM",
+        "denoise",
+        "masked diffusion by cross-entropy, on a DiT or a Tracformer",
+    )
+)
+register(
+    Family(
+        "d3pm",
+        "tracformer.baselines.sedd",
+        "D3PM",
+        "denoise",
+        "masked diffusion in discrete time, on a DiT",
+    )
+)
+register(
+    Family(
+        "plaid",
+        "tracformer.baselines.plaid",
+        "Plaid",
+        "denoise",
+        "Gaussian diffusion on token embeddings, on a DiT",
+    )
+)
+register(
+    Family(
+        "frequencies",
+        "tracformer.baselines.frequencies",
+        "Frequencies",
+        "ac",
+        "frequencies of single tokens, whatever is given",
+    )
+)

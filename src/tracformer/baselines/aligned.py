@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask, size_presets, two_sided
+from tracformer.baselines.modern import (
+    ModernConfig,
+    ModernModel,
+    causal_mask,
+    size_presets,
+    two_sided,
+)
 from tracformer.baselines.row_cache import RowCache, compressed
 from tracformer.baselines.transformer import attend, inside_of, pick, shifted_right
 from tracformer.model.base import EXACT, MARGINAL
@@ -67,7 +73,9 @@ class Aligned(ModernModel):
     def start_id(self) -> int:
         return self.config.vocab_size + 1
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         T = tokens.shape[1]
         given = tokens.masked_fill(~context, self.config.mask_id)
         x = self.embed(shifted_right(given if mode == "ac" else tokens, self.start_id))
@@ -78,14 +86,18 @@ class Aligned(ModernModel):
             return attend(q, k, v, mask)
 
         angles = self.angles(torch.arange(T, device=tokens.device))
-        return self.norm(pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked))
+        return self.norm(
+            pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked)
+        )
 
     def features(self, given: Tensor, lengths: Tensor) -> Tensor:
         """Return W LN(e_t) (B, T, d) for ids `given` (B, T), masks in the holes."""
         T = given.shape[1]
         angles = self.angles(torch.arange(T, device=given.device))
         read = two_sided(lengths, T, self.config.neighbours)
-        encoded = run_blocks(self.encoder, self.embed(given), angles, read, recompute=self.recompute)
+        encoded = run_blocks(
+            self.encoder, self.embed(given), angles, read, recompute=self.recompute
+        )
         joined: Tensor = self.join(self.norm_feature(encoded))
         return joined
 
@@ -114,17 +126,25 @@ class AlignedCache(RowCache):
         return length
 
     def row_state(self, rows: int, length: int, weight: Tensor) -> dict[str, Tensor]:
-        return {"feature": weight.new_zeros(rows, length if self.mode == "car" else 0, weight.shape[1])}
+        return {
+            "feature": weight.new_zeros(rows, length if self.mode == "car" else 0, weight.shape[1])
+        }
 
     def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
         if self.mode == "car":
-            given = tokens.masked_fill(~context & inside_of(tokens, lengths), self.model.config.mask_id)
+            given = tokens.masked_fill(
+                ~context & inside_of(tokens, lengths), self.model.config.mask_id
+            )
             self.feature[rows, : tokens.shape[1]] = self.model.features(given, lengths)
 
     def states(self, rows: Tensor, positions: Tensor) -> Tensor:
-        row, t, answers = self.pending(rows, positions, torch.ones_like(self.tokens, dtype=torch.bool))
+        row, t, answers = self.pending(
+            rows, positions, torch.ones_like(self.tokens, dtype=torch.bool)
+        )
         ids = torch.where(t > 0, self.tokens[row, (t - 1).clamp(min=0)], self.model.start_id)
-        x = self.model.embed(ids) + (self.feature[row, t] if self.mode == "car" else self.model.nothing())
+        x = self.model.embed(ids) + (
+            self.feature[row, t] if self.mode == "car" else self.model.nothing()
+        )
         index, present = compressed(torch.arange(self.length, device=t.device) <= t[:, None])
         flat = row * self.slots + t
 

@@ -55,7 +55,11 @@ class AnyOrderConfig(ModernConfig):
         """In a random order every target is first at times, and then answered from what is given
         alone.
         """
-        return modes | {"ac"} if values.get("order", cls.order) == "random" and "car" in modes else modes
+        return (
+            modes | {"ac"}
+            if values.get("order", cls.order) == "random" and "car" in modes
+            else modes
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,9 @@ class AsArmConfig(AnyOrderConfig):
 def draw_ranks(targets: Tensor, random: bool) -> Tensor:
     """Return (B, T) ranks of the positions: text order, or random. Given tokens precede targets."""
     text = torch.arange(targets.shape[1], device=targets.device).expand(targets.shape)
-    return torch.rand(targets.shape, device=targets.device).argsort(1).argsort(1) if random else text
+    return (
+        torch.rand(targets.shape, device=targets.device).argsort(1).argsort(1) if random else text
+    )
 
 
 def packed_by_rank(targets: Tensor, ranks: Tensor) -> Tensor:
@@ -81,7 +87,9 @@ def packed_by_rank(targets: Tensor, ranks: Tensor) -> Tensor:
     rows with fewer targets end with other positions.
     """
     T = targets.shape[1]
-    return ranks.masked_fill(~targets, T).argsort(dim=1, stable=True)[:, : int(targets.sum(1).max())]
+    return ranks.masked_fill(~targets, T).argsort(dim=1, stable=True)[
+        :, : int(targets.sum(1).max())
+    ]
 
 
 class AsArm(ModernModel):
@@ -97,13 +105,17 @@ class AsArm(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         targets = ~context & inside_of(tokens, lengths)
         random = self.training and self.config.order == "random" and mode == "car"
         ranks = draw_ranks(targets, random)
         return self.in_order(tokens, context, lengths, asked, None if mode == "ac" else ranks)
 
-    def in_order(self, tokens: Tensor, context: Tensor, lengths: Tensor, asked: Tensor, ranks: Tensor | None) -> Tensor:
+    def in_order(
+        self, tokens: Tensor, context: Tensor, lengths: Tensor, asked: Tensor, ranks: Tensor | None
+    ) -> Tensor:
         """Return final query states (N, d) of the asked targets, each reading the given tokens and
         the targets of lower rank.
 
@@ -119,7 +131,9 @@ class AsArm(ModernModel):
         targets = ~context & inside
         prefix, present = packed(context & inside)
         # (B, S)
-        query = packed_by_rank(targets, draw_ranks(targets, random=False) if ranks is None else ranks)
+        query = packed_by_rank(
+            targets, draw_ranks(targets, random=False) if ranks is None else ranks
+        )
         P, S = prefix.shape[1], query.shape[1]
         content = query[:, :0] if ranks is None else query
         M = content.shape[1]
@@ -131,7 +145,11 @@ class AsArm(ModernModel):
         reads = torch.cat((seen, seen.tril(-1)), dim=1) if M else seen.new_zeros(1, S, 0)
         # (B, M + S, P + M)
         mask = torch.cat((present[:, None].expand(-1, M + S, -1), reads.expand(B, -1, -1)), dim=2)
-        near = self._near(context & inside, targets, positions, P, M, S) if self.config.neighbours else None
+        near = (
+            self._near(context & inside, targets, positions, P, M, S)
+            if self.config.neighbours
+            else None
+        )
 
         def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k, v = k[:, : P + M], v[:, : P + M]  # query rows are never read
@@ -150,12 +168,18 @@ class AsArm(ModernModel):
             )
 
         angles = self.angles(positions)
-        x = run_blocks(self.layers, self.embed(ids), angles, read, answer_from=P + M, recompute=self.recompute)
-        column = torch.zeros_like(tokens).scatter(1, query, torch.arange(S, device=tokens.device).expand(B, -1))
+        x = run_blocks(
+            self.layers, self.embed(ids), angles, read, answer_from=P + M, recompute=self.recompute
+        )
+        column = torch.zeros_like(tokens).scatter(
+            1, query, torch.arange(S, device=tokens.device).expand(B, -1)
+        )
         row, position = asked.nonzero(as_tuple=True)
         return self.norm(x[row, column[row, position]])
 
-    def _near(self, given: Tensor, targets: Tensor, positions: Tensor, P: int, M: int, S: int) -> tuple[Tensor, Tensor]:
+    def _near(
+        self, given: Tensor, targets: Tensor, positions: Tensor, P: int, M: int, S: int
+    ) -> tuple[Tensor, Tensor]:
         """Columns of the content rows at t-1, t and t+1 that each row may read, and which of them
         there are.
         """
@@ -163,13 +187,21 @@ class AsArm(ModernModel):
         order = torch.arange(1, M + 1, device=given.device).expand(B, -1)
         # of what has no content row: none reads it
         rank = torch.full((B, T), M + 1, device=given.device)
-        rank = rank.scatter(1, positions[:, P : P + M], order).masked_fill(~targets, M + 1).masked_fill(given, 0)
+        rank = (
+            rank.scatter(1, positions[:, P : P + M], order)
+            .masked_fill(~targets, M + 1)
+            .masked_fill(given, 0)
+        )
         column = torch.where(given, (given.cumsum(1) - 1).clamp(min=0), P + rank - 1)
-        rank, column = (nn.functional.pad(x, (1, 1), value=value) for x, value in ((rank, M + 1), (column, 0)))
+        rank, column = (
+            nn.functional.pad(x, (1, 1), value=value) for x, value in ((rank, M + 1), (column, 0))
+        )
         # t-1, t, t+1 in the padded columns
         index = (positions[..., None] + torch.arange(3, device=given.device)).flatten(1)
         own = torch.arange(1, S + 1, device=given.device)
-        limit = torch.cat((own.new_zeros(P), own[:M], own - 1 if M else own * 0)).expand(B, -1)[..., None]
+        limit = torch.cat((own.new_zeros(P), own[:M], own - 1 if M else own * 0)).expand(B, -1)[
+            ..., None
+        ]
         known = rank.gather(1, index).view(B, -1, 3) <= limit
         known[:, P + M :, 1] = False  # a query row never reads its own token
         return column.gather(1, index).view(B, -1, 3).clamp(0, max(P + M - 1, 0)), known
@@ -207,7 +239,9 @@ class AsArmCache(RowCache):
         before = torch.arange(self.length, device=t.device) <= t[:, None]
         if bool(content.any()):
             fed, at = row[content], t[content]
-            self._run(fed, at, self.tokens[fed, at], self.given[fed] | before[content], content=True)
+            self._run(
+                fed, at, self.tokens[fed, at], self.given[fed] | before[content], content=True
+            )
         for each, position in zip(rows.tolist(), positions.tolist(), strict=True):
             # the asked token's content is fed once it is known
             self.fed[each] = min(self.fed[each], position)

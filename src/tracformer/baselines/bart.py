@@ -1,8 +1,10 @@
-"""BART: an encoder that reads the given text in both directions, and a decoder that writes the whole text from left to right.
+"""BART: an encoder that reads the given text in both directions, and a decoder that writes the
+whole text from left to right.
 
-The encoder reads every target as the mask. The decoder reads the true text shifted right by one and attends to the encoder, so
-p(x_t | x_C, x_<t), and the chain rule gives the exact joint of the targets. The mask also opens the decoder's text: it stands nowhere
-else in it. The network is `BartModel` of `transformers`; one table embeds the input of both halves.
+The encoder reads every target as the mask. The decoder reads the true text shifted right by one and
+attends to the encoder, so p(x_t | x_C, x_<t), and the chain rule gives the exact joint of the
+targets. The mask also opens the decoder's text: it stands nowhere else in it. The network is
+`BartModel` of `transformers`; one table embeds the input of both halves.
 """
 
 from dataclasses import dataclass
@@ -23,10 +25,39 @@ from tracformer.baselines.transformer import (
 from tracformer.model.base import EXACT
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 8, "n_head": 9, "d_model": 576, "d_feedforward": 4096, "dropout": 0.1},
-    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 6, "n_head": 3, "d_model": 96, "init_std": 0.06},  # 1.6M
-    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 96, "init_std": 0.06},  # 2.1M less embeddings
-    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 7, "n_head": 3, "d_model": 192, "init_std": 0.04},  # 8.1M
+    "paper": {
+        "vocab_size": 50257,
+        "max_length": 1024,
+        "n_layer": 8,
+        "n_head": 9,
+        "d_model": 576,
+        "d_feedforward": 4096,
+        "dropout": 0.1,
+    },
+    "tiny": {
+        "vocab_size": 256,
+        "max_length": 128,
+        "n_layer": 6,
+        "n_head": 3,
+        "d_model": 96,
+        "init_std": 0.06,
+    },  # 1.6M
+    "mini": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 8,
+        "n_head": 3,
+        "d_model": 96,
+        "init_std": 0.06,
+    },  # 2.1M less embeddings
+    "laptop": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 7,
+        "n_head": 3,
+        "d_model": 192,
+        "init_std": 0.04,
+    },  # 8.1M
 }
 
 
@@ -39,7 +70,9 @@ class BartConfig(TransformerConfig):
     n_layer: int = 8  # encoder layers, and as many decoder layers
     n_head: int = 9
     d_model: int = 576
-    d_feedforward: int = 0  # width of the feed-forward layers; 0: 4 d_model. The paper's 138M parameters follow from BART's own 4096
+    # width of the feed-forward layers; 0: 4 d_model. The paper's 138M parameters follow from BART's
+    # own 4096
+    d_feedforward: int = 0
     tied: bool = True  # whether the head is the embedding
     norm: str = "post"  # "pre": as in mBART
 
@@ -47,7 +80,10 @@ class BartConfig(TransformerConfig):
         super().__post_init__()
         check_norm(self.norm)
         if not isinstance(self.d_feedforward, int) or self.d_feedforward < 0:
-            raise ValueError(f"d_feedforward is {self.d_feedforward!r}; it must be a positive integer, or 0 for 4 d_model")
+            raise ValueError(
+                f"d_feedforward is {self.d_feedforward!r}; it must be a positive integer, or 0 for "
+                "4 d_model"
+            )
 
 
 class Bart(TransformerPeer):
@@ -87,8 +123,12 @@ class Bart(TransformerPeer):
             )
         )
         halves = (self.network.encoder, self.network.decoder)
-        start_positions(config, *(half.embed_positions.weight[half.embed_positions.offset :] for half in halves))
-        self.untied = None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        start_positions(
+            config, *(half.embed_positions.weight[half.embed_positions.offset :] for half in halves)
+        )
+        self.untied = (
+            None if config.tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        )
         if self.untied is not None:
             nn.init.normal_(self.untied.weight, std=config.init_std)
 
@@ -103,13 +143,22 @@ class Bart(TransformerPeer):
         return [*self.network.encoder.layers, *self.network.decoder.layers]
 
     def embedding_tables(self) -> list[Tensor]:
-        positions = [half.embed_positions.weight for half in (self.network.encoder, self.network.decoder)]
-        return [self.network.shared.weight, *positions, *([] if self.untied is None else [self.untied.weight])]
+        positions = [
+            half.embed_positions.weight for half in (self.network.encoder, self.network.decoder)
+        ]
+        return [
+            self.network.shared.weight,
+            *positions,
+            *([] if self.untied is None else [self.untied.weight]),
+        ]
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         inside = inside_of(tokens, lengths)
         given = tokens.masked_fill(~context, self.config.mask_id)
-        memory = self.network.encoder(input_ids=given, attention_mask=inside).last_hidden_state  # (B, T, d)
+        # (B, T, d)
+        memory = self.network.encoder(input_ids=given, attention_mask=inside).last_hidden_state
         decoded = self.network.decoder(  # causal, so that padding on the right is out of sight
             input_ids=shifted_right(tokens, self.config.mask_id),
             encoder_hidden_states=memory,

@@ -1,24 +1,30 @@
-"""The conditional bound of a masked diffusion model, estimated with little variance and with noise that no batch can change.
+"""The conditional bound of a masked diffusion model, estimated with little variance and with noise
+that no batch can change.
 
-Given tokens are never noised and never counted. With R targets, each masked independently with probability t, and c(x_t, t) the cost of a
-masked target (-log p for MDLM), the negative bound on the targets' log-likelihood is
+Given tokens are never noised and never counted. With R targets, each masked independently with
+probability t, and c(x_t, t) the cost of a masked target (-log p for MDLM), the negative bound on
+the targets' log-likelihood is
 
     integral over t in (0, 1] of (1/t) E[ sum over masked targets of c(x_t, t) ]
     = sum over k = 1..R of (1/k) E[ the same sum | exactly k targets masked, t ~ Beta(k, R-k+1) ].
 
-The second form is what is drawn: weights R/k instead of 1/t, whose variance diverges. Each target gets a uniform number, the k smallest are
-masked, and t is the k-th smallest, which has that Beta law. k is stratified over the draws of a sequence.
+The second form is what is drawn: weights R/k instead of 1/t, whose variance diverges. Each target
+gets a uniform number, the k smallest are masked, and t is the k-th smallest, which has that Beta
+law. k is stratified over the draws of a sequence.
 
-In discrete time, t = i/steps, the integral is a sum, 1/k becomes Z_k = C(R, k) mean over i of t^(k-1) (1-t)^(R-k), and i is drawn in
-proportion to its term in Z_k.
+In discrete time, t = i/steps, the integral is a sum, 1/k becomes Z_k = C(R, k) mean over i of
+t^(k-1) (1-t)^(R-k), and i is drawn in proportion to its term in Z_k.
 
-The reverse process of masked diffusion: masked positions are revealed as t runs from 1 to 0, and stay as they are once revealed.
+The reverse process of masked diffusion: masked positions are revealed as t runs from 1 to 0, and
+stay as they are once revealed.
 
-All randomness is a function of (a sequence's seed, position, step): a sequence is filled alike alone and in any batch.
+All randomness is a function of (a sequence's seed, position, step): a sequence is filled alike
+alone and in any batch.
 
 What SEDD, MDLM and D3PM share: the noise schedule, the network, and the two questions they answer.
 
-- `diffusion`: a bound on the joint log-likelihood of the targets (`bounds.py`), and samples by the reverse process (`ancestral.py`).
+- `diffusion`: a bound on the joint log-likelihood of the targets (`bounds.py`), and samples by the
+  reverse process (`ancestral.py`).
 - `ac`: p(x_t | x_C) of each target, what the denoiser says when all targets are masked.
 """
 
@@ -33,13 +39,26 @@ from torch import Tensor, nn
 
 from tracformer.baselines.dit import DiT, DiTShape
 from tracformer.devices import wide
-from tracformer.model.base import BOUND, MARGINAL, ConditionalModel, Estimate, Passes, each_given_alone, finish, targets_of, without_targets
+from tracformer.model.base import (
+    BOUND,
+    MARGINAL,
+    ConditionalModel,
+    Estimate,
+    Passes,
+    each_given_alone,
+    finish,
+    targets_of,
+    without_targets,
+)
 from tracformer.model.config import ModelConfig
 from tracformer.model.likelihood import logits_of, recomputed, row_chunks
 from tracformer.rng import SAMPLE, TIME, derived_seed, inverse_cdf, uniforms
 
 Costs = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(tokens (N, T), masked (N, T), lengths (N,), t (N,)) -> (N, T): each masked target's cost; what stands elsewhere is not read."""
+"""(tokens (N, T), masked (N, T), lengths (N,), t (N,)) -> (N, T): each masked target's cost.
+
+What stands elsewhere is not read.
+"""
 
 DRAWS = 64
 TOKENS_AT_ONCE = 2**14  # of the rows that go through the network together
@@ -54,13 +73,22 @@ class Noise(NamedTuple):
 
 @torch.no_grad()
 def conditional_bound(
-    costs: Costs, tokens: Tensor, context: Tensor, lengths: Tensor, *, draws: int = DRAWS, seed: int = 0, steps: int | None = None
+    costs: Costs,
+    tokens: Tensor,
+    context: Tensor,
+    lengths: Tensor,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    steps: int | None = None,
 ) -> Estimate:
-    """Each target's share (B, T) of a lower bound on log p(targets | given), and the standard error (B,) of each sequence's sum.
+    """Each target's share (B, T) of a lower bound on log p(targets | given), and the standard error
+    (B,) of each sequence's sum.
 
-    The noise of draw j at position t is a function of (seed, j, t) alone, so all sequences of a call share it, and a sequence gives the
-    same result in any batch. The standard error comes from the differences of neighbouring draws, which lie in neighbouring strata; one
-    draw has none, and gets nan.
+    The noise of draw j at position t is a function of (seed, j, t) alone, so all sequences of a
+    call share it, and a sequence gives the same result in any batch. The standard error comes from
+    the differences of neighbouring draws, which lie in neighbouring strata; one draw has none, and
+    gets nan.
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; it must be at least 1")
@@ -74,10 +102,13 @@ def conditional_bound(
         numbers = range(start, min(start + size, draws))
         n = len(numbers)
         masked, t, weight = draw_noise(targets, numbers, draws, seed, steps)
-        cost = costs(tokens.repeat(n, 1), masked.flatten(0, 1), lengths.repeat(n), t.flatten()).unflatten(0, (n, B))
+        cost = costs(
+            tokens.repeat(n, 1), masked.flatten(0, 1), lengths.repeat(n), t.flatten()
+        ).unflatten(0, (n, B))
         dtype = cost.dtype
         terms = torch.where(masked, cost.double(), 0.0) * weight[..., None]
-        for term in terms:  # one by one, and as running sums: neither the chunks nor padding may change a bit
+        # one by one, and as running sums: neither the chunks nor padding may change a bit
+        for term in terms:
             total += term
             sums.append(term.cumsum(1)[:, -1])
     return Estimate((-total / draws).to(dtype), standard_error(torch.stack(sums)).to(dtype))
@@ -87,36 +118,54 @@ def draw_noise(targets: Tensor, numbers: range, draws: int, seed: int, steps: in
     """The noise of some of the draws, for targets (B, T)."""
     T, device = targets.shape[1], targets.device
     seeds = [derived_seed(seed, number) for number in numbers]
-    u = uniforms([s for s in seeds for _ in range(T)], list(range(T)) * len(seeds), TIME).view(len(seeds), 1, T).to(device)
+    u = (
+        uniforms([s for s in seeds for _ in range(T)], list(range(T)) * len(seeds), TIME)
+        .view(len(seeds), 1, T)
+        .to(device)
+    )
     ordered, order = torch.where(targets, u, torch.inf).sort(dim=-1)  # (n, B, T)
-    rank = torch.empty_like(order).scatter_(-1, order, torch.arange(T, device=device).expand_as(order))
+    rank = torch.empty_like(order).scatter_(
+        -1, order, torch.arange(T, device=device).expand_as(order)
+    )
     R = targets.sum(1)  # (B,)
     offset = uniforms(seeds, [0] * len(seeds), COUNT).to(device)
-    place = (torch.tensor(numbers, device=device) + offset) / draws  # (n,): one in each of `draws` equal parts of [0, 1)
+    # (n,): one in each of `draws` equal parts of [0, 1)
+    place = (torch.tensor(numbers, device=device) + offset) / draws
     k = 1 + (place[:, None] * R).long().clamp(max=(R - 1).clamp(min=0))  # (n, B), uniform on 1..R
     masked = targets & (rank < k[..., None])
     if steps is None:
         t = ordered.gather(-1, k[..., None] - 1)[..., 0]
         t = torch.where(R > 0, t, 1.0)  # a sequence without targets is never masked
         return Noise(masked, t, R.double() / k)
-    return Noise(masked, *_discrete_time(k, R, steps, uniforms(seeds, [0] * len(seeds), STEP).to(device)))
+    return Noise(
+        masked, *_discrete_time(k, R, steps, uniforms(seeds, [0] * len(seeds), STEP).to(device))
+    )
 
 
 def _discrete_time(k: Tensor, R: Tensor, steps: int, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, B) times i/steps given that k of R are masked, and the weights R Z_k. k: (n, B); R: (B,); u: (n,)"""
+    """(n, B) times i/steps given that k of R are masked, and the weights R Z_k.
+
+    k: (n, B); R: (B,); u: (n,)
+    """
     t = torch.arange(1, steps + 1, dtype=torch.float64, device=k.device) / steps
     k, R = k.double(), R.double().clamp(min=1.0)
     hits, misses = (k - 1)[..., None], (R - k)[..., None]
-    terms = torch.special.xlogy(hits, t) + torch.special.xlog1py(misses, -t)  # (n, B, steps); 0 log 0 = 0
+    # (n, B, steps); 0 log 0 = 0
+    terms = torch.special.xlogy(hits, t) + torch.special.xlog1py(misses, -t)
     choose = torch.lgamma(R + 1) - torch.lgamma(k + 1) - torch.lgamma(R - k + 1)
     weight = R * torch.exp(choose + terms.logsumexp(-1)) / steps
     reached = terms.softmax(-1).cumsum(-1)
-    i = torch.searchsorted(reached, (u[:, None, None] * reached[..., -1:]).contiguous(), right=True)[..., 0]
+    i = torch.searchsorted(
+        reached, (u[:, None, None] * reached[..., -1:]).contiguous(), right=True
+    )[..., 0]
     return t[i.clamp(max=steps - 1)], weight
 
 
 def standard_error(sums: Tensor) -> Tensor:
-    """Of the mean of sums (draws, B), one draw a stratum. Neighbours differ by noise and a little by their strata, so it errs upwards."""
+    """Of the mean of sums (draws, B), one draw a stratum.
+
+    Neighbours differ by noise and a little by their strata, so it errs upwards.
+    """
     draws = len(sums)
     if draws < 2:
         return torch.full_like(sums[0], torch.nan)
@@ -127,39 +176,66 @@ def standard_error(sums: Tensor) -> Tensor:
 REVEAL = 1024  # stream of step 0's decisions, the next step's follows
 
 Predict = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(tokens, masked, lengths, t (B,), wanted (B, T)) -> logits (N, V) over real tokens of the wanted positions, in row-major order."""
+"""(tokens, masked, lengths, t (B,), wanted (B, T)) -> logits (N, V) of the wanted positions.
+
+Over real tokens, in row-major order.
+"""
 
 Leave = Callable[[Tensor, Tensor, Tensor, float, float, Tensor], tuple[Tensor, Tensor]]
-"""(tokens, masked, lengths, t, s, wanted) -> those logits, and each position's probability (N,) of being revealed between t and s."""
+"""(tokens, masked, lengths, t, s, wanted) -> those logits, and probabilities (N,).
+
+The latter are those of each position to be revealed between t and s.
+"""
 
 
 Restrict = Callable[[Tensor, Tensor], Tensor]
-"""(where (B, T), logits (N, V) of its True positions in row-major order) -> scores (N, V), minus infinity at what may not stand there."""
+"""(where (B, T), logits (N, V) of its True positions in row-major order) -> scores (N, V).
+
+Minus infinity at what may not stand there.
+"""
 
 
 class Filled(NamedTuple):
-    """Tokens (B, T), and what the model thought of each one (B, T) when it was revealed: log p before temperature, zero where given."""
+    """Tokens (B, T), and what the model thought of each one (B, T) when it was revealed: log p
+    before temperature, zero where given.
+    """
 
     tokens: Tensor
     log_probs: Tensor
 
 
 @torch.no_grad()
-def scheduled(predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: "Draws") -> Passes[Filled]:
-    """For models that reveal at the forward process's own rate, a masked position with probability 1 - s/t between t and s: the time of
-    each is uniform, so all are drawn ahead and the network runs only where one of them comes due. `steps` None: one position at a time,
-    the limit of many steps.
+def scheduled(
+    predict: Predict,
+    tokens: Tensor,
+    context: Tensor,
+    lengths: Tensor,
+    steps: int | None,
+    draws: "Draws",
+) -> Passes[Filled]:
+    """For models that reveal at the forward process's own rate, a masked position with probability
+    1 - s/t between t and s: the time of each is uniform, so all are drawn ahead and the network
+    runs only where one of them comes due. `steps` None: one position at a time, the limit of many
+    steps.
     """
     B = len(tokens)
     targets = targets_of(context, lengths)
     when = draws.uniforms(TIME).to(tokens.device)  # (B, T), how far into the process
-    turn = torch.where(targets, when, torch.inf).argsort(1).argsort(1) if steps is None else (when * steps).long()
+    turn = (
+        torch.where(targets, when, torch.inf).argsort(1).argsort(1)
+        if steps is None
+        else (when * steps).long()
+    )
     turn = torch.where(targets, turn, -1)
     masked, filled = targets.clone(), untouched(tokens)
     for number in turn[targets].unique().tolist():
         rows = (turn == number).any(1).nonzero()[:, 0]
         now = turn[rows] == number
-        t = 1.0 - when[rows][now] if steps is None else torch.full((len(rows),), 1.0 - number / steps, dtype=torch.float64)
+        t = (
+            1.0 - when[rows][now]
+            if steps is None
+            else torch.full((len(rows),), 1.0 - number / steps, dtype=torch.float64)
+        )
         logits = predict(filled.tokens[rows], masked[rows], lengths[rows], t.to(tokens.device), now)
         draws.reveal(filled, logits, _at(now, rows, B))
         masked[rows] &= ~now
@@ -168,9 +244,17 @@ def scheduled(predict: Predict, tokens: Tensor, context: Tensor, lengths: Tensor
 
 
 @torch.no_grad()
-def posterior(leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, times: Sequence[float], draws: "Draws") -> Passes[Filled]:
-    """For models that say themselves how probably a position is revealed between times[j] and times[j + 1]; `times` falls from 1 to 0.
-    What is still masked at the end is revealed in the last step.
+def posterior(
+    leave: Leave,
+    tokens: Tensor,
+    context: Tensor,
+    lengths: Tensor,
+    times: Sequence[float],
+    draws: "Draws",
+) -> Passes[Filled]:
+    """For models that say themselves how probably a position is revealed between times[j] and
+    times[j + 1]; `times` falls from 1 to 0. What is still masked at the end is revealed in the last
+    step.
     """
     B = len(tokens)
     masked, filled = targets_of(context, lengths), untouched(tokens)
@@ -193,11 +277,16 @@ def posterior(leave: Leave, tokens: Tensor, context: Tensor, lengths: Tensor, ti
 
 
 class Draws:
-    """How the tokens of sequences with these seeds (B,) are drawn: their random numbers, the temperature, what may stand where."""
+    """How the tokens of sequences with these seeds (B,) are drawn: their random numbers, the
+    temperature, what may stand where.
+    """
 
-    def __init__(self, seeds: Tensor, length: int, temperature: float = 1.0, restrict: Restrict | None = None) -> None:
+    def __init__(
+        self, seeds: Tensor, length: int, temperature: float = 1.0, restrict: Restrict | None = None
+    ) -> None:
         self.seeds, self.temperature, self.restrict = seeds, temperature, restrict
-        self._each = seeds.cpu().repeat_interleave(length), torch.arange(length).repeat(len(seeds))  # seed and position, row by row
+        # seed and position, row by row
+        self._each = seeds.cpu().repeat_interleave(length), torch.arange(length).repeat(len(seeds))
 
     def uniforms(self, stream: int) -> Tensor:
         """(B, T)"""
@@ -206,13 +295,17 @@ class Draws:
     def reveal(self, filled: Filled, logits: Tensor, where: Tensor) -> None:
         """Put a token at each True of where (B, T), whose logits are (N, V)."""
         scores = logits if self.restrict is None else self.restrict(where, logits)
-        picked, log_probs = pick(logits, self.uniforms(SAMPLE).to(where.device)[where], self.temperature, scores)
+        picked, log_probs = pick(
+            logits, self.uniforms(SAMPLE).to(where.device)[where], self.temperature, scores
+        )
         filled.tokens[where] = picked.to(filled.tokens.dtype)
         filled.log_probs[where] = log_probs
 
 
 def untouched(tokens: Tensor) -> Filled:
-    return Filled(tokens.clone(), torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device))
+    return Filled(
+        tokens.clone(), torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
+    )
 
 
 def _at(wanted: Tensor, rows: Tensor, batch: int) -> Tensor:
@@ -222,8 +315,11 @@ def _at(wanted: Tensor, rows: Tensor, batch: int) -> Tensor:
     return whole
 
 
-def pick(logits: Tensor, u: Tensor, temperature: float, scores: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The token at which the cumulative probability passes u (N,), the likeliest where temperature is 0; and log p at temperature 1.
+def pick(
+    logits: Tensor, u: Tensor, temperature: float, scores: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The token at which the cumulative probability passes u (N,), the likeliest where temperature
+    is 0; and log p at temperature 1.
 
     `scores` (N, V), where given, are drawn from instead; log p stays that of the logits.
     """
@@ -232,7 +328,8 @@ def pick(logits: Tensor, u: Tensor, temperature: float, scores: Tensor | None = 
     if temperature == 0.0:
         picked = scores.argmax(-1)
     else:
-        odds = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)  # 0 / temperature stays finite
+        # 0 / temperature stays finite
+        odds = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)
         picked = inverse_cdf(odds, u)
     return picked, own.gather(1, picked[:, None])[:, 0]
 
@@ -242,16 +339,47 @@ EARLIEST = 1e-3  # no training time is smaller
 
 
 def sigma_at(t: Tensor) -> Tensor:
-    """Log-linear noise: sigma(t) = -log(1 - (1-eps) t), so that a token is masked with probability 1 - exp(-sigma) = (1-eps) t."""
+    """Log-linear noise: sigma(t) = -log(1 - (1-eps) t), so that a token is masked with probability
+    1 - exp(-sigma) = (1-eps) t.
+    """
     return -torch.log1p(-(1 - EPSILON) * t)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 12, "n_head": 12, "d_model": 768, "d_condition": 128, "dropout": 0.1},
+    "paper": {
+        "vocab_size": 50257,
+        "max_length": 1024,
+        "n_layer": 12,
+        "n_head": 12,
+        "d_model": 768,
+        "d_condition": 128,
+        "dropout": 0.1,
+    },
     # Sizes for one machine without a GPU; bring your own vocabulary.
-    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 6, "n_head": 4, "d_model": 256, "d_condition": 128},  # 8.1M
-    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 4, "n_head": 3, "d_model": 192, "d_condition": 64},  # 2.1M without tables
-    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 4, "n_head": 3, "d_model": 96, "d_condition": 32},  # 0.6M
+    "laptop": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 6,
+        "n_head": 4,
+        "d_model": 256,
+        "d_condition": 128,
+    },  # 8.1M
+    "mini": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 4,
+        "n_head": 3,
+        "d_model": 192,
+        "d_condition": 64,
+    },  # 2.1M without tables
+    "tiny": {
+        "vocab_size": 256,
+        "max_length": 128,
+        "n_layer": 4,
+        "n_head": 3,
+        "d_model": 96,
+        "d_condition": 32,
+    },  # 0.6M
 }
 
 
@@ -269,19 +397,32 @@ class DiffusionConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "diffusion" in self.modes:
-            object.__setattr__(self, "modes", self.possible_modes)  # one denoiser, trained on every share of masks, answers both
+            # one denoiser, trained on every share of masks, answers both
+            object.__setattr__(self, "modes", self.possible_modes)
         self.require_positive("n_layer", "n_head", "d_model", "d_condition")
         if self.d_model % self.n_head or self.d_model // self.n_head % 2:
-            raise ValueError(f"d_model is {self.d_model} over n_head {self.n_head}; rotary angles need an even, whole head size")
+            raise ValueError(
+                f"d_model is {self.d_model} over n_head {self.n_head}; rotary angles need an even, "
+                "whole head size"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
 
     def dit_shape(self) -> DiTShape:
-        return DiTShape(self.vocab_size + 1, self.n_layer, self.n_head, self.d_model, self.d_condition, self.dropout)
+        return DiTShape(
+            self.vocab_size + 1,
+            self.n_layer,
+            self.n_head,
+            self.d_model,
+            self.d_condition,
+            self.dropout,
+        )
 
 
 class Denoiser(ConditionalModel):
-    """What a system trains and samples with, be its noise masks or Gaussian: its own loss, its own reverse process."""
+    """What a system trains and samples with, be its noise masks or Gaussian: its own loss, its own
+    reverse process.
+    """
 
     config: DiffusionConfig
     default_draws = DRAWS
@@ -298,7 +439,9 @@ class Denoiser(ConditionalModel):
         weights: Tensor | None = None,
         insist: bool = False,
     ) -> tuple[Tensor, int]:
-        """In mode `diffusion`, the system's training loss, with noise from torch's global generator: a sum, and the number of targets."""
+        """In mode `diffusion`, the system's training loss, with noise from torch's global
+        generator: a sum, and the number of targets.
+        """
         if mode != "diffusion":
             return super().nll(tokens, context, mode, lengths, weights=weights, insist=insist)
         lengths = self._check(tokens, context, mode, lengths, insist)
@@ -306,7 +449,9 @@ class Denoiser(ConditionalModel):
         return self.training_loss(tokens, targets, lengths, weights), int(targets.sum())
 
     @abstractmethod
-    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+    def training_loss(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
         """The sum over targets (B, T) of their terms, each times its weight."""
 
     # ---- samples
@@ -323,11 +468,24 @@ class Denoiser(ConditionalModel):
         restrict: Restrict | None = None,
         insist: bool = False,
     ) -> Filled:
-        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ... What stands at a target is ignored.
+        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ...
+        What stands at a target is ignored.
 
-        `restrict` says which tokens may stand where: a position that is revealed gets one of them, by their share among each other.
+        `restrict` says which tokens may stand where: a position that is revealed gets one of them,
+        by their share among each other.
         """
-        return finish(self.ancestral_passes(tokens, context, lengths, steps, seeds, temperature, restrict=restrict, insist=insist))
+        return finish(
+            self.ancestral_passes(
+                tokens,
+                context,
+                lengths,
+                steps,
+                seeds,
+                temperature,
+                restrict=restrict,
+                insist=insist,
+            )
+        )
 
     def ancestral_passes(
         self,
@@ -348,21 +506,29 @@ class Denoiser(ConditionalModel):
         if seeds is None:
             seeds = torch.arange(B)
         if seeds.shape != (B,):
-            raise ValueError(f"seeds has shape {tuple(seeds.shape)}; there must be one for each of the {B} sequences")
+            raise ValueError(
+                f"seeds has shape {tuple(seeds.shape)}; there must be one for each of the {B} "
+                "sequences"
+            )
         if steps is not None and steps < 1:
             raise ValueError(f"steps is {steps}; it must be at least 1")
         if not temperature >= 0.0:
             raise ValueError(f"temperature is {temperature!r}; it must be zero or more")
-        return self.reverse(tokens, context, lengths, steps, Draws(seeds, tokens.shape[1], temperature, restrict))
+        return self.reverse(
+            tokens, context, lengths, steps, Draws(seeds, tokens.shape[1], temperature, restrict)
+        )
 
     @abstractmethod
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]: ...
+    def reverse(
+        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
+    ) -> Passes[Filled]: ...
 
 
 class DiffusionModel(Denoiser):
     """A network that reads a sequence with masks and says what stands behind them.
 
-    A system adds what its logits mean: the cost of a masked target (`cost`), its training loss, and its reverse process.
+    A system adds what its logits mean: the cost of a masked target (`cost`), its training loss, and
+    its reverse process.
     """
 
     config: DiffusionConfig
@@ -407,17 +573,25 @@ class DiffusionModel(Denoiser):
         """(B,): the time at which so large a share of the tokens is masked."""
         return (share / (1 - EPSILON)).clamp(max=1.0)
 
-    def states(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor) -> Tensor:
-        """Final states (N, d) of the wanted positions, where the network reads masks at `masked` and is told of time t (B,)."""
+    def states(
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor
+    ) -> Tensor:
+        """Final states (N, d) of the wanted positions, where the network reads masks at `masked`
+        and is told of time t (B,).
+        """
         inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         read = tokens.long().masked_fill(masked | ~inside, self.config.mask_id)
         checkpointed = self.checkpoint_activations and self.training
         return self.dit(read, self.noise_level(t), lengths, checkpointed)[wanted]
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """All targets masked, at the time whose share of masks is that of the sequence, targets / length.
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """All targets masked, at the time whose share of masks is that of the sequence, targets /
+        length.
 
-        A wanted position that is given takes a run of its own, in which it is masked too: costly, so ask for targets where these suffice.
+        A wanted position that is given takes a run of its own, in which it is masked too: costly,
+        so ask for targets where these suffice.
         """
 
         def states(row: Tensor, masked: Tensor, asked: Tensor) -> Tensor:
@@ -430,11 +604,17 @@ class DiffusionModel(Denoiser):
 
     @abstractmethod
     def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
-        """(N,): what masked targets cost at times t (N,); the bound integrates it over t with weight 1/t."""
+        """(N,): what masked targets cost at times t (N,); the bound integrates it
+        over t with weight 1/t.
+        """
 
     def costs(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor) -> Tensor:
         """(B, T): `cost` at the masked positions, zero elsewhere."""
-        values = self.cost(self.states(tokens, masked, lengths, t, masked), tokens[masked].long(), t[:, None].expand_as(masked)[masked])
+        values = self.cost(
+            self.states(tokens, masked, lengths, t, masked),
+            tokens[masked].long(),
+            t[:, None].expand_as(masked)[masked],
+        )
         return values.new_zeros(masked.shape).masked_scatter(masked, values)
 
     def estimate(
@@ -448,29 +628,50 @@ class DiffusionModel(Denoiser):
         seed: int = 0,
         insist: bool = False,
     ) -> Estimate:
-        """In mode `diffusion`, shares of a lower bound, without gradients; see `bounds.conditional_bound` for draws and seed."""
+        """In mode `diffusion`, shares of a lower bound, without gradients; see
+        `bounds.conditional_bound` for draws and seed.
+        """
         if mode != "diffusion":
             return super().estimate(tokens, context, mode, lengths, insist=insist)
         lengths = self._check(tokens, context, mode, lengths, insist)
         return conditional_bound(
-            self.costs, tokens, context, lengths, draws=self.default_draws if draws is None else draws, seed=seed, steps=self.steps
+            self.costs,
+            tokens,
+            context,
+            lengths,
+            draws=self.default_draws if draws is None else draws,
+            seed=seed,
+            steps=self.steps,
         )
 
 
-def over_logits(function: Callable[..., Tensor], hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
-    """function(logits (n, V), *rows) -> (n,), chunk by chunk: the logits of all rows are never held, nor kept for the backward pass."""
+def over_logits(
+    function: Callable[..., Tensor],
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    *rows: Tensor,
+) -> Tensor:
+    """function(logits (n, V), *rows) -> (n,), chunk by chunk: the logits of all rows are never
+    held, nor kept for the backward pass.
+    """
 
     def of_chunk(hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
         logits = logits_of(hidden, head, bias)
         return function(logits.to(wide(logits.dtype)), *rows)
 
     chunks = row_chunks(len(hidden), len(head))
-    parts = [recomputed(of_chunk, hidden[some], head, bias, *(row[some] for row in rows)) for some in chunks]
+    parts = [
+        recomputed(of_chunk, hidden[some], head, bias, *(row[some] for row in rows))
+        for some in chunks
+    ]
     return torch.cat(parts) if parts else hidden.new_zeros(0)
 
 
 def random_times(batch: int, device: torch.device, stratified: bool) -> Tensor:
-    """(B,) in [EARLIEST, 1], from the global generator; stratified: one in each of B equal parts."""
+    """(B,) in [EARLIEST, 1], from the global generator; stratified: one in each of B
+    equal parts.
+    """
     u = torch.rand(batch, device=device, dtype=torch.float64)
     if stratified:
         u = (torch.arange(batch, device=device) + u) / batch

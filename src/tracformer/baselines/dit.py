@@ -1,6 +1,8 @@
-"""The diffusion transformer of SEDD and MDLM: bidirectional attention, and a noise level that shifts, scales and gates every branch.
+"""The diffusion transformer of SEDD and MDLM: bidirectional attention, and a noise level that
+shifts, scales and gates every branch.
 
-Tensor names are those of the published checkpoints, so these load as they are (`dit_checkpoints.py`).
+Tensor names are those of the published checkpoints, so these load as they are
+(`dit_checkpoints.py`).
 """
 
 import math
@@ -37,11 +39,18 @@ class Trunk(nn.Module):
     blocks: nn.ModuleList
     output_layer: "Output"
 
-    def transform(self, x: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False) -> Tensor:
-        """Inputs (B, T, d) at noise levels (B,) -> states (B, T, d), which `output_layer.linear` turns into logits."""
+    def transform(
+        self, x: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False
+    ) -> Tensor:
+        """Inputs (B, T, d) at noise levels (B,) -> states (B, T, d), which `output_layer.linear`
+        turns into logits.
+        """
         positions = torch.arange(x.shape[1], device=x.device)
         dtype = self.output_layer.linear.weight.dtype
-        angles = rotary_angles(positions, self.shape.d_model // self.shape.n_head, ROTARY_BASE, dtype)  # (T, 1, D/2)
+        # (T, 1, D/2)
+        angles = rotary_angles(
+            positions, self.shape.d_model // self.shape.n_head, ROTARY_BASE, dtype
+        )
         inside = positions < lengths[:, None]
         seen = None if bool(inside.all()) else inside[:, None]  # (B, 1, T): padding is never a key
         condition = silu(self.sigma_map(sigma.to(dtype)))  # (B, d_condition)
@@ -62,7 +71,9 @@ class DiT(Trunk):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
         self.output_layer = Output(shape)
 
-    def forward(self, tokens: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False) -> Tensor:
+    def forward(
+        self, tokens: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False
+    ) -> Tensor:
         return self.transform(self.vocab_embed(tokens), sigma, lengths, checkpointed)
 
 
@@ -81,7 +92,9 @@ class NoiseLevel(nn.Module):
 
     def __init__(self, d_condition: int) -> None:
         super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(2 * FREQUENCIES, d_condition), nn.SiLU(), nn.Linear(d_condition, d_condition))
+        self.mlp = nn.Sequential(
+            nn.Linear(2 * FREQUENCIES, d_condition), nn.SiLU(), nn.Linear(d_condition, d_condition)
+        )
 
     def forward(self, sigma: Tensor) -> Tensor:
         i = torch.arange(FREQUENCIES, device=sigma.device, dtype=sigma.dtype)
@@ -97,7 +110,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d))
 
     def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x.to(wide(x.dtype)), self.weight.shape, eps=1e-5).to(x.dtype) * self.weight
+        return (
+            layer_norm(x.to(wide(x.dtype)), self.weight.shape, eps=1e-5).to(x.dtype) * self.weight
+        )
 
 
 class Block(nn.Module):
@@ -109,14 +124,19 @@ class Block(nn.Module):
         self.attn_qkv = nn.Linear(d, 3 * d, bias=False)
         self.attn_out = nn.Linear(d, d, bias=False)
         self.norm2 = Norm(d)
-        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(approximate="tanh"), nn.Linear(4 * d, d))
+        self.mlp = nn.Sequential(
+            nn.Linear(d, 4 * d), nn.GELU(approximate="tanh"), nn.Linear(4 * d, d)
+        )
         self.adaLN_modulation = modulation(shape.d_condition, 6 * d)
 
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
-        """x: (B, T, d); condition: (B, d_condition); seen: (B, 1, T) bool, or None where nothing is padded"""
+        """x: (B, T, d); condition: (B, d_condition); seen: (B, 1, T) bool, or None
+        where nothing is padded
+        """
         chunks = self.adaLN_modulation(condition)[:, None].chunk(6, dim=-1)  # each (B, 1, d)
         shift, scale, gate = chunks[:3]
-        qkv = self.attn_qkv(self.norm1(x) * (1 + scale) + shift).unflatten(-1, (3, self.n_head, -1))  # (B, T, 3, H, D)
+        # (B, T, 3, H, D)
+        qkv = self.attn_qkv(self.norm1(x) * (1 + scale) + shift).unflatten(-1, (3, self.n_head, -1))
         q, k, v = qkv.unbind(2)
         q, k = rotate(q, angles), rotate(k, angles)
         mixed = attend(q, k, v, seen)  # (B, T, H, D)
@@ -129,7 +149,10 @@ class Block(nn.Module):
 
 
 class Output(nn.Module):
-    """Norm, shift and scale. `linear` is applied by whoever needs logits, to the rows that need them."""
+    """Norm, shift and scale.
+
+    `linear` is applied by whoever needs logits, to the rows that need them.
+    """
 
     def __init__(self, shape: DiTShape) -> None:
         super().__init__()

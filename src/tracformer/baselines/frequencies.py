@@ -1,7 +1,9 @@
-"""Frequencies of single tokens: p(x_t), whatever is given. The line that a model must leave to have read anything at all.
+"""Frequencies of single tokens: p(x_t), whatever is given. The line that a model must leave to have
+read anything at all.
 
-Trained as all systems are; the loss is convex, and its least value is at the frequencies of the targets in training. AdamW with a short
-memory of squares (`optimizer.beta2`) ends elsewhere: it makes rare tokens rarer than they are. 0.9999 serves.
+Trained as all systems are; the loss is convex, and its least value is at the frequencies of the
+targets in training. AdamW with a short memory of squares (`optimizer.beta2`) ends elsewhere: it
+makes rare tokens rarer than they are. 0.9999 serves.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mini": {"vocab_size": 4096, "max_length": 256},
     "laptop": {"vocab_size": 4096, "max_length": 256},
 }
-STRETCH = 10.0  # what a score is multiplied by: frequencies differ by many nats, and rates that suit networks move a score by little
+# what a score is multiplied by: frequencies differ by many nats, and rates that suit networks move
+# a score by little
+STRETCH = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,9 @@ class Frequencies(ConditionalModel):
     def head(self) -> Tensor:
         return self.scores[:, None]
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         rows = wanted.flatten().nonzero()[:, 0]
         return self.scores.new_full((len(rows), 1), STRETCH), rows
 

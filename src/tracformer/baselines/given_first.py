@@ -94,7 +94,9 @@ class GivenFirst(ModernModel):
         super().__init__(config)
         self.layers = self.stack(config.n_layer)
         initialise(self, config.init_std, branches=2 * config.n_layer)
-        self.mark = nn.Parameter(torch.randn(config.d_model) * config.init_std) if config.mark else None
+        self.mark = (
+            nn.Parameter(torch.randn(config.d_model) * config.init_std) if config.mark else None
+        )
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
@@ -103,7 +105,9 @@ class GivenFirst(ModernModel):
     def start_id(self) -> int:
         return self.config.vocab_size + 1
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         rows = self.layout(tokens, context, mode, lengths, asked)
         P = rows.prefix
         inside = rows.given[:, None]
@@ -138,7 +142,9 @@ class GivenFirst(ModernModel):
             return x
         return torch.cat((x[:, :prefix], x[:, prefix:] + self.mark), dim=1)
 
-    def layout(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Rows:
+    def layout(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Rows:
         """Arrange a batch whose `asked` positions are to be predicted."""
         B = len(tokens)
         inside = inside_of(tokens, lengths)
@@ -151,9 +157,15 @@ class GivenFirst(ModernModel):
         before = torch.cat((torch.full_like(tokens[:, :1], self.start_id), tokens[:, :-1]), dim=1)
         if mode == "ac":
             before[:, 1:] = before[:, 1:].masked_fill(~given[:, :-1], self.config.mask_id)
-        seen = torch.eye(S, dtype=torch.bool, device=tokens.device)[None] if mode == "ac" else causal_mask(S, tokens.device)
+        seen = (
+            torch.eye(S, dtype=torch.bool, device=tokens.device)[None]
+            if mode == "ac"
+            else causal_mask(S, tokens.device)
+        )
         mask = torch.cat((present[:, None].expand(-1, S, -1), seen.expand(B, -1, -1)), dim=2)
-        columns = torch.zeros_like(tokens).scatter(1, body, torch.arange(S, device=tokens.device).expand(B, -1))
+        columns = torch.zeros_like(tokens).scatter(
+            1, body, torch.arange(S, device=tokens.device).expand(B, -1)
+        )
         return Rows(
             ids=torch.cat((tokens.gather(1, prefix), before.gather(1, body)), dim=1),
             positions=torch.cat((prefix + 1, body), dim=1),
@@ -164,7 +176,9 @@ class GivenFirst(ModernModel):
             near=self._near(given, needed, prefix, body, mode) if self.config.neighbours else None,
         )
 
-    def _near(self, given: Tensor, needed: Tensor, prefix: Tensor, body: Tensor, mode: str) -> tuple[Tensor, Tensor]:
+    def _near(
+        self, given: Tensor, needed: Tensor, prefix: Tensor, body: Tensor, mode: str
+    ) -> tuple[Tensor, Tensor]:
         """Return the columns that a neighbours layer reads, and which of them exist.
 
         A given token reads the given tokens around it; the row that predicts x_t reads what it
@@ -195,7 +209,8 @@ class GivenFirst(ModernModel):
         of_body = tuple(torch.cat(parts, dim=2) for parts in zip(*reads, strict=True))
         wide = max(of_prefix[0].shape[2], of_body[0].shape[2])
         index, present = (
-            torch.cat([nn.functional.pad(x, (0, wide - x.shape[2])) for x in pair], dim=1) for pair in zip(of_prefix, of_body, strict=True)
+            torch.cat([nn.functional.pad(x, (0, wide - x.shape[2])) for x in pair], dim=1)
+            for pair in zip(of_prefix, of_body, strict=True)
         )
         return index, present
 
@@ -256,7 +271,9 @@ def padded_columns(flags: Tensor, margin: int) -> tuple[Tensor, Tensor]:
 
 def body_columns(body: Tensor, prefix: int) -> Tensor:
     """(B, S, 1): each body row's own column behind `prefix` columns."""
-    return (prefix + torch.arange(body.shape[1], device=body.device)).expand(len(body), -1)[..., None]
+    return (prefix + torch.arange(body.shape[1], device=body.device)).expand(len(body), -1)[
+        ..., None
+    ]
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:

@@ -1,26 +1,30 @@
 """GPT-2: plain left to right, p(x_t | bos, x_<t). What follows a hole is not seen.
 
-The network is `GPT2Model` of `transformers`, whose head is the embedding. The first token is predicted too: the network reads `bos_id`,
-GPT-2's <|endoftext|>, before the text. The last token is never read, so `max_length` positions are enough.
-A folder that `transformers` wrote, such as the published `gpt2`, is read by `from_pretrained` as well (see `gpt2_checkpoint`).
+The network is `GPT2Model` of `transformers`, whose head is the embedding. The first token is
+predicted too: the network reads `bos_id`, GPT-2's <|endoftext|>, before the text. The last token is
+never read, so `max_length` positions are enough. A folder that `transformers` wrote, such as the
+published `gpt2`, is read by `from_pretrained` as well (see `gpt2_checkpoint`).
 
-GPT-2 that fills in the middle: the text is reordered, so that a left-to-right model sees what follows a hole.
+GPT-2 that fills in the middle: the text is reordered, so that a left-to-right model sees what
+follows a hole.
 
-A hole is a maximal run of targets. The network reads the given text with one marker in the place of each hole, whatever its length, and
-then the contents of the holes in order, each after an opener:
+A hole is a maximal run of targets. The network reads the given text with one marker in the place of
+each hole, whatever its length, and then the contents of the holes in order, each after an opener:
 
     text      a b _ _ e f _ h        (targets c d, g)
     reading   bos a b HOLE e f HOLE h  OPEN c d  OPEN g
 
-so p(x_t | x_C, x_<t) for targets, and the chain rule gives a joint. For one hole this is prefix-suffix-middle with the marker between
-prefix and suffix. Two readings were taken:
+so p(x_t | x_C, x_<t) for targets, and the chain rule gives a joint. For one hole this is
+prefix-suffix-middle with the marker between prefix and suffix. Two readings were taken:
 
-- The lengths of the holes are the question's, as for every other system: real tokens alone are predicted, over which the answer is
-  normalised, and neither an opener nor an end is. Of the fillings of these lengths it is an exact joint. But the network reads no
-  length: while it fills a hole it does not know where the hole ends.
-- Positions count along the reading. A text of n tokens with h holes takes n + 2h of them (the last token is never read), and
-  there are max_length + 2 max_holes. By default that is enough for every pattern; but positions that training never reached are
-  untrained, so train with as many holes as will be asked for.
+- The lengths of the holes are the question's, as for every other system: real tokens alone are
+  predicted, over which the answer is normalised, and neither an opener nor an end is. Of the
+  fillings of these lengths it is an exact joint. But the network reads no length: while it fills a
+  hole it does not know where the hole ends.
+- Positions count along the reading. A text of n tokens with h holes takes n + 2h of them (the last
+  token is never read), and there are max_length + 2 max_holes. By default that is enough for every
+  pattern; but positions that training never reached are untrained, so train with as many holes as
+  will be asked for.
 
 Mode `ar` is plain GPT-2, without markers.
 """
@@ -46,10 +50,38 @@ from tracformer.model import storage
 from tracformer.model.base import EXACT
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"vocab_size": 50257, "max_length": 1024, "n_layer": 12, "n_head": 12, "d_model": 768, "dropout": 0.1},  # 124M
-    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 4, "d_model": 128, "init_std": 0.05},  # 1.4M
-    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 144, "init_std": 0.05},  # 2.0M less embeddings
-    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 9, "n_head": 4, "d_model": 256, "init_std": 0.04},  # 8.2M
+    "paper": {
+        "vocab_size": 50257,
+        "max_length": 1024,
+        "n_layer": 12,
+        "n_head": 12,
+        "d_model": 768,
+        "dropout": 0.1,
+    },  # 124M
+    "tiny": {
+        "vocab_size": 256,
+        "max_length": 128,
+        "n_layer": 7,
+        "n_head": 4,
+        "d_model": 128,
+        "init_std": 0.05,
+    },  # 1.4M
+    "mini": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 8,
+        "n_head": 3,
+        "d_model": 144,
+        "init_std": 0.05,
+    },  # 2.0M less embeddings
+    "laptop": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 9,
+        "n_head": 4,
+        "d_model": 256,
+        "init_std": 0.04,
+    },  # 8.2M
 }
 
 
@@ -59,14 +91,19 @@ class GPT2Config(TransformerConfig):
     possible_modes: ClassVar[tuple[str, ...]] = ("ar",)
     presets = PRESETS
 
-    bos_id: int = -1  # read before the text; -1: the last token, which is the end of text of GPT-2 and of our own tokenisers
+    # read before the text; -1: the last token, which is the end of text of GPT-2 and of our own
+    # tokenisers
+    bos_id: int = -1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bos_id == -1:
             object.__setattr__(self, "bos_id", self.vocab_size - 1)
         if not isinstance(self.bos_id, int) or not 0 <= self.bos_id < self.vocab_size:
-            raise ValueError(f"bos_id is {self.bos_id!r}; it must lie in 0..{self.vocab_size - 1} (vocab_size {self.vocab_size})")
+            raise ValueError(
+                f"bos_id is {self.bos_id!r}; it must lie in 0..{self.vocab_size - 1} (vocab_size "
+                f"{self.vocab_size})"
+            )
 
     @property
     def rows(self) -> int:
@@ -100,23 +137,34 @@ class GPT2(TransformerPeer):
     def embedding_tables(self) -> list[Tensor]:
         return [self.network.wte.weight, self.network.wpe.weight]
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         return pick(self.read(shifted_right(tokens, self.config.bos_id)), asked)
 
     def read(self, ids: Tensor) -> Tensor:
-        """(B, T, d) features of ids (B, T); each sees itself and what stands before, so padding on the right is out of sight."""
+        """(B, T, d) features of ids (B, T); each sees itself and what stands before, so padding on
+        the right is out of sight.
+        """
         features: Tensor = self.network(input_ids=ids, use_cache=False).last_hidden_state
         return features
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | PathLike[str], *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", **options: Any
+        cls,
+        folder: str | PathLike[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        **options: Any,
     ) -> Self:
         document = storage.load_document(folder)
         if cls.config_class.model_type != "gpt2" or not gpt2_checkpoint.is_published(document):
             return super().from_pretrained(folder, dtype=dtype, device=device, **options)
         model = cls(GPT2Config.from_dict(gpt2_checkpoint.published_config(folder)), **options)
-        expected = {name: tuple(tensor.shape) for name, tensor in model.network.state_dict().items()}
+        expected = {
+            name: tuple(tensor.shape) for name, tensor in model.network.state_dict().items()
+        }
         weights = gpt2_checkpoint.published_weights(folder, expected)
         model.to(device, dtype).network.load_state_dict(weights)
         return model.eval()
@@ -152,7 +200,8 @@ class GPT2FimConfig(GPT2Config):
     possible_modes = ("car", "ar")
     presets = PRESETS
 
-    max_holes: int = -1  # of a text of max_length tokens, for which there are positions; -1: as many as there can be
+    # of a text of max_length tokens, for which there are positions; -1: as many as there can be
+    max_holes: int = -1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,7 +237,9 @@ class GPT2Fim(GPT2):
         "ar": "does not see what follows a hole",
     }
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         if mode == "ar":
             return super().states(tokens, context, mode, lengths, asked)
         reading, slots = self.reorder(tokens, context, lengths)
@@ -197,19 +248,25 @@ class GPT2Fim(GPT2):
         return features[row, slots[row, position] - 1]
 
     def reorder(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The readings (B, S), padded on the right, and for each target (B, T) its slot there; the slot before predicts it."""
+        """The readings (B, S), padded on the right, and for each target (B, T) its slot there; the
+        slot before predicts it.
+        """
         target = ~context & inside_of(tokens, lengths)
         start = target & ~torch.nn.functional.pad(target[:, :-1], (1, 0))  # of a hole
-        kept = start | (context & inside_of(tokens, lengths))  # what the first part holds: given tokens, and one marker a hole
+        # what the first part holds: given tokens, and one marker a hole
+        kept = start | (context & inside_of(tokens, lengths))
         holes, targets = start.sum(1), target.sum(1)  # (B,)
         needed = lengths + 2 * holes
         if int(needed.max()) > self.config.positions:
             worst = int(needed.argmax())
             raise ValueError(
-                f"a text of {int(lengths[worst])} tokens with {int(holes[worst])} holes takes {int(needed[worst])} positions; "
-                f"this model has {self.config.positions} (max_length {self.config.max_length} + 2 max_holes {self.config.max_holes})"
+                f"a text of {int(lengths[worst])} tokens with {int(holes[worst])} holes takes "
+                f"{int(needed[worst])} positions; "
+                f"this model has {self.config.positions} (max_length {self.config.max_length} + 2 "
+                f"max_holes {self.config.max_holes})"
             )
-        first = 1 + kept.sum(1, keepdim=True)  # (B, 1) the slot of the first opener, behind bos and the first part
+        # (B, 1) the slot of the first opener, behind bos and the first part
+        first = 1 + kept.sum(1, keepdim=True)
         hole = start.cumsum(1)  # counts from 1
         slots = first + hole + target.cumsum(1) - 1  # behind that many openers and contents
         reading = tokens.new_zeros(len(tokens), int((first[:, 0] + holes + targets).max()))

@@ -1,7 +1,9 @@
-"""MDLM (Sahoo et al., 2024): masked diffusion whose denoiser never predicts the mask and keeps what it sees (SUBS).
+"""MDLM (Sahoo et al., 2024): masked diffusion whose denoiser never predicts the mask and keeps what
+it sees (SUBS).
 
-Then the cost of a masked target is -log p(x_0), and the bound a mean of cross-entropies: the paper's last appendix. The network may be the
-published DiT, or the AC network of a Tracformer, with everything else unchanged.
+Then the cost of a masked target is -log p(x_0), and the bound a mean of cross-entropies: the
+paper's last appendix. The network may be the published DiT, or the AC network of a Tracformer, with
+everything else unchanged.
 """
 
 from dataclasses import dataclass
@@ -52,7 +54,8 @@ class MDLMConfig(DiffusionConfig):
     presets = PRESETS
 
     backbone: str = "dit"  # or "tracformer"
-    time_conditioning: bool = False  # of the DiT: whether it is told sigma(t); the published models are told 0
+    # of the DiT: whether it is told sigma(t); the published models are told 0
+    time_conditioning: bool = False
     n_max: int = 16  # of the Tracformer
     init_std: float = 0.02  # of the Tracformer
 
@@ -62,7 +65,10 @@ class MDLMConfig(DiffusionConfig):
             raise ValueError(f"backbone is {self.backbone!r}; allowed: {', '.join(BACKBONES)}")
         if self.backbone == "tracformer":
             if self.time_conditioning:
-                raise ValueError("time_conditioning is True, but backbone 'tracformer' has no input for a noise level; set it to False")
+                raise ValueError(
+                    "time_conditioning is True, but backbone 'tracformer' has no input for a noise "
+                    "level; set it to False"
+                )
             self.tracformer()  # its own checks
 
     def tracformer(self) -> TracformerConfig:
@@ -84,7 +90,10 @@ class MDLM(DiffusionModel):
     config_class = MDLMConfig
 
     def __init__(self, config: MDLMConfig, attention: str = "native") -> None:
-        super().__init__(config, Tracformer(config.tracformer(), attention) if config.backbone == "tracformer" else None)
+        super().__init__(
+            config,
+            Tracformer(config.tracformer(), attention) if config.backbone == "tracformer" else None,
+        )
 
     # ---- the network
 
@@ -104,17 +113,25 @@ class MDLM(DiffusionModel):
         return super().blocks() if self._tracformer is None else self._tracformer.blocks()
 
     def embedding_tables(self) -> list[Tensor]:
-        return super().embedding_tables() if self._tracformer is None else self._tracformer.embedding_tables()
+        return (
+            super().embedding_tables()
+            if self._tracformer is None
+            else self._tracformer.embedding_tables()
+        )
 
     def noise_level(self, t: Tensor) -> Tensor:
         return sigma_at(t) if self.config.time_conditioning else torch.zeros_like(t)
 
-    def states(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor
+    ) -> Tensor:
         if self._tracformer is None:
             return super().states(tokens, masked, lengths, t, wanted)
         return self.hidden(tokens, ~masked, "ac", lengths, wanted)[0]
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if self._tracformer is None:
             return super().hidden(tokens, context, mode, lengths, wanted)
         self._tracformer.checkpoint_activations = self.checkpoint_activations
@@ -126,8 +143,13 @@ class MDLM(DiffusionModel):
         """-log p(x_0)"""
         return -token_log_probs(hidden, self.head, targets, self.head_bias)
 
-    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """Each masked target: -log p(x_0) sigma' / expm1(sigma), which is -log p(x_0) / t. t is stratified over the batch."""
+    def training_loss(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Each masked target: -log p(x_0) sigma' / expm1(sigma), which is -log p(x_0) / t.
+
+        t is stratified over the batch.
+        """
         t = random_times(len(tokens), tokens.device, stratified=True)
         masked = random_masks(targets, (1 - EPSILON) * t)
         weight = (1.0 / t)[:, None].expand_as(masked)[masked].float()
@@ -136,9 +158,15 @@ class MDLM(DiffusionModel):
         hidden = self.states(tokens, masked, lengths, t, masked)
         return weighted_nll(hidden, self.head, tokens[masked].long(), weight, self.head_bias)
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
-        """Between t and s a masked position is revealed with probability 1 - s/t, its token drawn from p(x_0)."""
+    def reverse(
+        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
+    ) -> Passes[Filled]:
+        """Between t and s a masked position is revealed with probability 1 - s/t,
+        its token drawn from p(x_0).
+        """
         return scheduled(self._predict, tokens, context, lengths, steps, draws)
 
-    def _predict(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor) -> Tensor:
+    def _predict(
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor
+    ) -> Tensor:
         return logits_of(self.states(tokens, masked, lengths, t, wanted), self.head, self.head_bias)

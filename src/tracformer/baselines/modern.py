@@ -18,9 +18,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tracformer.baselines.transformer import DenseModel, attend, attend_at, inside_of, pick, shifted_right
+from tracformer.baselines.transformer import (
+    DenseModel,
+    attend,
+    attend_at,
+    inside_of,
+    pick,
+    shifted_right,
+)
 from tracformer.model.base import EXACT, MARGINAL
-from tracformer.model.blocks import Angles, Block, Read, initialise, rotary_angles, run_blocks, split_heads
+from tracformer.model.blocks import (
+    Angles,
+    Block,
+    Read,
+    initialise,
+    rotary_angles,
+    run_blocks,
+    split_heads,
+)
 from tracformer.model.config import ModelConfig
 from tracformer.model.fast_step import Linear
 
@@ -40,7 +55,10 @@ class ModernConfig(ModelConfig):
         super().__post_init__()
         self.require_positive("n_layer", "n_head", "d_model")
         if self.d_model % self.n_head or (self.d_model // self.n_head) % 2:
-            raise ValueError(f"d_model is {self.d_model} and n_head {self.n_head}; d_model must be n_head times an even head size")
+            raise ValueError(
+                f"d_model is {self.d_model} and n_head {self.n_head}; d_model must be n_head times "
+                "an even head size"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
         for field in ("rotary_base", "init_std"):
@@ -53,20 +71,28 @@ class ModernConfig(ModelConfig):
 
     def check_neighbours(self, value: int, layers: int) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= layers:
-            raise ValueError(f"neighbours is {value!r}; it must be a number of layers in 0..{layers}")
+            raise ValueError(
+                f"neighbours is {value!r}; it must be a number of layers in 0..{layers}"
+            )
 
 
 Size = tuple[int, int, int] | tuple[int, int, int, float]
-"""Layers, heads, width and, where it is not GPT-2's 0.02, the standard deviation of the weights at the start."""
+"""Layers, heads, width and, where it is not 0.02, the initial standard deviation of the weights."""
 
 
 def size_presets(paper: Size, tiny: Size, mini: Size, laptop: Size) -> dict[str, dict[str, Any]]:
-    """Return the presets that every system has: the paper's size, about 1.5M parameters, 2M without embeddings, and 8M."""
+    """Return the presets that every system has: the paper's size, about 1.5M parameters, 2M without
+    embeddings, and 8M.
+    """
     texts = {"paper": (50257, 1024), "tiny": (256, 128), "mini": (4096, 256), "laptop": (4096, 256)}
     sizes = {"paper": paper, "tiny": tiny, "mini": mini, "laptop": laptop}
     keys = ("n_layer", "n_head", "d_model", "init_std")
     presets: dict[str, dict[str, Any]] = {
-        name: {"vocab_size": vocabulary, "max_length": length, **dict(zip(keys, sizes[name], strict=False))}
+        name: {
+            "vocab_size": vocabulary,
+            "max_length": length,
+            **dict(zip(keys, sizes[name], strict=False)),
+        }
         for name, (vocabulary, length) in texts.items()
     }
     presets["paper"]["dropout"] = 0.1
@@ -88,7 +114,9 @@ class ModernModel(DenseModel):
 
     def stack(self, layers: int) -> nn.ModuleList:
         config = self.config
-        return nn.ModuleList(Block(config.d_model, config.n_head, config.dropout) for _ in range(layers))
+        return nn.ModuleList(
+            Block(config.d_model, config.n_head, config.dropout) for _ in range(layers)
+        )
 
     @property
     def head(self) -> Tensor:
@@ -99,7 +127,9 @@ class ModernModel(DenseModel):
 
     def angles(self, positions: Tensor) -> Angles:
         """Rotary angles of positions (...)."""
-        return rotary_angles(positions, self.config.head_size, self.config.rotary_base, self.embedding.weight.dtype)
+        return rotary_angles(
+            positions, self.config.head_size, self.config.rotary_base, self.embedding.weight.dtype
+        )
 
     def embed(self, ids: Tensor) -> Tensor:
         embedded: Tensor = self.dropout(self.embedding(ids))
@@ -168,12 +198,16 @@ class BertModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         T = tokens.shape[1]
         x = self.embed(tokens.masked_fill(~context, self.config.mask_id))
         angles = self.angles(torch.arange(T, device=tokens.device))
         read = two_sided(lengths, T, self.config.neighbours)
-        return self.norm(pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked))
+        return self.norm(
+            pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked)
+        )
 
 
 # ---- BART
@@ -244,23 +278,33 @@ class BartModern(ModernModel):
         super().__init__(config)
         self.encoder = self.stack(config.n_layer)
         self.norm_memory = nn.LayerNorm(config.d_model)
-        self.decoder = nn.ModuleList(CrossBlock(config.d_model, config.n_head, config.dropout) for _ in range(config.n_layer))
+        self.decoder = nn.ModuleList(
+            CrossBlock(config.d_model, config.n_head, config.dropout) for _ in range(config.n_layer)
+        )
         initialise(self, config.init_std, branches=3 * config.n_layer)
 
     def blocks(self) -> list[nn.Module]:
         return [*self.encoder, *self.decoder]
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         T = tokens.shape[1]
         angles = self.angles(torch.arange(T, device=tokens.device))
         memory = self.embed(tokens.masked_fill(~context, self.config.mask_id))
         read = two_sided(lengths, T, self.config.neighbours)
-        memory = self.norm_memory(run_blocks(self.encoder, memory, angles, read, recompute=self.recompute))
+        memory = self.norm_memory(
+            run_blocks(self.encoder, memory, angles, read, recompute=self.recompute)
+        )
         near, inside = next_to(lengths, T), inside_of(tokens, lengths)[:, None]
         x = self.embed(shifted_right(tokens, self.config.mask_id))
         for number, block in enumerate(self.decoder):
             inputs = (x, memory, angles, near if number < self.config.neighbours else None, inside)
-            x = checkpoint(block, *inputs, use_reentrant=False) if self.recompute else block(*inputs)
+            x = (
+                checkpoint(block, *inputs, use_reentrant=False)
+                if self.recompute
+                else block(*inputs)
+            )
         return self.norm(pick(x, asked))
 
 
@@ -298,7 +342,9 @@ class BertBidirModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         B, T = tokens.shape
         given = tokens.masked_fill(~context, self.config.mask_id)
         t = torch.arange(T, device=tokens.device)
@@ -311,7 +357,9 @@ class BertBidirModern(ModernModel):
             return attend(q, k, v, mask)
 
         angles = self.angles(torch.cat((t.expand(B, -1), mirror)))
-        features = self.norm_feature(run_blocks(self.layers, x, angles, read, recompute=self.recompute))
+        features = self.norm_feature(
+            run_blocks(self.layers, x, angles, read, recompute=self.recompute)
+        )
         # column 0: nothing; the feature at slot s is in column s + 1
         features = nn.functional.pad(features, (0, 0, 1, 0))
         row, position = asked.nonzero(as_tuple=True)

@@ -65,7 +65,10 @@ class RowCache:
     def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
         N, T = len(tokens), int(lengths.max())
         if N > len(self.free) or T > self.length:
-            raise ValueError(f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of {self.length} tokens")
+            raise ValueError(
+                f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of "
+                f"{self.length} tokens"
+            )
         rows = torch.tensor(self.free[:N], device=tokens.device)
         context = context[:, :T] & (torch.arange(T, device=tokens.device) < lengths[:, None])
         tokens = tokens[:, :T].masked_fill(~context, 0).long()
@@ -118,7 +121,9 @@ class RowCache:
         index = index.masked_fill(~present, 0)  # memory of other slots may never have been written
         return self.layers[layer].attend(q[0], row[:, None] * self.slots + index, present)[None]
 
-    def pending(self, rows: Tensor, positions: Tensor, has_row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def pending(
+        self, rows: Tensor, positions: Tensor, has_row: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the rows to feed before some positions are answered, theirs included.
 
         Args:
@@ -143,7 +148,9 @@ class RowCache:
 
 
 def compressed(present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the columns (N, K) where present (N, M) is True, and which of these K are not filler."""
+    """Return the columns (N, K) where present (N, M) is True, and which of these K
+    are not filler.
+    """
     counts = present.sum(1)
     width = max(1, int(counts.max()))
     index = (~present).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]

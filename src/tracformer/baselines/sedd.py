@@ -1,20 +1,28 @@
-"""SEDD (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities, trained by score entropy.
+"""SEDD (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities,
+trained by score entropy.
 
-With s_y the log-score of token y behind a mask and r = 1/expm1(sigma) its scale, published networks answer
-s_y = g_y + log r, g_y = logits_y - log(number of real tokens). Then a masked target's score entropy
+With s_y the log-score of token y behind a mask and r = 1/expm1(sigma) its scale, published networks
+answer s_y = g_y + log r, g_y = logits_y - log(number of real tokens). Then a masked target's score
+entropy
 
-    sigma' [ sum_y e^{s_y} - r s_{x_0} + r (log r - 1) ] = sigma' r [ sum_y e^{g_y} - 1 - g_{x_0} ],   sigma' r = 1/t,
+    sigma' [ sum_y e^{s_y} - r s_{x_0} + r (log r - 1) ]
+        = sigma' r [ sum_y e^{g_y} - 1 - g_{x_0} ],   sigma' r = 1/t,
 
-which is at least -log p(x_0) / t under p = softmax(g), with equality where the scores sum as they should.
+which is at least -log p(x_0) / t under p = softmax(g), with equality where the scores sum as they
+should.
 
-D3PM (Austin et al., 2021) with absorbing noise: T discrete steps, a network that predicts x_0, and the variational bound.
+D3PM (Austin et al., 2021) with absorbing noise: T discrete steps, a network that predicts x_0, and
+the variational bound.
 
-beta_t = 1/(T-t+1), so that at step i a token is masked with probability t = i/T, and all are at T. With s = t - 1/T, alpha_t = 1 - t and m
-the probability that the network leaves on the mask token, a masked target adds at step i
+beta_t = 1/(T-t+1), so that at step i a token is masked with probability t = i/T, and all are at T.
+With s = t - 1/T, alpha_t = 1 - t and m the probability that the network leaves on the mask token, a
+masked target adds at step i
 
-    KL = (1/(T t)) (log(1 + alpha_t m / t) - log p(x_0)) + (1 - 1/(T t)) (log(1 + alpha_t m / t) - log(1 + alpha_s m / s)).
+    KL = (1/(T t)) (log(1 + alpha_t m / t) - log p(x_0))
+         + (1 - 1/(T t)) (log(1 + alpha_t m / t) - log(1 + alpha_s m / s)).
 
-At i = 1 the second part is 0 times infinity, and dropped. After the last step the network reads the clean text at t = 0 and has to repeat
+At i = 1 the second part is 0 times infinity, and dropped. After the last step the network reads the
+clean text at t = 0 and has to repeat
 it: the reconstruction term.
 """
 
@@ -41,15 +49,20 @@ from tracformer.model.likelihood import logits_of
 
 
 def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """t times the loss of masked targets: sum_y e^{g_y} - 1 - g_{x_0}. logits: (N, V), real tokens only; targets: (N,)"""
+    """t times the loss of masked targets: sum_y e^{g_y} - 1 - g_{x_0}.
+
+    logits: (N, V), real tokens only; targets: (N,)
+    """
     g = logits - math.log(logits.shape[-1])
     return g.logsumexp(-1).expm1() - g.gather(1, targets[:, None])[:, 0]
 
 
 def leaving(logits: Tensor, t: float, s: float) -> Tensor:
-    """(N,): probability that a mask is left between t and s, (e^{sigma(t) - sigma(s)} - 1) sum_y e^{s_y} = (1 - s/t) sum_y e^{g_y}.
+    """(N,): probability that a mask is left between t and s, (e^{sigma(t) - sigma(s)} - 1) sum_y
+    e^{s_y} = (1 - s/t) sum_y e^{g_y}.
 
-    It is the analytic (Tweedie) step, for masks with probability t; scores that sum to too much are cut at 1.
+    It is the analytic (Tweedie) step, for masks with probability t; scores that sum to too much are
+    cut at 1.
     """
     total = (logits.double() - math.log(logits.shape[-1])).logsumexp(-1).exp()
     return ((1.0 - s / t) * total).clamp(max=1.0)
@@ -61,7 +74,9 @@ class SEDDConfig(DiffusionConfig):
 
 
 class SEDD(DiffusionModel):
-    """Mode `ac` normalises the scores over real tokens, at the noise whose share of masks is that of the sequence."""
+    """Mode `ac` normalises the scores over real tokens, at the noise whose share of masks is that
+    of the sequence.
+    """
 
     config: SEDDConfig
     config_class = SEDDConfig
@@ -69,7 +84,9 @@ class SEDD(DiffusionModel):
     def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
         return over_logits(score_entropy, hidden, self.head, self.head_bias, targets)
 
-    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
+    def training_loss(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
         """Score entropy at one uniform t a sequence."""
         t = random_times(len(tokens), tokens.device, stratified=False)
         masked = random_masks(targets, (1 - EPSILON) * t)
@@ -77,21 +94,32 @@ class SEDD(DiffusionModel):
         terms = terms / t[:, None].to(terms.dtype)
         return (terms if weights is None else terms * weights).sum()
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
-        """`steps` equal steps from t = 1 to 0; by default as many as the longest sequence takes tokens."""
+    def reverse(
+        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
+    ) -> Passes[Filled]:
+        """`steps` equal steps from t = 1 to 0; by default as many as the longest
+        sequence takes tokens.
+        """
         steps = self.config.max_length if steps is None else steps
         times = [1.0 - step / steps for step in range(steps)] + [0.0]
         return posterior(self._leave, tokens, context, lengths, times, draws)
 
-    def _leave(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def _leave(
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         time = torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)
-        logits = logits_of(self.states(tokens, masked, lengths, time, wanted), self.head, self.head_bias)
+        logits = logits_of(
+            self.states(tokens, masked, lengths, time, wanted), self.head, self.head_bias
+        )
         logits = logits.to(wide(logits.dtype))
         return logits, leaving(logits, t, s)
 
 
 def step_cost(logits: Tensor, targets: Tensor, t: Tensor, steps: int) -> Tensor:
-    """T t KL of masked targets. logits: (N, V + 1), the mask last; targets: (N,); t: (N,), multiples of 1/steps"""
+    """T t KL of masked targets.
+
+    logits: (N, V + 1), the mask last; targets: (N,); t: (N,), multiples of 1/steps
+    """
     log_p = logits.log_softmax(-1)
     m, t = log_p[:, -1].exp(), t.to(log_p.dtype)
     s = (t - 1.0 / steps).clamp(min=0.5 / steps)  # only i = 1 is changed, where its factor is zero
@@ -146,8 +174,16 @@ class D3PM(DiffusionModel):
 
     def reconstruction(self, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         """(B, T): log p(x_0) of the targets where the clean text is read at t = 0."""
-        nothing, start = torch.zeros_like(targets), torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
-        values = over_logits(_log_p, self.states(tokens, nothing, lengths, start, targets), *self._whole_head, tokens[targets].long())
+        nothing, start = (
+            torch.zeros_like(targets),
+            torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device),
+        )
+        values = over_logits(
+            _log_p,
+            self.states(tokens, nothing, lengths, start, targets),
+            *self._whole_head,
+            tokens[targets].long(),
+        )
         return values.new_zeros(tokens.shape).masked_scatter(targets, values)
 
     def estimate(
@@ -161,15 +197,25 @@ class D3PM(DiffusionModel):
         seed: int = 0,
         insist: bool = False,
     ) -> Estimate:
-        estimate = super().estimate(tokens, context, mode, lengths, draws=draws, seed=seed, insist=insist)
+        estimate = super().estimate(
+            tokens, context, mode, lengths, draws=draws, seed=seed, insist=insist
+        )
         if mode != "diffusion":
             return estimate
         lengths = self._check(tokens, context, mode, lengths, insist)
         with torch.no_grad():
-            return Estimate(estimate.values + self.reconstruction(tokens, targets_of(context, lengths), lengths), estimate.standard_error)
+            return Estimate(
+                estimate.values
+                + self.reconstruction(tokens, targets_of(context, lengths), lengths),
+                estimate.standard_error,
+            )
 
-    def training_loss(self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None) -> Tensor:
-        """The bound at one uniform step a sequence, T KL; plus 0.01 times the cross-entropy of x_0 at every target; plus reconstruction."""
+    def training_loss(
+        self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """The bound at one uniform step a sequence, T KL; plus 0.01 times the cross-entropy of x_0
+        at every target; plus reconstruction.
+        """
         T = self.steps
         t = torch.randint(1, T + 1, (len(tokens),), device=tokens.device).double() / T
         masked = random_masks(targets, t)
@@ -184,7 +230,9 @@ class D3PM(DiffusionModel):
         terms = terms - self.reconstruction(tokens, targets, lengths)[targets]
         return (terms if weights is None else terms * weights[targets]).sum()
 
-    def reverse(self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws) -> Passes[Filled]:
+    def reverse(
+        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
+    ) -> Passes[Filled]:
         """`steps` of the T steps, evenly; by default all."""
         T = self.steps
         steps = T if steps is None else steps
@@ -193,7 +241,9 @@ class D3PM(DiffusionModel):
         times = [round(T * (steps - step) / steps) / T for step in range(steps + 1)]
         return posterior(self._leave, tokens, context, lengths, times, draws)
 
-    def _leave(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def _leave(
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         time = torch.full((len(tokens),), t, dtype=torch.float64, device=tokens.device)
         logits = logits_of(self.states(tokens, masked, lengths, time, wanted), *self._whole_head)
         logits = logits.to(wide(logits.dtype))

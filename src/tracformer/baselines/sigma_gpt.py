@@ -52,7 +52,9 @@ class SigmaGpt(ModernModel):
     def embedding_tables(self) -> list[Tensor]:
         return [self.embedding.weight, self.own.weight, self.next.weight]
 
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
         targets = ~context & inside_of(tokens, lengths)
         random = self.training and self.config.order == "random"
         ranks = draw_ranks(targets, random)
@@ -88,13 +90,19 @@ class SigmaGpt(ModernModel):
         width = int(lengths.max())  # the last token predicts nothing
         mask = causal_mask(width, tokens.device)
         x = self._run(ids[:, :width], own[:, :width], following[:, :width], mask)
-        turn = torch.zeros_like(order).scatter(1, order, torch.arange(T, device=tokens.device).expand(B, -1))
+        turn = torch.zeros_like(order).scatter(
+            1, order, torch.arange(T, device=tokens.device).expand(B, -1)
+        )
         row, position = asked.nonzero(as_tuple=True)
         # row number i + 1 holds token i of the order, and row i predicts it
         return self.norm(x[row, turn[row, position]])
 
-    def _alone(self, ids: Tensor, own: Tensor, count: Tensor, targets: Tensor, ranks: Tensor, asked: Tensor) -> Tensor:
-        """The start row and all given rows but the last, then the last one again for each target."""
+    def _alone(
+        self, ids: Tensor, own: Tensor, count: Tensor, targets: Tensor, ranks: Tensor, asked: Tensor
+    ) -> Tensor:
+        """The start row and all given rows but the last, then the last one again for
+        each target.
+        """
         query = packed_by_rank(targets, ranks)  # (B, S) positions
         S, P = query.shape[1], int(count.max())
         last = count[:, None].expand(-1, S)
@@ -104,12 +112,16 @@ class SigmaGpt(ModernModel):
         own = torch.cat((places, own.gather(1, last)), dim=1)
         t = torch.arange(P, device=ids.device)
         earlier = (t < count[:, None])[:, None].expand(-1, S, -1)  # rows 0 .. count - 1
-        before = torch.cat((causal_mask(max(P, 1), ids.device)[:, :P, :P].expand(len(ids), -1, -1), earlier), dim=1)
+        before = torch.cat(
+            (causal_mask(max(P, 1), ids.device)[:, :P, :P].expand(len(ids), -1, -1), earlier), dim=1
+        )
         itself = torch.eye(S, dtype=torch.bool, device=ids.device).expand(len(ids), -1, -1)
         # (B, P + S, P + S)
         mask = torch.cat((before, nn.functional.pad(itself, (0, 0, P, 0))), dim=2)
         x = self._run(ids, own, following, mask)
-        column = torch.zeros_like(ranks).scatter(1, query, P + torch.arange(S, device=ids.device).expand(len(ids), -1))
+        column = torch.zeros_like(ranks).scatter(
+            1, query, P + torch.arange(S, device=ids.device).expand(len(ids), -1)
+        )
         row, position = asked.nonzero(as_tuple=True)
         return self.norm(x[row, column[row, position]])
 

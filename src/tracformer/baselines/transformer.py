@@ -1,6 +1,7 @@
 """Dense attention of the baselines: PyTorch's own, and plain products where those train faster.
 
-What the peers built on the package `transformers` share: the shape of a plain Transformer, and how given positions are answered.
+What the peers built on the package `transformers` share: the shape of a plain Transformer, and how
+given positions are answered.
 """
 
 import math
@@ -88,12 +89,15 @@ class TransformerConfig(ModelConfig):
     d_model: int = 768
     dropout: float = 0.0  # wherever the network of `transformers` has it by default
     init_std: float = 0.02
-    positions_from: str = "normal"  # or "sinusoids": what the table of positions is before it is trained
+    # or "sinusoids": what the table of positions is before it is trained
+    positions_from: str = "normal"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.positions_from not in POSITIONS:
-            raise ValueError(f"positions_from is {self.positions_from!r}; allowed: {', '.join(POSITIONS)}")
+            raise ValueError(
+                f"positions_from is {self.positions_from!r}; allowed: {', '.join(POSITIONS)}"
+            )
         self.require_positive("n_layer", "n_head", "d_model")
         if self.d_model % self.n_head:
             raise ValueError(f"d_model is {self.d_model}, not divisible by n_head {self.n_head}")
@@ -104,19 +108,28 @@ class TransformerConfig(ModelConfig):
 
 
 class DenseModel(ConditionalModel):
-    """A model whose attention would show a given position its own token. A subclass implements `states`.
+    """A model whose attention would show a given position its own token. A subclass implements
+    `states`.
 
     Each given position that is asked for gets a row of its own, in which it is a target too.
     """
 
     @abstractmethod
-    def states(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor) -> Tensor:
-        """Final states (N, d) of the positions where `asked` (B, T) is True, in row-major order. Outside `ar` they are all targets."""
+    def states(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
+    ) -> Tensor:
+        """Final states (N, d) of the positions where `asked` (B, T) is True, in row-major order.
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        Outside `ar` they are all targets.
+        """
+
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         inside = inside_of(tokens, lengths)
         tokens = tokens.long().masked_fill(~inside, 0)  # anything may stand in the padding
-        targets = wanted if mode == "ar" else ~context & inside  # in `ar` no position sees itself, given or not
+        # in `ar` no position sees itself, given or not
+        targets = wanted if mode == "ar" else ~context & inside
 
         def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
             return self.states(tokens[row], inside[row] & ~targets, mode, lengths[row], asked)
@@ -131,9 +144,13 @@ class TransformerPeer(DenseModel):
     network: Any
     built_on_meta: ClassVar[bool] = False
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         self._recompute(self.checkpoint_activations)
-        self._choose_attention("eager" if trains_faster_plain(tokens.device, tokens.shape[1]) else "sdpa")
+        self._choose_attention(
+            "eager" if trains_faster_plain(tokens.device, tokens.shape[1]) else "sdpa"
+        )
         return super().hidden(tokens, context, mode, lengths, wanted)
 
     def networks(self) -> list[Any]:
@@ -159,11 +176,15 @@ def check_norm(norm: str) -> None:
 
 
 def start_positions(config: TransformerConfig, *tables: Tensor) -> None:
-    """What `transformers` drew from a normal law, as the configuration says. A table has a row a position."""
+    """What `transformers` drew from a normal law, as the configuration says.
+
+    A table has a row a position.
+    """
     if config.positions_from == "sinusoids":
         with torch.no_grad():
             for table in tables:
-                table.copy_(sinusoids(*table.shape) * (config.init_std * math.sqrt(2.0)))  # of the same mean square
+                # of the same mean square
+                table.copy_(sinusoids(*table.shape) * (config.init_std * math.sqrt(2.0)))
 
 
 def sinusoids(positions: int, d: int) -> Tensor:

@@ -1,9 +1,12 @@
-"""What the attentions are compared with: PyTorch's own attention under dense masks, dense causal attention, and `blocked` compiled.
+"""What the attentions are compared with: PyTorch's own attention under dense masks, dense causal
+attention, and `blocked` compiled.
 
-Attention alone, forward and backward: all encoder layers, the decoder's strides, growth in T, peak memory, against dense versions.
+Attention alone, forward and backward: all encoder layers, the decoder's strides, growth in T, peak
+memory, against dense versions.
 
-One sequence. The encoder is read forwards; the decoder reads prefix and suffix, every position a query. A dense layer costs the same
-whatever its mask, so one is timed and stands for each of the log2(T) layers.
+One sequence. The encoder is read forwards; the decoder reads prefix and suffix, every position a
+query. A dense layer costs the same whatever its mask, so one is timed and stands for each of the
+log2(T) layers.
 
 What the attention part found, line by line.
 """
@@ -20,7 +23,17 @@ from tracformer import geometry
 from tracformer.attention import Attention, Layout, build_attention
 from tracformer.attention import reference as masks
 from tracformer.attention.layout import mirrored
-from tracformer.bench.pieces import Figures, Found, Piece, Row, Scale, exponent, least_time, over, watch_growth
+from tracformer.bench.pieces import (
+    Figures,
+    Found,
+    Piece,
+    Row,
+    Scale,
+    exponent,
+    least_time,
+    over,
+    watch_growth,
+)
 from tracformer.devices import keep_freed_memory
 
 NAMES = ("dense mask", "causal", "compiled")
@@ -33,15 +46,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = 
 
 
 class DenseMasks:
-    """What one writes without this package: the same key sets as boolean masks in PyTorch's attention."""
+    """What one writes without this package: the same key sets as boolean masks in
+    PyTorch's attention.
+    """
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         mask = masks.prefix_encoder_mask(layout.length, offsets).to(q.device)
         return attend(q, k, v, mask)  # rows are in reading order: one mask serves both readings
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
         B, T = layout.batch, layout.length
-        queries = q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
+        queries = (
+            q.new_zeros(B * T, *q.shape[1:]).index_copy(0, layout.rows, q).unflatten(0, (B, T))
+        )
         mask = masks.prefix_decoder_mask(T, stride).to(q.device)
         if layout.readings == 2:
             k, v = (torch.cat((x[:B], mirrored(x[B:], layout.mirror)), dim=1) for x in (k, v))
@@ -50,9 +69,13 @@ class DenseMasks:
 
 
 class Causal:
-    """Dense causal attention over as many rows: not the same answer, but the same service to a left-to-right model."""
+    """Dense causal attention over as many rows: not the same answer, but the same service to a
+    left-to-right model.
+    """
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
         return attend(q, k, v, None, causal=True)
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
@@ -68,12 +91,18 @@ class Compiled:
         self.blocked = build_attention("blocked")
         self.made: dict[Any, Callable[..., Tensor]] = {}
 
-    def encode(self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout) -> Tensor:
-        return self._made(("encode", offsets, layout.length), self.blocked.encode)(q, k, v, offsets, layout)
+    def encode(
+        self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
+    ) -> Tensor:
+        return self._made(("encode", offsets, layout.length), self.blocked.encode)(
+            q, k, v, offsets, layout
+        )
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
         layout.query_slots  # noqa: B018  computed once, outside
-        return self._made(("decode", stride, layout.length), self.blocked.decode)(q, k, v, stride, layout)
+        return self._made(("decode", stride, layout.length), self.blocked.decode)(
+            q, k, v, stride, layout
+        )
 
     def _made(self, key: Any, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if key not in self.made:
@@ -83,7 +112,11 @@ class Compiled:
 
 def attention_of(name: str) -> Attention:
     """A rival or an implementation of ours, by name."""
-    kinds: dict[str, Callable[[], Attention]] = {"dense mask": DenseMasks, "causal": Causal, "compiled": Compiled}
+    kinds: dict[str, Callable[[], Attention]] = {
+        "dense mask": DenseMasks,
+        "causal": Causal,
+        "compiled": Compiled,
+    }
     return kinds[name]() if name in kinds else build_attention(name)
 
 
@@ -91,31 +124,77 @@ __all__ = ["PART", "pieces", "rows"]
 
 
 def pieces(scale: Scale) -> list[Piece]:
-    shape = {"heads": scale.heads, "head_size": scale.head_size, "device": scale.device, "dtype": scale.dtype}
+    shape = {
+        "heads": scale.heads,
+        "head_size": scale.head_size,
+        "device": scale.device,
+        "dtype": scale.dtype,
+    }
     rounds = {"n_max": scale.n_max, "rounds": scale.rounds}
     ours = ("triton", "blocked") if scale.device.startswith("cuda") else ("native", "blocked")
     found = []
     for T in scale.lengths:
         dense = _dense_rivals(T, scale)
         arguments = {"length": T, "ours": ours, "dense": dense, **shape, **rounds}
-        found.append(Piece(f"attention/encoder/{T}", encoder, arguments, seconds=4 + T / 700 + _dense_seconds(T, dense)))
+        found.append(
+            Piece(
+                f"attention/encoder/{T}",
+                encoder,
+                arguments,
+                seconds=4 + T / 700 + _dense_seconds(T, dense),
+            )
+        )
     for T in scale.decoder_lengths:
-        dense = tuple(name for name in _dense_rivals(T, scale) if name == "causal" or T <= scale.masks_up_to // 2)
+        dense = tuple(
+            name
+            for name in _dense_rivals(T, scale)
+            if name == "causal" or T <= scale.masks_up_to // 2
+        )
         arguments = {"length": T, "ours": ours, "dense": dense, **shape, "rounds": scale.rounds}
-        found.append(Piece(f"attention/decoder/{T}", decoder, arguments, seconds=5 + 40 * (T / 8192) ** 2 + _dense_seconds(T, dense)))
+        found.append(
+            Piece(
+                f"attention/decoder/{T}",
+                decoder,
+                arguments,
+                seconds=5 + 40 * (T / 8192) ** 2 + _dense_seconds(T, dense),
+            )
+        )
     for T in scale.compiled_lengths:
-        found.append(Piece(f"attention/compiled/{T}", compiled, {"length": T, **shape, **rounds}, seconds=120))
+        found.append(
+            Piece(
+                f"attention/compiled/{T}", compiled, {"length": T, **shape, **rounds}, seconds=120
+            )
+        )
     if not scale.device.startswith("cuda"):
         for T in scale.memory_lengths:
-            for kind in ("causal", *(f"{side} {name}" for side in ("encoder", "decoder") for name in ours)):
-                arguments = {"kind": kind, "length": T, "heads": scale.heads, "head_size": scale.head_size, "n_max": scale.n_max}
-                found.append(Piece(f"attention/memory/{T}/{kind}", memory, arguments, seconds=3 + 10 * (T / 8192) ** 2))
+            for kind in (
+                "causal",
+                *(f"{side} {name}" for side in ("encoder", "decoder") for name in ours),
+            ):
+                arguments = {
+                    "kind": kind,
+                    "length": T,
+                    "heads": scale.heads,
+                    "head_size": scale.head_size,
+                    "n_max": scale.n_max,
+                }
+                found.append(
+                    Piece(
+                        f"attention/memory/{T}/{kind}",
+                        memory,
+                        arguments,
+                        seconds=3 + 10 * (T / 8192) ** 2,
+                    )
+                )
     return found
 
 
 def _dense_rivals(T: int, scale: Scale) -> tuple[str, ...]:
     masked = ("dense mask",) if scale.device.startswith("cuda") else ("dense mask", "reference")
-    return (*(masked if T <= scale.masks_up_to else ()), *(("causal",) if T <= scale.causal_up_to else ()))
+    return (
+        *(masked if T <= scale.masks_up_to else ()),
+        *(("causal",) if T <= scale.causal_up_to else ()),
+    )
 
 
 def _dense_seconds(T: int, dense: tuple[str, ...]) -> float:
@@ -148,38 +227,73 @@ def encoder(
             run = forward_backward(encode_with(attentions[name], offsets, layout), inputs)
             times[name].append(least_time(run, rounds, on))
     for name in dense:
-        times[name].append(least_time(forward_backward(encode_with(attentions[name], layers[-1], layout), inputs), rounds, on))
+        times[name].append(
+            least_time(
+                forward_backward(encode_with(attentions[name], layers[-1], layout), inputs),
+                rounds,
+                on,
+            )
+        )
     return {"layers": len(layers), "seconds": times}
 
 
 def decoder(
-    length: int, ours: tuple[str, ...], dense: tuple[str, ...], heads: int, head_size: int, rounds: int, device: str, dtype: str
+    length: int,
+    ours: tuple[str, ...],
+    dense: tuple[str, ...],
+    heads: int,
+    head_size: int,
+    rounds: int,
+    device: str,
+    dtype: str,
 ) -> Figures:
-    """Seconds of each stride 2, 4, ..., 2^log2(T) for our implementations; of one layer for dense ones."""
+    """Seconds of each stride 2, 4, ..., 2^log2(T) for our implementations; of one
+    layer for dense ones.
+    """
     keep_freed_memory()
     on, layout = torch.device(device), whole_layout(length, 2, device)
     (queries,) = heads_of(1, length, heads, head_size, 1, device, dtype)
-    inputs = [queries.detach()[0].requires_grad_(), *heads_of(2, length, heads, head_size, 2, device, dtype)]
+    inputs = [
+        queries.detach()[0].requires_grad_(),
+        *heads_of(2, length, heads, head_size, 2, device, dtype),
+    ]
     attentions = {name: attention_of(name) for name in (*ours, *dense)}
     strides = [2**layer for layer in range(1, layers_of(length) + 1)]
     times: dict[str, list[float]] = {name: [] for name in attentions}
     for stride in strides:
         for name in ours:
-            times[name].append(least_time(forward_backward(decode_with(attentions[name], stride, layout), inputs), rounds, on))
+            times[name].append(
+                least_time(
+                    forward_backward(decode_with(attentions[name], stride, layout), inputs),
+                    rounds,
+                    on,
+                )
+            )
     for name in dense:
-        times[name].append(least_time(forward_backward(decode_with(attentions[name], 2, layout), inputs), rounds, on))
+        times[name].append(
+            least_time(
+                forward_backward(decode_with(attentions[name], 2, layout), inputs), rounds, on
+            )
+        )
     return {"strides": strides, "seconds": times}
 
 
-def compiled(length: int, heads: int, head_size: int, n_max: int, rounds: int, device: str, dtype: str) -> Figures:
-    """Seconds of `blocked` as it is and through torch.compile: the widest encoder layer, and the decoder's finest stride."""
+def compiled(
+    length: int, heads: int, head_size: int, n_max: int, rounds: int, device: str, dtype: str
+) -> Figures:
+    """Seconds of `blocked` as it is and through torch.compile: the widest encoder layer, and the
+    decoder's finest stride.
+    """
     keep_freed_memory()
     on = torch.device(device)
     plain, made = attention_of("blocked"), attention_of("compiled")
     inputs = heads_of(1, length, heads, head_size, 3, device, dtype)
     offsets = geometry.encoder_offsets(layers_of(length), n_max)
     one, two = whole_layout(length, 1, device), whole_layout(length, 2, device)
-    rows = [inputs[0].detach()[0].requires_grad_(), *heads_of(2, length, heads, head_size, 2, device, dtype)]
+    rows = [
+        inputs[0].detach()[0].requires_grad_(),
+        *heads_of(2, length, heads, head_size, 2, device, dtype),
+    ]
     seconds: dict[str, dict[str, float]] = {"encoder": {}, "decoder": {}}
     for name, attention in (("blocked", plain), ("compiled", made)):
         run = forward_backward(encode_with(attention, offsets, one), inputs)
@@ -192,16 +306,22 @@ def compiled(length: int, heads: int, head_size: int, n_max: int, rounds: int, d
 
 
 def memory(kind: str, length: int, heads: int, head_size: int, n_max: int) -> Figures:
-    """Growth of a fresh process over one forward and backward, in bytes, inputs not counted: the widest encoder layer, stride 2."""
+    """Growth of a fresh process over one forward and backward, in bytes, inputs not counted: the
+    widest encoder layer, stride 2.
+    """
 
     def ready(T: int) -> Callable[[], object]:
         q, k, v = heads_of(1, T, heads, head_size, 3)
         if kind == "causal":
-            return forward_backward(encode_with(attention_of(kind), (), whole_layout(T, 1)), [q, k, v])
+            return forward_backward(
+                encode_with(attention_of(kind), (), whole_layout(T, 1)), [q, k, v]
+            )
         side, name = kind.split(" ", 1)
         if side == "encoder":
             offsets = geometry.encoder_offsets(layers_of(T), n_max)
-            return forward_backward(encode_with(attention_of(name), offsets, whole_layout(T, 1)), [q, k, v])
+            return forward_backward(
+                encode_with(attention_of(name), offsets, whole_layout(T, 1)), [q, k, v]
+            )
         rows = [q.detach()[0].requires_grad_(), *heads_of(2, T, heads, head_size, 2)]
         return forward_backward(decode_with(attention_of(name), 2, whole_layout(T, 2)), rows)
 
@@ -209,15 +329,22 @@ def memory(kind: str, length: int, heads: int, head_size: int, n_max: int) -> Fi
     run = ready(length)
     grown = watch_growth()
     run()
-    unavoidable = (6 if kind.startswith("decoder") else 4) * length * heads * head_size * 4  # the result and the gradients of the inputs
+    # the result and the gradients of the inputs
+    unavoidable = (6 if kind.startswith("decoder") else 4) * length * heads * head_size * 4
     return {"bytes": grown(), "unavoidable": unavoidable}
 
 
-def forward_backward(attention: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], object]:
-    return lambda: torch.autograd.grad((out := attention(*inputs)), inputs, out.detach(), allow_unused=True)
+def forward_backward(
+    attention: Callable[..., Tensor], inputs: list[Tensor]
+) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(
+        (out := attention(*inputs)), inputs, out.detach(), allow_unused=True
+    )
 
 
-def encode_with(attention: Attention, offsets: tuple[int, ...], layout: Layout) -> Callable[..., Tensor]:
+def encode_with(
+    attention: Attention, offsets: tuple[int, ...], layout: Layout
+) -> Callable[..., Tensor]:
     return lambda q, k, v: attention.encode(q, k, v, offsets, layout)
 
 
@@ -225,14 +352,27 @@ def decode_with(attention: Attention, stride: int, layout: Layout) -> Callable[.
     return lambda q, k, v: attention.decode(q, k, v, stride, layout)
 
 
-def heads_of(rows: int, length: int, heads: int, head_size: int, count: int, device: str = "cpu", dtype: str = "float32") -> list[Tensor]:
+def heads_of(
+    rows: int,
+    length: int,
+    heads: int,
+    head_size: int,
+    count: int,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> list[Tensor]:
     kind: Any = {"device": device, "dtype": getattr(torch, dtype)}
-    return [torch.randn(rows, length, heads, head_size, requires_grad=True, **kind) for _ in range(count)]
+    return [
+        torch.randn(rows, length, heads, head_size, requires_grad=True, **kind)
+        for _ in range(count)
+    ]
 
 
 def whole_layout(length: int, readings: int, device: str = "cpu") -> Layout:
     """One sequence, every position a query."""
-    return Layout(torch.tensor([length], device=device), length, readings, torch.arange(length, device=device))
+    return Layout(
+        torch.tensor([length], device=device), length, readings, torch.arange(length, device=device)
+    )
 
 
 def layers_of(length: int) -> int:
@@ -246,7 +386,12 @@ LARGEST_EXPONENT = 1.05
 
 
 def rows(found: Found) -> list[Row]:
-    return [*_encoder_rows(found), *_decoder_rows(found), *_compiled_rows(found), *_memory_rows(found)]
+    return [
+        *_encoder_rows(found),
+        *_decoder_rows(found),
+        *_compiled_rows(found),
+        *_memory_rows(found),
+    ]
 
 
 def encoder_sums(figures: Figures) -> dict[str, float]:
@@ -260,7 +405,9 @@ def decoder_sums(figures: Figures) -> dict[str, float]:
 
 
 def _sums(seconds: Mapping[str, list[float]], layers: int) -> dict[str, float]:
-    return {name: sum(times) if name in OURS else layers * times[0] for name, times in seconds.items()}
+    return {
+        name: sum(times) if name in OURS else layers * times[0] for name, times in seconds.items()
+    }
 
 
 def _encoder_rows(found: Found) -> list[Row]:
@@ -269,18 +416,33 @@ def _encoder_rows(found: Found) -> list[Row]:
     for T, figures in pieces.items():
         sums, setting = encoder_sums(figures), f"T={T}, {figures['layers']} layers"
         for name in (name for name in sums if name in OURS):
-            targets = {"dense mask": FASTER_THAN_MASK, "causal": FASTER_THAN_CAUSAL} if T == AT and name == "native" else {}
+            targets = (
+                {"dense mask": FASTER_THAN_MASK, "causal": FASTER_THAN_CAUSAL}
+                if T == AT and name == "native"
+                else {}
+            )
             rivals = [rival for rival in ("dense mask", "reference", "causal") if rival in sums]
             what = f"encoder attention, {name}"
             for rival in rivals:
                 lines.append(
-                    Row(PART, what, setting, 1e3 * sums[name], "ms", sums[rival] / sums[name], f"times {_told(rival)}", targets.get(rival))
+                    Row(
+                        PART,
+                        what,
+                        setting,
+                        1e3 * sums[name],
+                        "ms",
+                        sums[rival] / sums[name],
+                        f"times {_told(rival)}",
+                        targets.get(rival),
+                    )
                 )
             if not rivals:
                 lines.append(Row(PART, what, setting, 1e3 * sums[name], "ms"))
     if len(pieces) > 1:
         lines += _growth_rows(pieces)
-    full = {T: encoder_sums(figures) for T, figures in pieces.items() if "causal" in figures["seconds"]}
+    full = {
+        T: encoder_sums(figures) for T, figures in pieces.items() if "causal" in figures["seconds"]
+    }
     if full:
         T = max(full)
         ours = next(name for name in OURS if name in full[T])
@@ -299,7 +461,9 @@ def _encoder_rows(found: Found) -> list[Row]:
 
 
 def _growth_rows(pieces: Mapping[int, Figures]) -> list[Row]:
-    """Exponents of time in T: of the layers that every T has, and of all log2(T), whose number grows too."""
+    """Exponents of time in T: of the layers that every T has, and of all log2(T),
+    whose number grows too.
+    """
     lines = []
     lengths = sorted(pieces)
     common = min(figures["layers"] for figures in pieces.values())
@@ -309,9 +473,26 @@ def _growth_rows(pieces: Mapping[int, Figures]) -> list[Row]:
         every = exponent(lengths, [sum(pieces[T]["seconds"][name]) for T in lengths])
         target = LARGEST_EXPONENT if name == "native" and lengths[-1] >= 32768 else None
         what = f"encoder attention, {name}: growth"
-        lines.append(Row(PART, what, setting, None, "", same, f"exponent in T, layers 1 to {common} summed", target, at_most=True))
-        lines.append(Row(PART, what, setting, None, "", every, "exponent in T, all log2(T) layers summed"))
-        single = [exponent(lengths, [pieces[T]["seconds"][name][layer] for T in lengths]) for layer in range(common)]
+        lines.append(
+            Row(
+                PART,
+                what,
+                setting,
+                None,
+                "",
+                same,
+                f"exponent in T, layers 1 to {common} summed",
+                target,
+                at_most=True,
+            )
+        )
+        lines.append(
+            Row(PART, what, setting, None, "", every, "exponent in T, all log2(T) layers summed")
+        )
+        single = [
+            exponent(lengths, [pieces[T]["seconds"][name][layer] for T in lengths])
+            for layer in range(common)
+        ]
         told = f"exponent in T, median layer (from {min(single):.2f} to {max(single):.2f})"
         lines.append(Row(PART, what, setting, None, "", sorted(single)[common // 2], told))
     return lines
@@ -325,19 +506,38 @@ def _decoder_rows(found: Found) -> list[Row]:
         for name in (name for name in seconds if name in OURS):
             times = seconds[name]
             causal = seconds["causal"][0] if "causal" in seconds else None
-            note = "" if causal is None else "a stride: " + ", ".join(f"{s}: {t / causal:.2f}" for s, t in zip(strides, times, strict=True))
-            ratio, of = (None, "") if causal is None else (sum(times) / causal, "of one dense causal layer")
+            note = (
+                ""
+                if causal is None
+                else "a stride: "
+                + ", ".join(f"{s}: {t / causal:.2f}" for s, t in zip(strides, times, strict=True))
+            )
+            ratio, of = (
+                (None, "") if causal is None else (sum(times) / causal, "of one dense causal layer")
+            )
             what, setting = f"decoder attention, {name}", f"T={T}, strides 2 to {strides[-1]}"
             lines.append(Row(PART, what, setting, 1e3 * sum(times), "ms", ratio, of, note=note))
             for rival in (rival for rival in ("dense mask", "reference") if rival in seconds):
                 ratio = decoder_sums(figures)[rival] / sum(times)
-                lines.append(Row(PART, what, setting, 1e3 * sum(times), "ms", ratio, f"times {_told(rival)}"))
+                lines.append(
+                    Row(PART, what, setting, 1e3 * sum(times), "ms", ratio, f"times {_told(rival)}")
+                )
     if len(pieces) > 1:
         lengths = sorted(pieces)
         for name in (name for name in pieces[lengths[0]]["seconds"] if name in OURS):
             grown = exponent(lengths, [sum(pieces[T]["seconds"][name]) for T in lengths])
             setting = f"T={lengths[0]}..{lengths[-1]}"
-            lines.append(Row(PART, f"decoder attention, {name}: growth", setting, None, "", grown, "exponent in T, all strides summed"))
+            lines.append(
+                Row(
+                    PART,
+                    f"decoder attention, {name}: growth",
+                    setting,
+                    None,
+                    "",
+                    grown,
+                    "exponent in T, all strides summed",
+                )
+            )
     return lines
 
 
@@ -363,12 +563,32 @@ def _memory_rows(found: Found) -> list[Row]:
     for name, figures in pieces.items():
         T, kind = name.split("/", 1)
         dense = pieces.get(f"{T}/causal")
-        ratio = None if dense is None or kind == "causal" else over(figures["bytes"], dense["bytes"])
-        note = f"{max(0.0, figures['bytes'] - figures['unavoidable']) / 2**20:.0f} MiB beyond the result and the gradients"
+        ratio = (
+            None if dense is None or kind == "causal" else over(figures["bytes"], dense["bytes"])
+        )
+        note = (
+            f"{max(0.0, figures['bytes'] - figures['unavoidable']) / 2**20:.0f} MiB beyond the "
+            "result and the gradients"
+        )
         of = "" if ratio is None else "of dense causal"
-        lines.append(Row(PART, f"peak memory, {kind}", f"T={T}, one layer", figures["bytes"] / 2**20, "MiB", ratio, of, note=note))
+        lines.append(
+            Row(
+                PART,
+                f"peak memory, {kind}",
+                f"T={T}, one layer",
+                figures["bytes"] / 2**20,
+                "MiB",
+                ratio,
+                of,
+                note=note,
+            )
+        )
     return lines
 
 
 def _told(rival: str) -> str:
-    return {"dense mask": "the dense mask in SDPA", "causal": "dense causal SDPA", "reference": "`reference`"}[rival]
+    return {
+        "dense mask": "the dense mask in SDPA",
+        "causal": "dense causal SDPA",
+        "reference": "`reference`",
+    }[rival]

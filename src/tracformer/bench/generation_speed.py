@@ -1,8 +1,10 @@
 """What the pieces about generation share: a model with random weights, and rivals that take turns.
 
-Many requests of different lengths, contexts, modes and samplers that come at once: through the engine, and one after the other.
+Many requests of different lengths, contexts, modes and samplers that come at once: through the
+engine, and one after the other.
 
-Generation with the cache, with random weights: speed does not depend on them. Rivals take turns; the median of a few rounds counts.
+Generation with the cache, with random weights: speed does not depend on them. Rivals take turns;
+the median of a few rounds counts.
 
 What the generation part found, line by line.
 """
@@ -49,7 +51,12 @@ def tracformer_of(config: dict[str, Any]) -> Tracformer:
     return model
 
 
-SAMPLERS = (Sampler(), Sampler(temperature=0.0), Sampler(temperature=0.8, top_p=0.9), Sampler(top_k=40))
+SAMPLERS = (
+    Sampler(),
+    Sampler(temperature=0.0),
+    Sampler(temperature=0.8, top_p=0.9),
+    Sampler(top_k=40),
+)
 LONGEST, LARGEST_HOLE = 200, 40  # tokens
 
 
@@ -68,14 +75,22 @@ def together(config: dict[str, Any], count: int, rounds: int) -> Figures:
             fill(model, **question)
 
     try:
-        seconds = in_turns(rounds, at_once=lambda: timed(at_once), one_by_one=lambda: timed(one_by_one))
+        seconds = in_turns(
+            rounds, at_once=lambda: timed(at_once), one_by_one=lambda: timed(one_by_one)
+        )
     finally:
         engine.close()
-    return {"seconds": seconds, "tokens": sum(int((~question["context"]).sum()) for question in questions), "requests": count}
+    return {
+        "seconds": seconds,
+        "tokens": sum(int((~question["context"]).sum()) for question in questions),
+        "requests": count,
+    }
 
 
 def mixed_questions(model: Tracformer, count: int) -> list[dict[str, Any]]:
-    """One sequence each, a fifth to all of LONGEST, with one hole somewhere; two in `car` mode to one in `ar`, samplers of four kinds."""
+    """One sequence each, a fifth to all of LONGEST, with one hole somewhere; two in `car` mode to
+    one in `ar`, samplers of four kinds.
+    """
     draw = torch.Generator().manual_seed(0)
 
     def between(low: int, high: int) -> int:
@@ -89,7 +104,11 @@ def mixed_questions(model: Tracformer, count: int) -> list[dict[str, Any]]:
         start = between(0, length - hole)
         place = torch.arange(length)[None]
         tokens = torch.randint(model.config.vocab_size, (1, length), generator=draw)
-        question = {"tokens": tokens, "context": (place < start) | (place >= start + hole), "mode": ("car", "car", "ar")[seed % 3]}
+        question = {
+            "tokens": tokens,
+            "context": (place < start) | (place >= start + hole),
+            "mode": ("car", "car", "ar")[seed % 3],
+        }
         questions.append({**question, "sampler": SAMPLERS[seed % len(SAMPLERS)], "seed": seed})
     return questions
 
@@ -98,32 +117,58 @@ __all__ = ["PART", "pieces", "rows"]
 
 
 def pieces(scale: Scale) -> list[Piece]:
-    config = TracformerConfig.preset(scale.generation_preset, **{**(scale.shrink or {}), "dropout": 0.0})
+    config = TracformerConfig.preset(
+        scale.generation_preset, **{**(scale.shrink or {}), "dropout": 0.0}
+    )
     peer = at_equal_parameters("gpt2", config).to_dict()
     shapes = {"config": config.to_dict(), "gpt2": peer}
     rounds = {"tokens": scale.tokens, "rounds": scale.generation_rounds}
     found = [
-        Piece(f"generation/batch/{batch}", cached, {**shapes, "batch": batch, **rounds}, seconds=20 + scale.tokens * batch / 16)
+        Piece(
+            f"generation/batch/{batch}",
+            cached,
+            {**shapes, "batch": batch, **rounds},
+            seconds=20 + scale.tokens * batch / 16,
+        )
         for batch in scale.batches
     ]
     arguments: dict[str, Any] = {"config": config.to_dict(), "kinds": KINDS, **rounds}
     found.append(Piece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
-    arguments = {"config": config.to_dict(), "count": scale.requests, "rounds": max(1, scale.generation_rounds // 2)}
+    arguments = {
+        "config": config.to_dict(),
+        "count": scale.requests,
+        "rounds": max(1, scale.generation_rounds // 2),
+    }
     found.append(Piece("generation/engine", together, arguments, seconds=60))
-    found.append(Piece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25))
-    found.append(Piece("generation/hole", hole, {"config": config.to_dict(), "rounds": scale.generation_rounds}, seconds=60))
+    found.append(
+        Piece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25)
+    )
+    found.append(
+        Piece(
+            "generation/hole",
+            hole,
+            {"config": config.to_dict(), "rounds": scale.generation_rounds},
+            seconds=60,
+        )
+    )
     for system in ("tracformer", "gpt2"):
         for batch in scale.batches:
             arguments = {**shapes, "system": system, "batch": batch, "tokens": 4}
-            found.append(Piece(f"generation/memory/{batch}/{system}", memory, arguments, seconds=12))
+            found.append(
+                Piece(f"generation/memory/{batch}/{system}", memory, arguments, seconds=12)
+            )
     return found
 
 
 # ---- measured
 
 
-def cached(config: dict[str, Any], gpt2: dict[str, Any], batch: int, tokens: int, rounds: int) -> Figures:
-    """Seconds a step, `batch` tokens each, of a Tracformer in `car` and `ar` mode and of transformers' GPT-2 with its own cache."""
+def cached(
+    config: dict[str, Any], gpt2: dict[str, Any], batch: int, tokens: int, rounds: int
+) -> Figures:
+    """Seconds a step, `batch` tokens each, of a Tracformer in `car` and `ar` mode and of
+    transformers' GPT-2 with its own cache.
+    """
     ours, theirs = tracformer_of(config), gpt2_of(gpt2)
     start = ours.config.max_length // 2
     seconds = in_turns(
@@ -141,14 +186,28 @@ def cached(config: dict[str, Any], gpt2: dict[str, Any], batch: int, tokens: int
     }
 
 
-def lean(config: dict[str, Any], kinds: tuple[str, ...], batch: int, tokens: int, rounds: int) -> Figures:
-    """Seconds a step with weights held in each of the ways, and the bytes that a step then reads."""
+def lean(
+    config: dict[str, Any], kinds: tuple[str, ...], batch: int, tokens: int, rounds: int
+) -> Figures:
+    """Seconds a step with weights held in each of the ways, and the bytes that a
+    step then reads.
+    """
     models: dict[str, Any] = {kind: tracformer_of(config) for kind in kinds}
     for kind, model in models.items():
         model.lean(kind)
     start = config["max_length"] // 2
-    seconds = in_turns(rounds, **{kind: partial(step_seconds, model, batch, start, tokens) for kind, model in models.items()})
-    return {"seconds": seconds, "bytes": {kind: bytes_read(model) for kind, model in models.items()}, "batch": batch}
+    seconds = in_turns(
+        rounds,
+        **{
+            kind: partial(step_seconds, model, batch, start, tokens)
+            for kind, model in models.items()
+        },
+    )
+    return {
+        "seconds": seconds,
+        "bytes": {kind: bytes_read(model) for kind, model in models.items()},
+        "batch": batch,
+    }
 
 
 def cache(config: dict[str, Any], tokens: int, rounds: int) -> Figures:
@@ -167,7 +226,9 @@ def cache(config: dict[str, Any], tokens: int, rounds: int) -> Figures:
 
 
 def hole(config: dict[str, Any], rounds: int) -> Figures:
-    """Seconds to fill the middle half of 128 tokens, in `car` mode and by MDLM of about the same size with as many steps as targets."""
+    """Seconds to fill the middle half of 128 tokens, in `car` mode and by MDLM of about the same
+    size with as many steps as targets.
+    """
     from tracformer.baselines.mdlm import MDLM, MDLMConfig
     from tracformer.generation.decode import fill
     from tracformer.generation.orders import Ancestral
@@ -175,7 +236,9 @@ def hole(config: dict[str, Any], rounds: int) -> Figures:
 
     model, greedy = tracformer_of(config), Sampler(temperature=0.0)
     shape = model.config
-    like: dict[str, Any] = {key: getattr(shape, key) for key in ("vocab_size", "max_length", "n_head", "d_model")}
+    like: dict[str, Any] = {
+        key: getattr(shape, key) for key in ("vocab_size", "max_length", "n_head", "d_model")
+    }
     layers = [MDLM(MDLMConfig(n_layer=n, **like)).num_parameters() for n in (1, 2)]
     wanted = max(1, round(1 + (model.num_parameters() - layers[0]) / (layers[1] - layers[0])))
     mdlm = MDLM(MDLMConfig(n_layer=wanted, **like)).eval()
@@ -186,12 +249,23 @@ def hole(config: dict[str, Any], rounds: int) -> Figures:
     seconds = in_turns(
         rounds,
         car=lambda: timed(lambda: fill(model, text, context, sampler=greedy)),
-        mdlm=lambda: timed(lambda: fill(mdlm, text, context, "diffusion", order=Ancestral(length // 2), sampler=greedy)),
+        mdlm=lambda: timed(
+            lambda: fill(
+                mdlm, text, context, "diffusion", order=Ancestral(length // 2), sampler=greedy
+            )
+        ),
     )
-    return {"seconds": seconds, "targets": length // 2, "parameters": model.num_parameters(), "mdlm_parameters": mdlm.num_parameters()}
+    return {
+        "seconds": seconds,
+        "targets": length // 2,
+        "parameters": model.num_parameters(),
+        "mdlm_parameters": mdlm.num_parameters(),
+    }
 
 
-def memory(config: dict[str, Any], gpt2: dict[str, Any], system: str, batch: int, tokens: int) -> Figures:
+def memory(
+    config: dict[str, Any], gpt2: dict[str, Any], system: str, batch: int, tokens: int
+) -> Figures:
     """Growth of a fresh process that loads and generates, in bytes: weights, caches and scratch."""
     with torch.device("meta"):
         build("gpt2", gpt2, "")  # everything is imported before memory is watched
@@ -221,8 +295,12 @@ def weight_bytes(model: torch.nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def step_seconds(model: Tracformer, batch: int, start: int, tokens: int, mode: str = "car") -> float:
-    """Seconds a step from position `start` on; the text before is given, that after is open (car) or absent. The first is not counted."""
+def step_seconds(
+    model: Tracformer, batch: int, start: int, tokens: int, mode: str = "car"
+) -> float:
+    """Seconds a step from position `start` on; the text before is given, that after is open (car)
+    or absent. The first is not counted.
+    """
     T = model.config.max_length
     text = torch.randint(model.config.vocab_size, (batch, T))
     context = torch.arange(T).expand(batch, -1) < start
@@ -243,7 +321,9 @@ def whole_pass_seconds(model: Tracformer, start: int) -> float:
     T = model.config.max_length
     text, position = torch.randint(model.config.vocab_size, (1, T)), torch.arange(T)[None] == start
     with torch.no_grad():
-        return timed(lambda: model.logits_at(text, torch.arange(T)[None] < start, "car", None, position))
+        return timed(
+            lambda: model.logits_at(text, torch.arange(T)[None] < start, "car", None, position)
+        )
 
 
 @torch.no_grad()
@@ -266,7 +346,14 @@ INT8_FASTER = 1.7
 
 
 def rows(found: Found) -> list[Row]:
-    return [*_speed_rows(found), *_weights_rows(found), *_engine_rows(found), *_cache_rows(found), *_hole_rows(found), *_memory_rows(found)]
+    return [
+        *_speed_rows(found),
+        *_weights_rows(found),
+        *_engine_rows(found),
+        *_cache_rows(found),
+        *_hole_rows(found),
+        *_memory_rows(found),
+    ]
 
 
 def _speed_rows(found: Found) -> list[Row]:
@@ -276,15 +363,50 @@ def _speed_rows(found: Found) -> list[Row]:
         batch, seconds = int(name), figures["seconds"]
         paper = figures["parameters"] > 100e6  # the targets are for the paper's size
         for system in ("car", "ar"):
-            what, setting = f"cached generation, Tracformer {system}", f"batch {batch}, {figures['parameters'] / 1e6:.1f}M"
+            what, setting = (
+                f"cached generation, Tracformer {system}",
+                f"batch {batch}, {figures['parameters'] / 1e6:.1f}M",
+            )
             speed, aimed = batch / seconds[system], paper and system == "car"
             if limit is not None and batch == 1:
-                share, target = figures["weight_bytes"] / seconds[system] / limit, OF_BANDWIDTH if aimed else None
-                lines.append(Row(PART, what, setting, speed, "tokens/s", share, "of what the read bandwidth allows", target))
+                share, target = (
+                    figures["weight_bytes"] / seconds[system] / limit,
+                    OF_BANDWIDTH if aimed else None,
+                )
+                lines.append(
+                    Row(
+                        PART,
+                        what,
+                        setting,
+                        speed,
+                        "tokens/s",
+                        share,
+                        "of what the read bandwidth allows",
+                        target,
+                    )
+                )
             target = FASTER_THAN_GPT2.get(batch) if aimed else None
-            lines.append(Row(PART, what, setting, speed, "tokens/s", seconds["gpt2"] / seconds[system], "times GPT-2", target))
-        what, setting = "cached generation, GPT-2 of transformers", f"batch {batch}, {figures['gpt2_parameters'] / 1e6:.1f}M"
-        share = None if limit is None or batch != 1 else figures["gpt2_weight_bytes"] / seconds["gpt2"] / limit
+            lines.append(
+                Row(
+                    PART,
+                    what,
+                    setting,
+                    speed,
+                    "tokens/s",
+                    seconds["gpt2"] / seconds[system],
+                    "times GPT-2",
+                    target,
+                )
+            )
+        what, setting = (
+            "cached generation, GPT-2 of transformers",
+            f"batch {batch}, {figures['gpt2_parameters'] / 1e6:.1f}M",
+        )
+        share = (
+            None
+            if limit is None or batch != 1
+            else figures["gpt2_weight_bytes"] / seconds["gpt2"] / limit
+        )
         of = "" if share is None else "of what the read bandwidth allows"
         lines.append(Row(PART, what, setting, batch / seconds["gpt2"], "tokens/s", share, of))
     return lines
@@ -297,14 +419,37 @@ def _weights_rows(found: Found) -> list[Row]:
     limit, seconds = read_bandwidth(found), figures["seconds"]
     lines = []
     for kind, each in seconds.items():
-        what, setting, speed = f"cached generation, weights as {kind}", f"batch {figures['batch']}", figures["batch"] / each
+        what, setting, speed = (
+            f"cached generation, weights as {kind}",
+            f"batch {figures['batch']}",
+            figures["batch"] / each,
+        )
         if limit is not None:
             lines.append(
-                Row(PART, what, setting, speed, "tokens/s", figures["bytes"][kind] / each / limit, "of what the read bandwidth allows")
+                Row(
+                    PART,
+                    what,
+                    setting,
+                    speed,
+                    "tokens/s",
+                    figures["bytes"][kind] / each / limit,
+                    "of what the read bandwidth allows",
+                )
             )
         if kind != "float32":
             target = INT8_FASTER if kind == "int8" and figures["bytes"]["float32"] > 400e6 else None
-            lines.append(Row(PART, what, setting, speed, "tokens/s", seconds["float32"] / each, "times float32", target))
+            lines.append(
+                Row(
+                    PART,
+                    what,
+                    setting,
+                    speed,
+                    "tokens/s",
+                    seconds["float32"] / each,
+                    "times float32",
+                    target,
+                )
+            )
     return lines
 
 
@@ -317,7 +462,17 @@ def _engine_rows(found: Found) -> list[Row]:
         f"{figures['requests']} requests at once",
         f"{figures['tokens']} tokens in all, everything mixed",
     )
-    return [Row(PART, what, setting, figures["tokens"] / at_once, "tokens/s", one_by_one / at_once, "times one after the other")]
+    return [
+        Row(
+            PART,
+            what,
+            setting,
+            figures["tokens"] / at_once,
+            "tokens/s",
+            one_by_one / at_once,
+            "times one after the other",
+        )
+    ]
 
 
 def _cache_rows(found: Found) -> list[Row]:
@@ -327,8 +482,24 @@ def _cache_rows(found: Found) -> list[Row]:
     near, far, uncached = (figures["seconds"][name] for name in ("near", "far", "uncached"))
     setting = f"batch 1, T={figures['length']}"
     return [
-        Row(PART, "without the cache", setting, 1e3 * uncached, "ms/token", uncached / near, "times as long"),
-        Row(PART, "a token late in the text", setting, 1e3 * far, "ms/token", far / near, "times as long as an early one"),
+        Row(
+            PART,
+            "without the cache",
+            setting,
+            1e3 * uncached,
+            "ms/token",
+            uncached / near,
+            "times as long",
+        ),
+        Row(
+            PART,
+            "a token late in the text",
+            setting,
+            1e3 * far,
+            "ms/token",
+            far / near,
+            "times as long as an early one",
+        ),
     ]
 
 
@@ -338,9 +509,12 @@ def _hole_rows(found: Found) -> list[Row]:
         return []
     car, mdlm = figures["seconds"]["car"], figures["seconds"]["mdlm"]
     setting = (
-        f"{figures['targets']} of {2 * figures['targets']} tokens, {figures['targets']} steps, {figures['mdlm_parameters'] / 1e6:.0f}M"
+        f"{figures['targets']} of {2 * figures['targets']} tokens, {figures['targets']} steps, "
+        f"{figures['mdlm_parameters'] / 1e6:.0f}M"
     )
-    return [Row(PART, "a hole, MDLM", setting, mdlm, "s", mdlm / car, "times as long as cached CAR")]
+    return [
+        Row(PART, "a hole, MDLM", setting, mdlm, "s", mdlm / car, "times as long as cached CAR")
+    ]
 
 
 def _memory_rows(found: Found) -> list[Row]:

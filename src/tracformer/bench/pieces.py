@@ -39,7 +39,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. `ratio` has no unit, so it can be compared across machines; `of` says of what. A target is one of the ratio."""
+    """A line of the table.
+
+    `ratio` has no unit, so it can be compared across machines; `of` says of what. A target is one
+    of the ratio.
+    """
 
     part: str
     what: str
@@ -80,11 +84,17 @@ class Found:
     def under(self, prefix: str) -> dict[str, Figures]:
         """Those whose name begins so, by the rest of their name, in the order of measurement."""
         names = (name for name in self.pieces if name.startswith(prefix))
-        return {name.removeprefix(prefix): figures for name in names if (figures := self.get(name)) is not None}
+        return {
+            name.removeprefix(prefix): figures
+            for name in names
+            if (figures := self.get(name)) is not None
+        }
 
 
 class Store:
-    """`results.json` of a folder: which run it is, and every piece so far with the arguments it was measured with."""
+    """`results.json` of a folder: which run it is, and every piece so far with the arguments it was
+    measured with.
+    """
 
     def __init__(self, folder: Path, run: Mapping[str, Any], fresh: bool = False) -> None:
         self.path = folder / "results.json"
@@ -98,21 +108,32 @@ class Store:
     def _resume(self) -> None:
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
-            run, pieces, arguments, begun = (document[key] for key in ("run", "pieces", "arguments", "begun"))
+            run, pieces, arguments, begun = (
+                document[key] for key in ("run", "pieces", "arguments", "begun")
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path} is not a result of `tracformer bench` ({error}); use another --out, or --fresh") from error
+            raise ValueError(
+                f"{self.path} is not a result of `tracformer bench` ({error}); use another --out, "
+                "or --fresh"
+            ) from error
         for key in self.run:
             if run.get(key) != self.run[key]:
                 raise ValueError(
-                    f"{self.path.parent} holds a run whose {key} was {run.get(key)!r}, and is now {self.run[key]!r}: "
-                    f"their figures do not belong together; use another --out, or --fresh to start over"
+                    f"{self.path.parent} holds a run whose {key} was {run.get(key)!r}, and is now "
+                    f"{self.run[key]!r}: "
+                    "their figures do not belong together; use another --out, or --fresh to start "
+                    "over"
                 )
         self.pieces, self.arguments, self.begun = pieces, arguments, begun
 
     def has(self, piece: Piece) -> bool:
         """Measured already, in the same way; what failed is tried again."""
         figures = self.pieces.get(piece.name)
-        return figures is not None and FAILED not in figures and self.arguments.get(piece.name) == _plain(piece.arguments)
+        return (
+            figures is not None
+            and FAILED not in figures
+            and self.arguments.get(piece.name) == _plain(piece.arguments)
+        )
 
     def put(self, piece: Piece, figures: Figures) -> None:
         self.pieces[piece.name] = figures
@@ -161,8 +182,15 @@ def timed(run: Callable[[], object], device: torch.device = torch.device("cpu"))
     return time.perf_counter() - start
 
 
-def least_time(run: Callable[[], object], rounds: int = 3, device: torch.device = torch.device("cpu")) -> float:  # noqa: B008
-    """Seconds of the fastest of `rounds` runs after one that warms up. Fewer once PATIENCE is used up; a first run beyond it counts."""
+def least_time(
+    run: Callable[[], object],
+    rounds: int = 3,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> float:
+    """Seconds of the fastest of `rounds` runs after one that warms up.
+
+    Fewer once PATIENCE is used up; a first run beyond it counts.
+    """
     first = timed(run, device)
     if first > PATIENCE:
         return first
@@ -182,11 +210,15 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
         raise ValueError(f"a growth exponent needs at least two sizes; there is {len(sizes)}")
     x, y = ([math.log(value) for value in values] for values in (sizes, values))
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )
 
 
 def growth(values: Mapping[int, float]) -> float | None:
-    """The exponent of values by size; None where there are fewer than two sizes, or nothing grew."""
+    """The exponent of values by size; None where there are fewer than two sizes, or
+    nothing grew.
+    """
     sizes = sorted(values)
     if len(sizes) < 2 or min(values.values()) <= 0:
         return None
@@ -194,7 +226,9 @@ def growth(values: Mapping[int, float]) -> float | None:
 
 
 def watch_growth() -> Callable[[], float]:
-    """From now on; calling what is returned says by how many bytes the process grew since, at its peak."""
+    """From now on; calling what is returned says by how many bytes the process grew
+    since, at its peak.
+    """
     from tracformer.evaluation.speed import watch_memory
 
     peak = watch_memory(torch.device("cpu"))
@@ -232,7 +266,9 @@ def processor_name() -> str:
         import platform
 
         return platform.processor() or platform.machine()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    named = [
+        line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))
+    ]
     return named[0] if named else "unknown processor"
 
 
@@ -242,7 +278,9 @@ def _busy_seconds() -> float | None:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except OSError:
         return None
-    user, nice, system, _idle, _waiting, interrupts, soft, stolen = (float(word) for word in words[:8])
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = (
+        float(word) for word in words[:8]
+    )
     return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
@@ -270,10 +308,12 @@ class Scale:
     decoder_lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
     masks_up_to: int = 4096  # dense masks, and the reference
     causal_up_to: int = 16384
-    compiled_lengths: tuple[int, ...] = (1024,)  # torch.compile takes most of a minute for each layer
+    # torch.compile takes most of a minute for each layer
+    compiled_lengths: tuple[int, ...] = (1024,)
     memory_lengths: tuple[int, ...] = (1024, 4096, 8192)
 
-    # training: (preset, batch), each at its own length; the first attention and precision are what the target is about
+    # training: (preset, batch), each at its own length; the first attention and precision are what
+    # the target is about
     presets: tuple[tuple[str, int], ...] = (("laptop", 16), ("laptop-long", 4), ("paper-small", 2))
     shrink: Mapping[str, Any] | None = None  # changes to those presets, for tests
     peers: tuple[str, ...] = ("gpt2", "bert", "bart")

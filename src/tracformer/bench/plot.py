@@ -15,7 +15,9 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def check_format(out: Path) -> None:
     if out.suffix not in FORMATS:
-        raise ValueError(f"the picture is to be {out.name!r}; it must end in one of: {', '.join(FORMATS)}")
+        raise ValueError(
+            f"the picture is to be {out.name!r}; it must end in one of: {', '.join(FORMATS)}"
+        )
 
 
 def draw(pieces: Mapping[str, Figures], out: Path) -> bool:
@@ -26,13 +28,17 @@ def draw(pieces: Mapping[str, Figures], out: Path) -> bool:
 
     found = Found(pieces)
     panels: list[Callable[[Any, Found], None]] = [
-        panel for panel, prefix in PANELS if any(figures for figures in found.under(prefix).values())
+        panel
+        for panel, prefix in PANELS
+        if any(figures for figures in found.under(prefix).values())
     ]
     if not panels:
         return False
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(5.0 * columns, 3.6 * lines), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        lines, columns, figsize=(5.0 * columns, 3.6 * lines), layout="constrained", squeeze=False
+    )
     for place, panel in zip(axes.flat, panels, strict=False):
         panel(place, found)
         place.grid(alpha=0.25)
@@ -51,12 +57,18 @@ def _lengths(axes: Any, title: str, ylabel: str) -> None:
 
 
 def _encoder(axes: Any, found: Found) -> None:
-    pieces = {int(T): attention_rows.encoder_sums(figures) for T, figures in found.under("attention/encoder/").items()}
+    pieces = {
+        int(T): attention_rows.encoder_sums(figures)
+        for T, figures in found.under("attention/encoder/").items()
+    }
     _curves(axes, pieces, "encoder attention, all layers")
 
 
 def _decoder(axes: Any, found: Found) -> None:
-    pieces = {int(T): attention_rows.decoder_sums(figures) for T, figures in found.under("attention/decoder/").items()}
+    pieces = {
+        int(T): attention_rows.decoder_sums(figures)
+        for T, figures in found.under("attention/decoder/").items()
+    }
     _curves(axes, pieces, "decoder attention, all strides")
 
 
@@ -66,17 +78,34 @@ def _curves(axes: Any, pieces: Mapping[int, Mapping[str, float]], title: str) ->
     unit = min(pieces[least].values())
     for i, name in enumerate(dict.fromkeys(name for sums in pieces.values() for name in sums)):
         points = [(T, sums[name] / unit) for T, sums in sorted(pieces.items()) if name in sums]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=COLOURS[i % len(COLOURS)], label=name)
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            markersize=3,
+            color=COLOURS[i % len(COLOURS)],
+            label=name,
+        )
     _lengths(axes, title, f"time over the fastest at T={least}")
 
 
 def _training(axes: Any, found: Found) -> None:
-    pieces = {name: figures for name, figures in found.under("training/").items() if "operations" in figures}
+    pieces = {
+        name: figures
+        for name, figures in found.under("training/").items()
+        if "operations" in figures
+    }
     bars = []
     for name, figures in pieces.items():
         rate = machine.rate(found, "bfloat16" if name.endswith("bfloat16") else "float32")
-        bars.append((name.replace("/", ", "), figures["operations"] / figures["seconds"] / rate if rate else 0.0))
-    _bars(axes, bars, "training step: weight products", "of the matrix-product rate of its precision")
+        bars.append(
+            (
+                name.replace("/", ", "),
+                figures["operations"] / figures["seconds"] / rate if rate else 0.0,
+            )
+        )
+    _bars(
+        axes, bars, "training step: weight products", "of the matrix-product rate of its precision"
+    )
     axes.axvline(0.65, color="black", linestyle=":", linewidth=1)
 
 
@@ -87,7 +116,12 @@ def _equal_work(axes: Any, found: Found) -> None:
         T, family = name.split("/")
         ours = pieces.get(f"{T}/tracformer")
         if ours is not None and family != "tracformer":
-            bars.append((f"T={T}, {family}", figures["seconds"] / figures["tokens"] / (ours["seconds"] / ours["tokens"])))
+            bars.append(
+                (
+                    f"T={T}, {family}",
+                    figures["seconds"] / figures["tokens"] / (ours["seconds"] / ours["tokens"]),
+                )
+            )
     _bars(axes, bars, "training at equal weight products", "Tracformer's tokens/s over theirs")
     axes.axvline(1.0, color="black", linestyle=":", linewidth=1)
 
@@ -109,8 +143,20 @@ def _memory(axes: Any, found: Found) -> None:
         points = sorted((int(T), figures[figure]) for T, figures in found.under(prefix).items())
         if points:
             lengths, sizes = zip(*points, strict=True)
-            axes.plot(lengths, [size / sizes[0] for size in sizes], marker="o", color=COLOURS[i], label=label)
-            axes.plot(lengths, [T / lengths[0] for T in lengths], color="black", linestyle=":", linewidth=1)
+            axes.plot(
+                lengths,
+                [size / sizes[0] for size in sizes],
+                marker="o",
+                color=COLOURS[i],
+                label=label,
+            )
+            axes.plot(
+                lengths,
+                [T / lengths[0] for T in lengths],
+                color="black",
+                linestyle=":",
+                linewidth=1,
+            )
     _lengths(axes, "memory of long sequences (dotted: linear)", "over the shortest")
 
 

@@ -1,6 +1,7 @@
 """The table of a run, as text for a terminal and as markdown.
 
-A run: every piece in a fresh process, saved as soon as it is there, so that a kill loses one piece at most.
+A run: every piece in a fresh process, saved as soon as it is there, so that a kill loses one piece
+at most.
 """
 
 import time
@@ -30,18 +31,33 @@ def number(value: float) -> str:
     >>> number(1234.5), number(12.34), number(0.6789), number(0.0)
     ('1234', '12.3', '0.68', '0.00')
     """
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return (
+        f"{value:.0f}"
+        if abs(value) >= 100
+        else f"{value:.1f}"
+        if abs(value) >= 10
+        else f"{value:.2f}"
+    )
 
 
 def cells(row: Row) -> list[str]:
     value = "" if row.value is None else f"{number(row.value)} {row.unit}".strip()
-    return [row.what, row.setting, value, "" if row.ratio is None else number(row.ratio), row.of, target(row)]
+    return [
+        row.what,
+        row.setting,
+        value,
+        "" if row.ratio is None else number(row.ratio),
+        row.of,
+        target(row),
+    ]
 
 
 def target(row: Row) -> str:
     """
-    >>> target(Row("p", "w", "s", ratio=0.7, target=0.65)), target(Row("p", "w", "s", ratio=1.2, target=1.05, at_most=True))
-    ('at least 0.65: met', 'at most 1.05: not met')
+    >>> target(Row("p", "w", "s", ratio=0.7, target=0.65))
+    'at least 0.65: met'
+    >>> target(Row("p", "w", "s", ratio=1.2, target=1.05, at_most=True))
+    'at most 1.05: not met'
     """
     if row.target is None:
         return ""
@@ -55,7 +71,10 @@ def text(rows: Sequence[Row]) -> str:
     widths = [max(len(line[i]) for line in [list(HEADS), *body]) for i in range(len(HEADS))]
 
     def line(words: Sequence[str]) -> str:
-        padded = (word.rjust(width) if i in RIGHT else word.ljust(width) for i, (word, width) in enumerate(zip(words, widths, strict=True)))
+        padded = (
+            word.rjust(width) if i in RIGHT else word.ljust(width)
+            for i, (word, width) in enumerate(zip(words, widths, strict=True))
+        )
         return "  ".join(padded).rstrip()
 
     lines = [line(HEADS)]
@@ -72,12 +91,18 @@ def text(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row], run: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """Tables to paste: first every figure that has a target, then a table a part."""
-    told = [f"`{run['processor']}`, {run['threads']} threads, PyTorch {run['torch']}, scale `{run['scale']}`."]
+    told = [
+        f"`{run['processor']}`, {run['threads']} threads, PyTorch {run['torch']}, scale "
+        f"`{run['scale']}`."
+    ]
     parts = [" ".join([*told, *notes])]
     if aimed := [row for row in rows if row.target is not None]:
         parts.append("### Targets\n\n" + _grid(aimed))
     for part in dict.fromkeys(row.part for row in rows):
-        parts.append(f"### {part.capitalize()}\n\n" + _grid([row for row in rows if row.part == part], notes=True))
+        parts.append(
+            f"### {part.capitalize()}\n\n"
+            + _grid([row for row in rows if row.part == part], notes=True)
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -95,31 +120,48 @@ def _bar(words: Sequence[str]) -> str:
 
 def warnings(pieces: Mapping[str, Figures], doubtful: Sequence[str]) -> list[str]:
     """Sentences about figures that are missing or mean little."""
-    told = [f"{name} failed: {figures[FAILED]}." for name, figures in pieces.items() if FAILED in figures]
+    told = [
+        f"{name} failed: {figures[FAILED]}."
+        for name, figures in pieces.items()
+        if FAILED in figures
+    ]
     if doubtful:
-        shown = ", ".join(doubtful[:4]) + (f" and {len(doubtful) - 4} more" if len(doubtful) > 4 else "")
-        told.append(f"Others kept the machine busy during {len(doubtful)} of {len(pieces)} pieces ({shown}): these figures mean little.")
+        shown = ", ".join(doubtful[:4]) + (
+            f" and {len(doubtful) - 4} more" if len(doubtful) > 4 else ""
+        )
+        told.append(
+            f"Others kept the machine busy during {len(doubtful)} of {len(pieces)} pieces "
+            f"({shown}): these figures mean little."
+        )
     return told
 
 
 BUSY = 0.15  # cores that others may use before a figure is doubtful
 
 
-PARTS: dict[str, Any] = {part.PART: part for part in (machine, attention, training, wide, generation, long)}
+PARTS: dict[str, Any] = {
+    part.PART: part for part in (machine, attention, training, wide, generation, long)
+}
 ON_GPU = ("machine", "attention")
 
 Say = Callable[[str], None]
 
 
 def chosen_parts(only: str, device: str = "cpu") -> list[str]:
-    """Names separated by commas; empty: all. The machine's limits always come first: others are told in terms of them."""
+    """Names separated by commas; empty: all.
+
+    The machine's limits always come first: others are told in terms of them.
+    """
     allowed = ON_GPU if device.startswith("cuda") else tuple(PARTS)
     names = [name.strip() for name in only.split(",") if name.strip()] or list(allowed)
     for name in names:
         if name not in PARTS:
             raise ValueError(f"--only names {name!r}; parts: {', '.join(PARTS)}")
         if name not in allowed:
-            raise ValueError(f"--only names {name!r}, which is measured on the CPU alone; on {device}: {', '.join(allowed)}")
+            raise ValueError(
+                f"--only names {name!r}, which is measured on the CPU alone; on {device}: "
+                f"{', '.join(allowed)}"
+            )
     return [name for name in PARTS if name in names or name == machine.PART]
 
 
@@ -140,7 +182,13 @@ def all_pieces(scale: Scale, parts: Sequence[str]) -> list[Piece]:
     return [piece for name in parts for piece in PARTS[name].pieces(scale)]
 
 
-def run(scale: Scale, parts: Sequence[str], store: Store, say: Say, measure: Callable[[Piece], Figures] = measured) -> list[Row]:
+def run(
+    scale: Scale,
+    parts: Sequence[str],
+    store: Store,
+    say: Say,
+    measure: Callable[[Piece], Figures] = measured,
+) -> list[Row]:
     """Measure what the store does not have, and tell all that it has."""
     pieces = all_pieces(scale, parts)
     left = [piece for piece in pieces if not store.has(piece)]
@@ -173,4 +221,6 @@ def doubtful(pieces: Mapping[str, Figures]) -> list[str]:
 
 
 def default_folder(scale: Scale) -> Path:
-    return Path("bench-results") / (scale.name if scale.device == "cpu" else f"{scale.name}-{scale.device.replace(':', '-')}")
+    return Path("bench-results") / (
+        scale.name if scale.device == "cpu" else f"{scale.name}-{scale.device.replace(':', '-')}"
+    )

@@ -1,4 +1,6 @@
-"""Training speed at one width and with equal weight products a token: what remains is attention and everything around it."""
+"""Training speed at one width and with equal weight products a token: what remains is attention and
+everything around it.
+"""
 
 from tracformer.bench.pieces import Found, Piece, Row, Scale
 from tracformer.bench.training_speed import step
@@ -6,11 +8,15 @@ from tracformer.evaluation.flops import at_equal_work, weight_multiplies
 from tracformer.model import TracformerConfig
 
 PART = "equal-work"
-TARGETS = {(4096, "gpt2"): 1.25, (4096, "bert"): 1.6, (1024, "gpt2"): 1.0, (1024, "bert"): 1.0}  # for our width of 768
+# for our width of 768
+TARGETS = {(4096, "gpt2"): 1.25, (4096, "bert"): 1.6, (1024, "gpt2"): 1.0, (1024, "bert"): 1.0}
 
 
 def pieces(scale: Scale) -> list[Piece]:
-    """One sequence or few: the dense rivals at this width need much memory. Layers follow from the length, and the peers' from ours."""
+    """One sequence or few: the dense rivals at this width need much memory.
+
+    Layers follow from the length, and the peers' from ours.
+    """
     found = []
     for T, batch in scale.wide:
         tokens = T * batch
@@ -23,11 +29,24 @@ def pieces(scale: Scale) -> list[Piece]:
             n_max=16,
         )
         shapes = {"tracformer": config.to_dict()}
-        shapes |= {family: at_equal_work(family, config, tokens, tokens // 2).to_dict() for family in scale.peers}
+        shapes |= {
+            family: at_equal_work(family, config, tokens, tokens // 2).to_dict()
+            for family in scale.peers
+        }
         about = 3 * weight_multiplies(config, tokens, tokens // 2) / 55e9
         for family, shape in shapes.items():
-            arguments = {"family": family, "config": shape, "batch": batch, "length": T, "rounds": scale.wide_rounds}
-            found.append(Piece(f"{PART}/{T}/{family}", step, arguments, seconds=8 + about * scale.wide_rounds))
+            arguments = {
+                "family": family,
+                "config": shape,
+                "batch": batch,
+                "length": T,
+                "rounds": scale.wide_rounds,
+            }
+            found.append(
+                Piece(
+                    f"{PART}/{T}/{family}", step, arguments, seconds=8 + about * scale.wide_rounds
+                )
+            )
     return found
 
 
@@ -38,7 +57,9 @@ def rows(found: Found) -> list[Row]:
         ours = found.get(f"{PART}/{T}/tracformer")
         speed = figures["tokens"] / figures["seconds"]
         work = figures["operations"] / figures["tokens"]
-        setting = f"T={T}, {figures['layers']} layers, {work / 1e6:.0f} MFLOP of weight products a token"
+        setting = (
+            f"T={T}, {figures['layers']} layers, {work / 1e6:.0f} MFLOP of weight products a token"
+        )
         note = f"peak {figures['peak_bytes'] / 2**30:.1f} GiB"
         if family == "tracformer" or ours is None:
             lines.append(Row(PART, f"training, {family}", setting, speed, "tokens/s", note=note))
@@ -47,5 +68,17 @@ def rows(found: Found) -> list[Row]:
         ratio = ours["tokens"] / ours["seconds"] / speed
         target = TARGETS.get((int(T), family)) if ours["config_width"] == 768 else None
         of = f"times as many tokens/s in Tracformer ({share:.3f} of its weight products)"
-        lines.append(Row(PART, f"training, {family}", setting, speed, "tokens/s", ratio, of, target, note=note))
+        lines.append(
+            Row(
+                PART,
+                f"training, {family}",
+                setting,
+                speed,
+                "tokens/s",
+                ratio,
+                of,
+                target,
+                note=note,
+            )
+        )
     return lines

@@ -1,4 +1,5 @@
-"""The models that come with the package: one folder each beside this file, weights at half precision, with tokeniser and model card.
+"""The models that come with the package: one folder each beside this file, weights at half
+precision, with tokeniser and model card.
 
 tracformer.load("stories") opens one by its name; commands that name no model use `DEFAULT`.
 """

@@ -1,4 +1,5 @@
-"""`tracformer VERB ...`: finds the verb's file, and turns a user's mistake into one paragraph and exit code 2.
+"""`tracformer VERB ...`: finds the verb's file, and turns a user's mistake into one paragraph and
+exit code 2.
 
 The command line: one file a verb, loaded only when its verb is called.
 """
@@ -20,13 +21,22 @@ VERBS = {
     "train": "train a model, or go on with an interrupted run",
     "plot": "draw the curves of a run",
     "eval": "perplexity, infilling quality, exact benchmark and more, of one model or several",
-    "serve": "answer over HTTP: a native protocol, those of OpenAI, llama.cpp and Mistral, and a page",
+    "serve": "answer over HTTP: native, OpenAI, llama.cpp and Mistral protocols, and a web page",
     "report": "one page from results: pictures, tables, intervals, fills",
     "reproduce": "a table or figure of the paper, from data to report",
     "bench": "speed and memory on this machine, against rivals, as ratios",
 }
-MISTAKES = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError, ImportError)
-FAILED, MISTAKEN, INTERRUPTED, NO_READER = 1, 2, 130, 141  # exit codes; the last two as a shell names SIGINT and SIGPIPE
+MISTAKES = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+    ImportError,
+)
+# exit codes; the last two as a shell names SIGINT and SIGPIPE
+FAILED, MISTAKEN, INTERRUPTED, NO_READER = 1, 2, 130, 141
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,16 +63,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         speaker = f"tracformer {chosen.verb}"
         module = importlib.import_module(f"tracformer.cli.{chosen.verb}")
-        parser = Parser(prog=speaker, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = Parser(
+            prog=speaker,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         module.add_arguments(parser)
         rest = words[split + 1 :]
-        parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args  # the latter would forget the "--"
+        # the latter would forget the "--"
+        parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args
         code: int = module.run(parse(rest))
-        sys.stdout.flush()  # a reader that has gone is found out here, not when the interpreter ends
+        # a reader that has gone is found out here, not when the interpreter ends
+        sys.stdout.flush()
         return code
     except UnicodeEncodeError as error:
         wrong = error.object[error.start]
-        print(f"{speaker}: {wrong!a} cannot be written as {error.encoding}; text is UTF-8: set PYTHONIOENCODING=utf-8", file=sys.stderr)
+        print(
+            f"{speaker}: {wrong!a} cannot be written as {error.encoding}; text is UTF-8: set "
+            "PYTHONIOENCODING=utf-8",
+            file=sys.stderr,
+        )
         return MISTAKEN
     except MISTAKES as mistake:
         print(f"{speaker}: {mistake}", file=sys.stderr)
@@ -74,9 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{speaker}: {error}", file=sys.stderr)
         return FAILED
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):  # how torch names a lack of memory, on any device
+        # how torch names a lack of memory, on any device
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise
-        print(f"{speaker}: out of memory; fewer sequences at once need less (--batch, batch=, micro_batch=)", file=sys.stderr)
+        print(
+            f"{speaker}: out of memory; fewer sequences at once need less (--batch, batch=, "
+            "micro_batch=)",
+            file=sys.stderr,
+        )
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -86,7 +111,9 @@ def _parser() -> Parser:
     parser = Parser(
         prog="tracformer",
         description="Fill holes in sequences, and say exactly how probable the filling is.",
-        epilog="verbs:\n" + "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items()) + "\n\n`tracformer VERB --help` tells more.",
+        epilog="verbs:\n"
+        + "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
+        + "\n\n`tracformer VERB --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
@@ -95,14 +122,18 @@ def _parser() -> Parser:
 
 
 def _open_streams() -> None:
-    """Whoever closed an output (`>&-`) wants to hear nothing; Python has None there, which cannot be written to."""
+    """Whoever closed an output (`>&-`) wants to hear nothing; Python has None there, which cannot
+    be written to.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _forget_output() -> None:
-    """What is still buffered goes nowhere: Python would try to write it when it ends, and complain."""
+    """What is still buffered goes nowhere: Python would try to write it when it
+    ends, and complain.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -2,15 +2,18 @@
 
     tracformer infill -m runs/stories 'Mia carried the [[5]] to the market.'
     tracformer infill -m runs/stories -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
-    tracformer infill -m runs/stories --order entropy --stream 'Mia carried the [[5]] to the market.'
+    tracformer infill -m runs/stories --order entropy --stream 'Mia carried the [[5]] home.'
     tracformer infill -m runs/stories --file holes.txt --json > filled.jsonl
 
-On a terminal fills are shaded by probability, with a line of numbers below; elsewhere the completed text is all there is (--marks keeps
-the brackets, --json gives every number). Many texts are filled in batches, each as it would be alone; all are checked before the first is
-filled. Lines keep their places: with -n N each text has N, empty ones for an empty text, and where --best-of or --search found fewer
-fillings that differ; under --json there is nothing for these, and every object names its `line`.
-A filling may itself hold a line's end, and then only --json tells where each text ends. --stream shows tokens as they
-come: from left to right, or with --order redrawn on a terminal with every step, and elsewhere printed when all is filled.
+On a terminal fills are shaded by probability, with a line of numbers below; elsewhere the completed
+text is all there is (--marks keeps the brackets, --json gives every number). Many texts are filled
+in batches, each as it would be alone; all are checked before the first is filled. Lines keep their
+places: with -n N each text has N, empty ones for an empty text, and where --best-of or --search
+found fewer fillings that differ; under --json there is nothing for these, and every object names
+its `line`. A filling may itself hold a line's end, and then only --json tells where each text ends.
+--stream shows tokens as they
+come: from left to right, or with --order redrawn on a terminal with every step, and elsewhere
+printed when all is filled.
 """
 
 import argparse
@@ -35,33 +38,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_model(parser)
     texts.add_weights(parser)
     texts.add_device(parser)
-    parser.add_argument("-n", type=int, default=1, metavar="N", help="fillings of each text (default: 1)")
+    parser.add_argument(
+        "-n", type=int, default=1, metavar="N", help="fillings of each text (default: 1)"
+    )
     parser.add_argument(
         "--mode",
-        help="car: from left to right, exact joint probability; ac: any order; diffusion: by the model's reverse process (default: the "
+        help="car: from left to right, exact joint probability; ac: any order; "
+        "diffusion: by the model's reverse process (default: the "
         "first of car, ac, ar that the model has)",
     )
     parser.add_argument(
-        "--fragment", action="store_true", help="the text is cut from a longer one: it need not begin or end as a text does"
+        "--fragment",
+        action="store_true",
+        help="the text is cut from a longer one: it need not begin or end as a text does",
     )
-    parser.add_argument("--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)")
+    parser.add_argument(
+        "--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)"
+    )
     show.add_output(parser)
-    parser.add_argument("--stream", action="store_true", help="show tokens as they come (one text, one filling)")
+    parser.add_argument(
+        "--stream", action="store_true", help="show tokens as they come (one text, one filling)"
+    )
     sampling.add_sampling(parser)
     order = parser.add_argument_group("the order of filling, in mode ac")
-    order.add_argument("--order", metavar="NAME", help="left-to-right, random, ancestral, probability, entropy or margin")
-    order.add_argument("--per-step", type=int, metavar="K", help="K tokens at once (default: 1)")
-    order.add_argument("--threshold", type=float, metavar="X", help="all tokens at least this sure at once (probability, entropy, margin)")
-    order.add_argument("--steps", type=int, metavar="N", help="of the order ancestral (default: 64), and of --mode diffusion")
-    best = parser.add_argument_group("the best filling")
-    best.add_argument("--best-of", type=int, metavar="N", help="draw N fillings, give the most probable that differ")
-    best.add_argument(
-        "--search", metavar="beam:K | best-first:N", help="search for the most probable: K at a time, or at most N opened nodes"
+    order.add_argument(
+        "--order",
+        metavar="NAME",
+        help="left-to-right, random, ancestral, probability, entropy or margin",
     )
-    best.add_argument("--reread", action="store_true", help="of what --best-of or a beam found, the best by how the whole text reads too")
+    order.add_argument("--per-step", type=int, metavar="K", help="K tokens at once (default: 1)")
+    order.add_argument(
+        "--threshold",
+        type=float,
+        metavar="X",
+        help="all tokens at least this sure at once (probability, entropy, margin)",
+    )
+    order.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="of the order ancestral (default: 64), and of --mode diffusion",
+    )
+    best = parser.add_argument_group("the best filling")
+    best.add_argument(
+        "--best-of",
+        type=int,
+        metavar="N",
+        help="draw N fillings, give the most probable that differ",
+    )
+    best.add_argument(
+        "--search",
+        metavar="beam:K | best-first:N",
+        help="search for the most probable: K at a time, or at most N opened nodes",
+    )
+    best.add_argument(
+        "--reread",
+        action="store_true",
+        help="of what --best-of or a beam found, the best by how the whole text reads too",
+    )
     lengths = parser.add_argument_group("blanks of unknown length")
-    lengths.add_argument("--lengths", choices=("sample", "rank"), help="draw the length, or take the most probable (default: sample)")
-    lengths.add_argument("--max-blank", type=int, metavar="N", help="most tokens of a blank [[]], which names none (default: 32)")
+    lengths.add_argument(
+        "--lengths",
+        choices=("sample", "rank"),
+        help="draw the length, or take the most probable (default: sample)",
+    )
+    lengths.add_argument(
+        "--max-blank",
+        type=int,
+        metavar="N",
+        help="most tokens of a blank [[]], which names none (default: 32)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,7 +131,11 @@ def run(arguments: argparse.Namespace) -> int:
         "whole": not arguments.fragment,
         "batch": arguments.batch,
     }
-    options |= {name: getattr(arguments, name) for name in ("lengths", "max_blank") if getattr(arguments, name) is not None}
+    options |= {
+        name: getattr(arguments, name)
+        for name in ("lengths", "max_blank")
+        if getattr(arguments, name) is not None
+    }
     lm.check_infill(**options)
     texts.check(lines, lambda text: lm.check_infill(text, **options))
     if arguments.stream:
@@ -100,15 +150,36 @@ def _check(arguments: argparse.Namespace) -> None:
     sampling.check_sampling(arguments)
     for name in ("n", "batch", "best_of", "max_blank"):
         sampling.require_positive(arguments, name)
-    if arguments.mode not in (None, "ac", "diffusion") and (ordered := sampling.first_given(arguments, ORDER_OPTIONS)):
-        raise ValueError(f"{sampling.option(ordered)} is for --mode ac; {arguments.mode} goes from left to right, one token at a time")
+    if arguments.mode not in (None, "ac", "diffusion") and (
+        ordered := sampling.first_given(arguments, ORDER_OPTIONS)
+    ):
+        raise ValueError(
+            f"{sampling.option(ordered)} is for --mode ac; {arguments.mode} goes from left to "
+            "right, one token at a time"
+        )
     if arguments.search is not None:
         if arguments.best_of is not None:
-            raise ValueError("--search and --best-of are two ways to the most probable filling; leave one of them out")
-        if unused := "greedy" if arguments.greedy else sampling.first_given(arguments, sampling.CHANGES):
-            raise ValueError(f"--search draws nothing, so {sampling.option(unused)} has no effect; leave one of them out")
-    if arguments.reread and arguments.best_of is None and not (arguments.search or "").startswith("beam:"):
-        raise ValueError("--reread ranks candidates: ask for several with --best-of N, or with --search beam:K")
+            raise ValueError(
+                "--search and --best-of are two ways to the most probable filling; "
+                "leave one of them out"
+            )
+        if (
+            unused := "greedy"
+            if arguments.greedy
+            else sampling.first_given(arguments, sampling.CHANGES)
+        ):
+            raise ValueError(
+                f"--search draws nothing, so {sampling.option(unused)} has no effect; "
+                "leave one of them out"
+            )
+    if (
+        arguments.reread
+        and arguments.best_of is None
+        and not (arguments.search or "").startswith("beam:")
+    ):
+        raise ValueError(
+            "--reread ranks candidates: ask for several with --best-of N, or with --search beam:K"
+        )
     if arguments.marks and arguments.json:
         raise ValueError("--marks is for plain text; --json names every fill's place in `spans`")
     if arguments.stream:
@@ -124,7 +195,10 @@ def _check_stream(arguments: argparse.Namespace) -> None:
     }
     for name, given in reasons.items():
         if given:
-            raise ValueError(f"--stream shows one filling as it comes, which {name} does not give; leave one of them out")
+            raise ValueError(
+                f"--stream shows one filling as it comes, which {name} does not give; "
+                "leave one of them out"
+            )
 
 
 def _check_blanks(lines: Sequence[texts.Line]) -> None:
@@ -145,12 +219,22 @@ def _order(arguments: argparse.Namespace) -> "Order | None":
     return parse_order(arguments.order, per_step, arguments.threshold, arguments.steps or 0)
 
 
-def _fill_all(lm: "LanguageModel", lines: Sequence[texts.Line], options: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _fill_all(
+    lm: "LanguageModel",
+    lines: Sequence[texts.Line],
+    options: dict[str, Any],
+    arguments: argparse.Namespace,
+) -> None:
     colour = show.wants_colour(arguments)
     with show.progress(len(lines), "texts") as bar:
         for start in range(0, len(lines), arguments.batch):
             some = lines[start : start + arguments.batch]
-            results = iter(texts.answer([line for line in some if line.text], lambda asked: lm.infill_many(asked, **options)))
+            results = iter(
+                texts.answer(
+                    [line for line in some if line.text],
+                    lambda asked: lm.infill_many(asked, **options),
+                )
+            )
             bar.clear()
             for number, line in enumerate(some, start + 1):
                 filled = next(results) if line.text else []
@@ -171,16 +255,26 @@ def _put(result: "Infilled", marks: bool, colour: bool) -> None:
 
 
 def _shown(result: "Infilled", marks: bool, colour: bool) -> str:
-    return show.shaded(result.text, result.spans) if colour and not marks else show.for_stdout(_plain(result, marks))
+    return (
+        show.shaded(result.text, result.spans)
+        if colour and not marks
+        else show.for_stdout(_plain(result, marks))
+    )
 
 
 def _plain(result: "Infilled", marks: bool) -> str:
-    """With marks, a text that `tracformer score` reads again: brackets of the text's own are escaped."""
+    """With marks, a text that `tracformer score` reads again: brackets of the text's
+    own are escaped.
+    """
     if not marks:
         return result.text
     from tracformer.generation.template import write
 
-    edges = [0, *(edge for span in result.spans for edge in (span.start, span.stop)), len(result.text)]
+    edges = [
+        0,
+        *(edge for span in result.spans for edge in (span.start, span.stop)),
+        len(result.text),
+    ]
     pieces = [result.text[start:stop] for start, stop in zip(edges[0::2], edges[1::2], strict=True)]
     try:
         return write(pieces, [span.text for span in result.spans])
@@ -200,11 +294,18 @@ def _put_numbers(result: "Infilled", colour: bool) -> None:
         f"seed {result.seed}",
     ]
     if result.length_choice is not None:
-        told.append(f"length {', '.join(map(str, result.length_choice.chosen))} of {len(result.length_choice.lengths)} weighed")
-    show.put(show.quiet("  " + ", ".join(told) + (f" ({result.note})" if result.note else ""), colour))
+        told.append(
+            f"length {', '.join(map(str, result.length_choice.chosen))} "
+            f"of {len(result.length_choice.lengths)} weighed"
+        )
+    show.put(
+        show.quiet("  " + ", ".join(told) + (f" ({result.note})" if result.note else ""), colour)
+    )
 
 
-def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: argparse.Namespace) -> None:
+def _stream(
+    lm: "LanguageModel", text: str, options: dict[str, Any], arguments: argparse.Namespace
+) -> None:
     from tracformer.cli.output import Canvas, Writer
     from tracformer.generation.template import escaped, frame, parse, parse_lengths
 
@@ -213,7 +314,12 @@ def _stream(lm: "LanguageModel", text: str, options: dict[str, Any], arguments: 
     given = of.texts  # as the model sees it: spaces may belong to blanks
     colour = show.wants_colour(arguments)
     if options["order"] is None:
-        writer = Writer(escaped(given) if arguments.marks else given, of.reader(lm.spelling), colour, arguments.marks)
+        writer = Writer(
+            escaped(given) if arguments.marks else given,
+            of.reader(lm.spelling),
+            colour,
+            arguments.marks,
+        )
         [result] = lm.infill(text, **options, watch=writer)
         writer.finish(_plain(result, arguments.marks))
     elif show.is_terminal(sys.stdout):

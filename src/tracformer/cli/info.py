@@ -1,4 +1,5 @@
-"""What a model is: its system, size, modes and what their numbers mean, tokeniser, files; and how it was trained, where that is known.
+"""What a model is: its system, size, modes and what their numbers mean, tokeniser, files; and how
+it was trained, where that is known.
 
 tracformer info runs/stories
 tracformer info --model runs/stories/best --json
@@ -30,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.folder and arguments.model:
-        raise ValueError(f"two models are named, {arguments.folder} and --model {arguments.model}; leave one of them out")
+        raise ValueError(
+            f"two models are named, {arguments.folder} and --model {arguments.model}; leave one of "
+            "them out"
+        )
     from tracformer.loading import find_folder
 
     lm = texts.open_model(arguments.folder or arguments.model or texts.default_model())
@@ -44,18 +48,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(lm: "LanguageModel", folder: Path) -> dict[str, Any]:
     model, config, tokenizer = lm.model, lm.model.config, lm.tokenizer
-    files = sorted(entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    files = sorted(
+        entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith(".")
+    )
     return {
         "folder": str(folder),
         "system": config.model_type,
         "parameters": model.num_parameters(),
         "parameters_without_embeddings": model.num_parameters(embeddings=False),
         "dtype": _dtypes(folder),
-        "modes": {mode: {"answer": model.answers[mode], "limit": model.limits.get(mode, "")} for mode in config.modes},
+        "modes": {
+            mode: {"answer": model.answers[mode], "limit": model.limits.get(mode, "")}
+            for mode in config.modes
+        },
         "untrained_modes": [mode for mode in config.possible_modes if mode not in config.modes],
         "max_length": config.max_length,
         "vocab_size": config.vocab_size,
-        "tokenizer": {"kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint},
+        "tokenizer": {
+            "kind": tokenizer.kind,
+            "vocab_size": tokenizer.vocab_size,
+            "fingerprint": tokenizer.fingerprint,
+        },
         "files": {entry.name: entry.stat().st_size for entry in files},
         "config": config.to_dict(),
         "training": training_summary(folder),
@@ -64,7 +77,9 @@ def describe(lm: "LanguageModel", folder: Path) -> dict[str, Any]:
 
 def training_summary(folder: Path) -> dict[str, Any] | None:
     """From the run that the model's folder lies in: its settings, and the last things it logged."""
-    run = next((place for place in (folder, folder.parent) if (place / "train.json").is_file()), None)
+    run = next(
+        (place for place in (folder, folder.parent) if (place / "train.json").is_file()), None
+    )
     if run is None:
         return None
     from tracformer.training.log import perplexities, read_log
@@ -82,7 +97,9 @@ def training_summary(folder: Path) -> dict[str, Any] | None:
         **{key: settings[key] for key in kept if key in settings},
         "last_step": last["train"]["step"] if "train" in last else None,
         "last_loss": last["train"].get("loss") if "train" in last else None,
-        "held_out": {"step": last["eval"]["step"], **perplexities(last["eval"])} if "eval" in last else None,
+        "held_out": {"step": last["eval"]["step"], **perplexities(last["eval"])}
+        if "eval" in last
+        else None,
     }
 
 
@@ -95,7 +112,10 @@ def _dtypes(folder: Path) -> str:
         with safe_open(path, framework="pt") as file:
             names |= {str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
     long = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-    return ", ".join(sorted(long.get(name, name) for name in names)) or "another format than safetensors"
+    return (
+        ", ".join(sorted(long.get(name, name) for name in names))
+        or "another format than safetensors"
+    )
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -116,12 +136,20 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines += [f"  file         {name}, {size:,} bytes" for name, size in facts["files"].items()]
     if training is not None:
         lines.append(
-            f"  training     {training['run']}: {training.get('objective', '')}, {training.get('steps', 0):,} steps of "
+            f"  training     {training['run']}: {training.get('objective', '')}, "
+            f"{training.get('steps', 0):,} steps of "
             f"{training.get('batch', 0)} x {training.get('length', 0)} tokens of {training['data']}"
         )
         if training["last_step"] is not None:
-            lines.append(f"  last step    {training['last_step']:,}, loss {training['last_loss']:.4f} nats per target")
+            lines.append(
+                f"  last step    {training['last_step']:,}, loss {training['last_loss']:.4f} nats "
+                "per target"
+            )
         if training["held_out"] is not None:
-            told = ", ".join(f"{key} {value:.2f}" for key, value in training["held_out"].items() if key != "step")
-            lines.append(f"  held out     after step {training['held_out']['step']:,}, perplexity: {told}")
+            told = ", ".join(
+                f"{key} {value:.2f}" for key, value in training["held_out"].items() if key != "step"
+            )
+            lines.append(
+                f"  held out     after step {training['held_out']['step']:,}, perplexity: {told}"
+            )
     return lines

@@ -1,4 +1,5 @@
-"""List the systems: their modes, the kind of each answer, what each cannot do, and their size at the paper's scale.
+"""List the systems: their modes, the kind of each answer, what each cannot do, and their size at
+the paper's scale.
 
     tracformer models
     tracformer models --json
@@ -19,14 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flops",
         action="store_true",
-        help="also count the size and the operations per trained token at preset mini (some seconds)",
+        help=(
+            "also count the size and the operations per trained token at preset mini (some seconds)"
+        ),
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from tracformer.baselines import family_names
 
-    systems = [{**describe(name), **(training_cost(name) if arguments.flops else {})} for name in family_names()]
+    systems = [
+        {**describe(name), **(training_cost(name) if arguments.flops else {})}
+        for name in family_names()
+    ]
     if arguments.json:
         for system in systems:
             print(json.dumps(system))
@@ -37,8 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
         size = "-" if system["parameters"] is None else f"{system['parameters'] / 1e6:.1f}M"
         print(f"{system['name']:<18} {modes:<40} {size:>13}  {system['summary']}")
         if system.get("mini_flops_per_token") is not None:
-            size, cost = system["mini_parameters_without_embeddings"] / 1e6, system["mini_flops_per_token"] / 1e6
-            print(f"{'':<18} preset mini: {size:.2f}M parameters without embeddings, {cost:.1f} MFLOP per trained token")
+            size, cost = (
+                system["mini_parameters_without_embeddings"] / 1e6,
+                system["mini_flops_per_token"] / 1e6,
+            )
+            print(
+                f"{'':<18} preset mini: {size:.2f}M parameters without embeddings, {cost:.1f} "
+                "MFLOP per trained token"
+            )
         for mode, limit in system["limits"].items():
             print(f"{'':<18} {mode}: {limit}")
     return 0
@@ -71,7 +83,9 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def training_cost(name: str) -> dict[str, Any]:
-    """Return the size of a system at preset mini, where all systems are of one size, and the operations of a trained token there."""
+    """Return the size of a system at preset mini, where all systems are of one size, and the
+    operations of a trained token there.
+    """
     from tracformer.baselines import find_family
     from tracformer.evaluation.flops import flops_per_token, parameters_of
 

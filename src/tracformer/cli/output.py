@@ -1,8 +1,11 @@
-"""What a command prints: texts with their fills shaded by probability on a terminal, plain text elsewhere.
+"""What a command prints: texts with their fills shaded by probability on a terminal, plain text
+elsewhere.
 
-Each shade sets both foreground and background, so it reads the same on dark and on light terminals; light blue is sure, orange is a guess.
+Each shade sets both foreground and background, so it reads the same on dark and on light terminals;
+light blue is sure, orange is a guess.
 
-A filling while it happens: written from left to right, or redrawn in place where tokens come in any order.
+A filling while it happens: written from left to right, or redrawn in place where tokens come in any
+order.
 """
 
 import argparse
@@ -22,14 +25,21 @@ if TYPE_CHECKING:
     from tracformer.generation.results import Span
 
 
-SHADES = ((0.75, 153), (0.5, 189), (0.25, 230), (0.05, 223), (0.0, 215))  # least probability, colour of the 256-colour palette
+# least probability, colour of the 256-colour palette
+SHADES = ((0.75, 153), (0.5, 189), (0.25, 230), (0.05, 223), (0.0, 215))
 RESET = "\033[0m"
 DIM = "\033[2m"
 
 
 def add_output(parser: argparse.ArgumentParser, fills: bool = True) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with every number")
-    parser.add_argument("--no-color", action="store_true", help="no colour, even on a terminal (so does the variable NO_COLOR)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line, with every number"
+    )
+    parser.add_argument(
+        "--no-color",
+        action="store_true",
+        help="no colour, even on a terminal (so does the variable NO_COLOR)",
+    )
     if fills:
         parser.add_argument("--marks", action="store_true", help="put [[ ]] around what was filled")
 
@@ -54,12 +64,17 @@ def put_json(value: Any) -> None:
 
 
 def marked(text: str, spans: Sequence["Span"], opening: str = "[[", closing: str = "]]") -> str:
-    return "".join(f"{opening}{part}{closing}" if span is not None else part for part, span in _parts(text, spans))
+    return "".join(
+        f"{opening}{part}{closing}" if span is not None else part
+        for part, span in _parts(text, spans)
+    )
 
 
 def shaded(text: str, spans: Sequence["Span"]) -> str:
     """The text for a terminal: every token of a fill on the shade of its probability."""
-    return "".join(visible(part) if span is None else _shade_span(span) for part, span in _parts(text, spans))
+    return "".join(
+        visible(part) if span is None else _shade_span(span) for part, span in _parts(text, spans)
+    )
 
 
 def shade(text: str, log_prob: float) -> str:
@@ -72,7 +87,14 @@ def shade(text: str, log_prob: float) -> str:
 
 def visible(text: str) -> str:
     """Control characters as U+2400 pictures: what a model writes must not steer the terminal."""
-    return "".join(chr(0x2400 + ord(c)) if c < " " and c not in "\n\t" else "\u2421" if "\x7f" <= c <= "\x9f" else c for c in text)
+    return "".join(
+        chr(0x2400 + ord(c))
+        if c < " " and c not in "\n\t"
+        else "\u2421"
+        if "\x7f" <= c <= "\x9f"
+        else c
+        for c in text
+    )
 
 
 def for_stdout(text: str) -> str:
@@ -94,7 +116,13 @@ def progress(total: int, what: str) -> Iterator[Any]:
     """A bar on standard error while many texts are worked on; nothing where no one watches."""
     from tqdm import tqdm
 
-    with tqdm(total=total, unit=f" {what}", leave=False, disable=total < 2 or not is_terminal(sys.stderr), file=sys.stderr) as bar:
+    with tqdm(
+        total=total,
+        unit=f" {what}",
+        leave=False,
+        disable=total < 2 or not is_terminal(sys.stderr),
+        file=sys.stderr,
+    ) as bar:
         yield bar
 
 
@@ -102,7 +130,15 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
     """Columns: the first flush left, the others flush right."""
     cells = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
-    return ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip() for row in cells]
+    return [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        ).rstrip()
+        for row in cells
+    ]
 
 
 def _parts(text: str, spans: Sequence["Span"]) -> Iterator[tuple[str, "Span | None"]]:
@@ -117,19 +153,28 @@ def _parts(text: str, spans: Sequence["Span"]) -> Iterator[tuple[str, "Span | No
 
 def _shade_span(span: "Span") -> str:
     if "".join(span.tokens) == span.text:
-        return "".join(shade(token, log_prob) for token, log_prob in zip(span.tokens, span.log_probs, strict=True))
+        return "".join(
+            shade(token, log_prob)
+            for token, log_prob in zip(span.tokens, span.log_probs, strict=True)
+        )
     # a character was cut into several tokens: the span as one, by its mean
     return shade(span.text, span.log_prob / max(1, len(span.tokens)))
 
 
-Read = Callable[[Sequence[Sequence[int]]], str]  # the tokens of each blank so far: the text of the last one
+# the tokens of each blank so far: the text of the last one
+Read = Callable[[Sequence[Sequence[int]]], str]
 HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes are still to come
 
 
 class Writer:
-    """Left to right: what is printed stays. Given text is printed as soon as all blanks before it are filled."""
+    """Left to right: what is printed stays.
 
-    def __init__(self, given: Sequence[str], read: Read, colour: bool = False, marks: bool = False) -> None:
+    Given text is printed as soon as all blanks before it are filled.
+    """
+
+    def __init__(
+        self, given: Sequence[str], read: Read, colour: bool = False, marks: bool = False
+    ) -> None:
         """`given` stands around the blanks: one text more than there are blanks."""
         self.given, self.read, self.colour = given, read, colour
         self.edges = ("[[", "]]") if marks else ("", "")
@@ -149,7 +194,9 @@ class Writer:
                 self.shown = text
 
     def finish(self, text: str) -> None:
-        """The rest of the completed text; and should a tokeniser have spelt a token otherwise in its place, all of it once more."""
+        """The rest of the completed text; and should a tokeniser have spelt a token otherwise in
+        its place, all of it once more.
+        """
         if text.startswith(self.printed):
             self._put(text[len(self.printed) :] + "\n")
         else:
@@ -172,9 +219,13 @@ class Writer:
 
 
 class Canvas:
-    """Any order, on a terminal: the whole text is drawn again with every step, open places as underscores."""
+    """Any order, on a terminal: the whole text is drawn again with every step, open
+    places as underscores.
+    """
 
-    def __init__(self, given: Sequence[str], counts: Sequence[int | None], colour: bool = False) -> None:
+    def __init__(
+        self, given: Sequence[str], counts: Sequence[int | None], colour: bool = False
+    ) -> None:
         """`counts`: tokens of each blank, None where that is not known yet."""
         self.given, self.colour = given, colour
         self.fills: list[dict[int, Arrival]] = [{} for _ in counts]
@@ -190,9 +241,13 @@ class Canvas:
             parts += [self._token(fill.get(index)) for index in range(count)]
             parts.append(after)
         plain = "".join(visible(part) if isinstance(part, str) else part[0] for part in parts)
-        drawn = "".join(visible(part) if isinstance(part, str) else shade(*part) if self.colour else part[0] for part in parts)
+        drawn = "".join(
+            visible(part) if isinstance(part, str) else shade(*part) if self.colour else part[0]
+            for part in parts
+        )
         size = shutil.get_terminal_size()
-        if rows_of(plain, size.columns) < size.lines:  # what has scrolled out of sight cannot be drawn again
+        # what has scrolled out of sight cannot be drawn again
+        if rows_of(plain, size.columns) < size.lines:
             self._draw(plain, drawn)
 
     def finish(self, drawn: str) -> None:
@@ -213,5 +268,8 @@ class Canvas:
 
 def rows_of(text: str, columns: int) -> int:
     """Rows that a terminal of this width takes for the text."""
-    widths = [sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line) for line in text.split("\n")]
+    widths = [
+        sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
+        for line in text.split("\n")
+    ]
     return sum(max(1, -(-width // max(1, columns))) for width in widths)

@@ -12,7 +12,9 @@ from pathlib import Path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs")
     parser.add_argument("--out", help="the picture (default: curves.png in the first run's folder)")
-    parser.add_argument("--json", action="store_true", help="print the picture's name and the runs as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the picture's name and the runs as JSON"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

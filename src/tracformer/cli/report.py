@@ -1,4 +1,5 @@
-"""One page from results: pictures, tables, intervals, fills; a PNG, CSV and LaTeX file for each beside it.
+"""One page from results: pictures, tables, intervals, fills; a PNG, CSV and LaTeX file for each
+beside it.
 
     tracformer report results/                          writes report/index.html
     tracformer report results/a results/b --out page/
@@ -11,8 +12,15 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folders of results, or single result files")
-    parser.add_argument("--out", default="report", metavar="FOLDER", help="where the page and its files go (default: report)")
+    parser.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="folders of results, or single result files"
+    )
+    parser.add_argument(
+        "--out",
+        default="report",
+        metavar="FOLDER",
+        help="where the page and its files go (default: report)",
+    )
     parser.add_argument("--title", default="Evaluation", help="of the page")
     parser.add_argument("--json", action="store_true", help="print the page's name as JSON")
 

@@ -1,17 +1,19 @@
-"""Reproduce a table or figure of the paper: prepare data, train what is missing, evaluate, write the report.
+"""Reproduce a table or figure of the paper: prepare data, train what is missing, evaluate, write
+the report.
 
     tracformer reproduce --list
-    tracformer reproduce fig5 scale=mini --dry-run                      the plan, and how many tokens it trains on
+    tracformer reproduce fig5 scale=mini --dry-run               the plan and its cost
     tracformer reproduce fig5 scale=mini out=runs/reproduce
-    tracformer reproduce fig5 scale=mini data=FOLDER                    the files of all data sets lie there: no download
-    tracformer reproduce fig5 scale=mini data.wikitext=FOLDER           text files or a prepared folder of your own
+    tracformer reproduce fig5 scale=mini data=FOLDER             the files of all data sets
+    tracformer reproduce fig5 scale=mini data.wikitext=FOLDER    your own text or prepared folder
     tracformer reproduce fig5 scale=mini only=tracformer-car,bart seeds=0
-    tracformer reproduce table2 scale=paper models.sedd=FOLDER          weights of your own instead of a download
+    tracformer reproduce table2 scale=paper models.sedd=FOLDER   your own weights
     tracformer reproduce my.yaml scale=mine.yaml seeds=0,1,2
     torchrun --nproc-per-node 8 -m tracformer reproduce fig5 scale=paper
 
-The same command goes on after an interruption. Experiments at one scale and out= share what they train; several processes may run the
-same command at once, each with OMP_NUM_THREADS=1, and divide the work.
+The same command goes on after an interruption. Experiments at one scale and out= share what they
+train; several processes may run the same command at once, each with OMP_NUM_THREADS=1, and divide
+the work.
 """
 
 import argparse
@@ -24,10 +26,27 @@ OWN_KEYS = ("scale", "out", "device", "batch")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="EXPERIMENT | KEY=VALUE", help="an experiment, and scale=, out=, data.NAME=, ...")
-    parser.add_argument("--list", action="store_true", help="list the experiments with their cost, and the scales, and exit")
-    parser.add_argument("--dry-run", action="store_true", help="print every run, its cost and what is done already, and exit")
-    parser.add_argument("--json", action="store_true", help="print what came of it as JSON; everything else goes to stderr")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="EXPERIMENT | KEY=VALUE",
+        help="an experiment, and scale=, out=, data.NAME=, ...",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="list the experiments with their cost, and the scales, and exit",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print every run, its cost and what is done already, and exit",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print what came of it as JSON; everything else goes to stderr",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         costs = {name: summary(experiment) for name, experiment in experiments.items()}
         if arguments.json:
             titles = {name: experiment.title for name, experiment in experiments.items()}
-            print(json.dumps({"experiments": titles, "costs": costs, "scales": list(scale_names())}))
+            print(
+                json.dumps({"experiments": titles, "costs": costs, "scales": list(scale_names())})
+            )
             return 0
         for name, experiment in experiments.items():
             print(f"{name:<14} {experiment.title} (scale {experiment.scale}: {costs[name]})")
@@ -49,7 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     names = [word for word in arguments.words if "=" not in word]
     if len(names) != 1:
         told = f"{', '.join(names)} are named; one at a time" if names else "no experiment named"
-        raise ValueError(f"{told}: write tracformer reproduce NAME scale=mini, NAME being one of {', '.join(experiment_names())}")
+        raise ValueError(
+            f"{told}: write tracformer reproduce NAME scale=mini, NAME being one of "
+            f"{', '.join(experiment_names())}"
+        )
     words: dict[str, str] = {}
     for key, _, value in (word.partition("=") for word in arguments.words if "=" in word):
         if key in words:
@@ -92,12 +116,22 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if first:
             print(
-                f"tracformer reproduce: interrupted; what is done is in {work.root}, and the same command goes on from there",
+                f"tracformer reproduce: interrupted; what is done is in {work.root}, and the same "
+                "command goes on from there",
                 file=sys.stderr,
             )
         raise
     if arguments.json and first:
-        print(json.dumps({"experiment": experiment.name, "folder": str(work.root), "report": str(work.page), "finished": code == 0}))
+        print(
+            json.dumps(
+                {
+                    "experiment": experiment.name,
+                    "folder": str(work.root),
+                    "report": str(work.page),
+                    "finished": code == 0,
+                }
+            )
+        )
     return code
 
 

@@ -1,10 +1,11 @@
 """Write from nothing, or go on from a prompt.
 
     tracformer sample -m runs/stories -n 3
-    tracformer sample -m runs/stories --prompt 'Mia carried' --max-tokens 40 --temperature 0.8 --stream
+    tracformer sample -m runs/stories --prompt 'Mia carried' --max-tokens 40 --stream
 
-A text ends where the model ends it, or at --max-tokens. On a terminal what was written is shaded by probability, with a line of numbers
-below; elsewhere each text is followed by a newline (--json tells newlines inside a text from those between texts).
+A text ends where the model ends it, or at --max-tokens. On a terminal what was written is shaded by
+probability, with a line of numbers below; elsewhere each text is followed by a newline (--json
+tells newlines inside a text from those between texts).
 """
 
 import argparse
@@ -27,9 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_weights(parser)
     texts.add_device(parser)
     parser.add_argument("-n", type=int, default=1, metavar="N", help="texts (default: 1)")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to write (default: as many as the model can take)")
-    parser.add_argument("--batch", type=int, default=16, metavar="N", help="texts at once (default: 16)")
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="what the text begins with (default: nothing)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="most tokens to write (default: as many as the model can take)",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=16, metavar="N", help="texts at once (default: 16)"
+    )
     show.add_output(parser, fills=False)
     parser.add_argument("--stream", action="store_true", help="show tokens as they come (one text)")
     sampling.add_sampling(parser)
@@ -41,9 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
         sampling.require_positive(arguments, name)
     if arguments.stream and (arguments.json or arguments.n > 1):
         raise ValueError(
-            f"--stream shows one text as it comes, so it does not go with {'--json' if arguments.json else f'-n {arguments.n}'}"
+            "--stream shows one text as it comes, so it does not go with "
+            f"{'--json' if arguments.json else f'-n {arguments.n}'}"
         )
-    lm = texts.open_model(arguments.model or texts.default_model(), arguments.weights, arguments.device)
+    lm = texts.open_model(
+        arguments.model or texts.default_model(), arguments.weights, arguments.device
+    )
     options: dict[str, Any] = {
         "prompt": texts.argument_text(arguments.prompt, "--prompt"),
         "max_tokens": arguments.max_tokens,
@@ -90,7 +103,9 @@ def written(result: "Sampled", spelling: "Spelling", prompt: str) -> "Span":
     of = prompted(prompt, spelling)
     text = of.reader(spelling)([ids])
     start = len(result.text) - len(text) if result.text.endswith(text) else 0
-    tokens = tuple(spelling.token(token, first=i == 0 and not of.ids[0]) for i, token in enumerate(ids))
+    tokens = tuple(
+        spelling.token(token, first=i == 0 and not of.ids[0]) for i, token in enumerate(ids)
+    )
     return Span(start, len(result.text), result.text[start:], ids, tokens, result.log_probs[:count])
 
 
@@ -105,4 +120,6 @@ def _put_numbers(result: "Sampled", colour: bool) -> None:
         result.mode,
         f"seed {result.seed}",
     ]
-    show.put(show.quiet("  " + ", ".join(told) + (f" ({result.note})" if result.note else ""), colour))
+    show.put(
+        show.quiet("  " + ", ".join(told) + (f" ({result.note})" if result.note else ""), colour)
+    )

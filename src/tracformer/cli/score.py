@@ -3,9 +3,10 @@
     tracformer score -m runs/stories 'Mia carried the [[blue lamp]] to the market.'
     tracformer score -m runs/stories --mode ac --file marked.txt --json > scores.jsonl
 
-Each token's natural log-probability, their sum, perplexity a token and bits a byte of the marked text; and what kind of number that is:
-the exact joint, the marginal of each token, or a bound. All texts are checked before the first is scored. Empty lines of a file are passed
-over; under --json every object names its `line`.
+Each token's natural log-probability, their sum, perplexity a token and bits a byte of the marked
+text; and what kind of number that is: the exact joint, the marginal of each token, or a bound. All
+texts are checked before the first is scored. Empty lines of a file are passed over; under --json
+every object names its `line`.
 """
 
 import argparse
@@ -31,12 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts.add_model(parser)
     texts.add_weights(parser)
     texts.add_device(parser)
-    parser.add_argument("--mode", help="car: exact joint; ac: marginals; ar: sees only what comes before (default: the model's best)")
     parser.add_argument(
-        "--fragment", action="store_true", help="the text is cut from a longer one: it need not begin or end as a text does"
+        "--mode",
+        help=(
+            "car: exact joint; ac: marginals; ar: sees only what comes before (default: the "
+            "model's best)"
+        ),
     )
-    parser.add_argument("--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)")
-    parser.add_argument("--draws", type=int, metavar="N", help="where the number is a bound: random draws for its estimate")
+    parser.add_argument(
+        "--fragment",
+        action="store_true",
+        help="the text is cut from a longer one: it need not begin or end as a text does",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)"
+    )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        metavar="N",
+        help="where the number is a bound: random draws for its estimate",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of these draws (default: 0)")
     show.add_output(parser, fills=False)
 
@@ -51,12 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
     question = {"mode": arguments.mode, "whole": not arguments.fragment}
     lm.check_score(**question)
     texts.check(lines, lambda text: lm.check_score(text, **question))
-    options = {**question, "batch": arguments.batch, "draws": arguments.draws, "seed": arguments.seed}
+    options = {
+        **question,
+        "batch": arguments.batch,
+        "draws": arguments.draws,
+        "seed": arguments.seed,
+    }
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.text]
     with show.progress(len(numbered), "texts") as bar:
         for start in range(0, len(numbered), arguments.batch):
             some = numbered[start : start + arguments.batch]
-            scores = texts.answer([line for _, line in some], lambda asked: lm.score_many(asked, **options))
+            scores = texts.answer(
+                [line for _, line in some], lambda asked: lm.score_many(asked, **options)
+            )
             bar.clear()
             for (number, _), scored in zip(some, scores, strict=True):
                 if arguments.json:
@@ -68,7 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(scored: "Scored", colour: bool) -> str:
-    text = show.shaded(scored.text, scored.spans) if colour else show.visible(show.marked(scored.text, scored.spans))
+    text = (
+        show.shaded(scored.text, scored.spans)
+        if colour
+        else show.visible(show.marked(scored.text, scored.spans))
+    )
     rows = [("token", "log p", "p")]
     for span in scored.spans:
         rows += [
@@ -78,7 +105,14 @@ def _report(scored: "Scored", colour: bool) -> str:
     count = f"{scored.tokens} token{'s' if scored.tokens != 1 else ''}"
     error = f" ± {scored.standard_error:.4f}" if scored.standard_error is not None else ""
     total = (
-        f"log p {scored.log_prob:.4f}{error} nats ({scored.mode}: {KINDS.get(scored.kind, scored.kind)}), {count}, "
+        f"log p {scored.log_prob:.4f}{error} nats ({scored.mode}: "
+        f"{KINDS.get(scored.kind, scored.kind)}), {count}, "
         f"perplexity {scored.perplexity:.4g}, {scored.bits_per_byte:.4g} bits per byte"
     )
-    return "\n".join([text, *(f"  {line}" for line in show.table(rows)), total + (f" ({scored.note})" if scored.note else "")])
+    return "\n".join(
+        [
+            text,
+            *(f"  {line}" for line in show.table(rows)),
+            total + (f" ({scored.note})" if scored.note else ""),
+        ]
+    )

@@ -7,7 +7,8 @@
     tracformer train data=mine.txt init=runs/stories/model          fine-tuning
     torchrun --nproc-per-node 8 -m tracformer train wikitext103-car
 
-The same command resumes a run from its newest whole checkpoint. SIGTERM and Ctrl-C save and leave with code 128 + signal.
+The same command resumes a run from its newest whole checkpoint. SIGTERM and Ctrl-C save and leave
+with code 128 + signal.
 """
 
 import argparse
@@ -22,17 +23,34 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="PRESET | KEY=VALUE", help="a preset's name or file, and changes to it")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="PRESET | KEY=VALUE",
+        help="a preset's name or file, and changes to it",
+    )
     parser.add_argument("--presets", action="store_true", help="list the bundled presets and leave")
     parser.add_argument(
-        "--json", action="store_true", help="print how the run ended, or what is listed, as JSON; everything else goes to stderr"
+        "--json",
+        action="store_true",
+        help="print how the run ended, or what is listed, as JSON; everything else goes to stderr",
     )
-    parser.add_argument("--keys", action="store_true", help="list every key with its value under this preset and leave")
+    parser.add_argument(
+        "--keys",
+        action="store_true",
+        help="list every key with its value under this preset and leave",
+    )
 
 
 def _listed(config: "TrainConfig") -> dict[str, Any]:
-    """`model` with every key of its family; those that the data and the objective decide are left out."""
-    shape = {key: value for key, value in config.model_config(vocab_size=256).to_dict().items() if key not in ("vocab_size", "modes")}
+    """`model` with every key of its family; those that the data and the objective
+    decide are left out.
+    """
+    shape = {
+        key: value
+        for key, value in config.model_config(vocab_size=256).to_dict().items()
+        if key not in ("vocab_size", "modes")
+    }
     from tracformer.training.train_config import DEFAULT_PRESET
 
     model = {"family": "tracformer", "preset": DEFAULT_PRESET, **config.model, **shape}
@@ -48,14 +66,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     presets = [word for word in arguments.words if "=" not in word]
     if len(presets) > 1:
-        raise ValueError(f"{presets[1]!r} is not of the form key=value, and {presets[0]!r} already names the preset")
+        raise ValueError(
+            f"{presets[1]!r} is not of the form key=value, and {presets[0]!r} already names the "
+            "preset"
+        )
     changes = [word for word in arguments.words if "=" in word]
     config = configs.load_config(changes, presets[0] if presets else None)
     if arguments.keys:
         import yaml
 
         keys = {**config.to_dict(), **_listed(config)}
-        print(json.dumps(keys) if arguments.json else yaml.safe_dump(keys, sort_keys=False).removesuffix("\n"))
+        print(
+            json.dumps(keys)
+            if arguments.json
+            else yaml.safe_dump(keys, sort_keys=False).removesuffix("\n")
+        )
         return 0
 
     from tracformer.cli import MISTAKES
@@ -66,14 +91,20 @@ def run(arguments: argparse.Namespace) -> int:
     keep_freed_memory()
     try:
         with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-            outcome = start(config, None if presets else lambda name: configs.load_config(changes, name))
+            outcome = start(
+                config, None if presets else lambda name: configs.load_config(changes, name)
+            )
     except TrainingError as stopped:
         print(f"tracformer train: {stopped}", file=sys.stderr)
         return 1
     except OSError as error:
         if isinstance(error, MISTAKES):
             raise
-        print(f"tracformer train: {error}. What was saved before is whole; the same command goes on from there.", file=sys.stderr)
+        print(
+            f"tracformer train: {error}. What was saved before is whole; the same command goes on "
+            "from there.",
+            file=sys.stderr,
+        )
         return 1
     if arguments.json:
         print(json.dumps(dataclasses.asdict(outcome)))

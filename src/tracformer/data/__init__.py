@@ -1,4 +1,5 @@
-"""Data: tokenisers, sources of documents, prepared folders of token shards, and the order in which they are read.
+"""Data: tokenisers, sources of documents, prepared folders of token shards, and the order in which
+they are read.
 
 Text that the package writes itself, with rules that can be checked.
 """

@@ -1,7 +1,8 @@
-"""Undo the tokenisation in which WikiText, PTB, LAMBADA and 1BW are handed out, so that a subword tokeniser sees natural text.
+"""Undo the tokenisation in which WikiText, PTB, LAMBADA and 1BW are handed out, so that a subword
+tokeniser sees natural text.
 
-Each function works line by line and leaves natural text as it is, but for spaces at a line's ends. `<unk>` and PTB's `N` stay: they are
-part of those corpora.
+Each function works line by line and leaves natural text as it is, but for spaces at a line's ends.
+`<unk>` and PTB's `N` stay: they are part of those corpora.
 """
 
 import re
@@ -14,7 +15,8 @@ def _rules(*pairs: tuple[str, str]) -> list[Rule]:
     return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
 
-# Patterns begin with a plain character where they can: the search is then several times faster. Lines come stripped.
+# Patterns begin with a plain character where they can: the search is then several times faster.
+# Lines come stripped.
 SPACING = _rules(
     (r" ([,;:!?%]|\.+)(?=\s|$|[\"')\]}])", r"\1"),  # word , -> word,
     (r"([(\[{]) (?=\S)", r"\1"),  # ( word -> (word
@@ -36,7 +38,8 @@ SINGLE_QUOTES = _rules((r"'(?<!\S') ([^']+?) '(?=[\s,.;:!?)]|$)", r"'\1'"))
 HEADING = re.compile(r"((?:= )+)([^=\s].*?)((?: =)+)")
 QUOTE = re.compile('"')
 BEGUN_BEFORE = re.compile(r'[^"]*[,.!?] " [a-z]')  # It was fine , " he said .
-OPENERS, CLOSERS = ("", " ", "(", "[", "{"), ("", " ", ",", ".", ";", ":", "!", "?", ")", "]", "}")  # beside a quote
+# beside a quote
+OPENERS, CLOSERS = ("", " ", "(", "[", "{"), ("", " ", ",", ".", ";", ":", "!", "?", ")", "]", "}")
 
 
 def wikitext(text: str) -> str:
@@ -54,7 +57,12 @@ def ptb(text: str) -> str:
     >>> ptb(" the <unk> do n't pay $ N or N \\\\/ N for viewers ' shows ")
     "the <unk> don't pay $N or N/N for viewers' shows"
     """
-    return _by_line(text, lambda line: _apply(line.strip().replace(" \\/ ", "/").replace("\\/", "/"), CONTRACTIONS, SPACING))
+    return _by_line(
+        text,
+        lambda line: _apply(
+            line.strip().replace(" \\/ ", "/").replace("\\/", "/"), CONTRACTIONS, SPACING
+        ),
+    )
 
 
 def lambada(text: str) -> str:
@@ -72,10 +80,20 @@ def one_billion_words(text: str) -> str:
     >>> one_billion_words('" We didn \\'t pay $ 2,900 ( a lot ) , " he said .')
     '"We didn\\'t pay $2,900 (a lot)," he said.'
     """
-    return _by_line(text, lambda line: _pair_quotes(_apply(line.strip(), CONTRACTIONS, NUMBERS, SPACING, SINGLE_QUOTES)))
+    return _by_line(
+        text,
+        lambda line: _pair_quotes(
+            _apply(line.strip(), CONTRACTIONS, NUMBERS, SPACING, SINGLE_QUOTES)
+        ),
+    )
 
 
-DETOKENIZERS: dict[str, Callable[[str], str]] = {"wikitext": wikitext, "ptb": ptb, "lambada": lambada, "1bw": one_billion_words}
+DETOKENIZERS: dict[str, Callable[[str], str]] = {
+    "wikitext": wikitext,
+    "ptb": ptb,
+    "lambada": lambada,
+    "1bw": one_billion_words,
+}
 
 
 def detokenizer(name: str | None) -> Callable[[str], str]:
@@ -110,13 +128,22 @@ def _wikitext_words(line: str) -> str:
 
 
 def _lambada_line(line: str) -> str:
-    for old, new in (("``", '"'), ("''", '"'), ("\u201c", '"'), ("\u201d", '"'), ("\u2018", "'"), ("\u2019", "'")):
+    for old, new in (
+        ("``", '"'),
+        ("''", '"'),
+        ("\u201c", '"'),
+        ("\u201d", '"'),
+        ("\u2018", "'"),
+        ("\u2019", "'"),
+    ):
         line = line.replace(old, new)
     return _pair_quotes(_apply(line.strip(), CONTRACTIONS, SPACING, SINGLE_QUOTES))
 
 
 def _pair_quotes(line: str) -> str:
-    """`" word "` to `"word"`: lone quotes open and close in turn, unless an edge, a bracket or punctuation settles it."""
+    """`" word "` to `"word"`: lone quotes open and close in turn, unless an edge, a bracket or
+    punctuation settles it.
+    """
     inside = line.count('"') % 2 == 1 and BEGUN_BEFORE.match(line) is not None
     parts, done = [], 0
     for match in QUOTE.finditer(line):

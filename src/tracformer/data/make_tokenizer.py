@@ -1,6 +1,7 @@
 """The tokenisers that are made here: bytes, characters of an alphabet, and byte-level BPE.
 
-A tokeniser from a short string: a kind to build, a folder, a file, or an id of the Hugging Face hub.
+A tokeniser from a short string: a kind to build, a folder, a file, or an id of the Hugging Face
+hub.
 
 A sensible tokeniser for data that comes without a word about it.
 """
@@ -16,36 +17,56 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from tracformer.data.sources import FileSource, Source
-from tracformer.data.tokenizer import FOREIGN, KIND_KEY, TOKENIZER_FILE, Tokenizer, read_config, reserve
+from tracformer.data.tokenizer import (
+    FOREIGN,
+    KIND_KEY,
+    TOKENIZER_FILE,
+    Tokenizer,
+    read_config,
+    reserve,
+)
 from tracformer.files import optional_package
 
 UNALIGNED = {
     "dna": "ACGTN",
     "rna": "ACGUN",
     "nucleotide": "ACGTUNRYSWKMBDHV",  # DNA and RNA, with IUPAC's codes for several bases
-    "protein": "ACDEFGHIKLMNPQRSTVWY" + "XBZUO",  # unknown, two ambiguous pairs, selenocysteine and pyrrolysine
+    "protein": "ACDEFGHIKLMNPQRSTVWY"
+    + "XBZUO",  # unknown, two ambiguous pairs, selenocysteine and pyrrolysine
 }
 ALPHABETS = UNALIGNED | {f"{name}-aligned": f"{letters}-" for name, letters in UNALIGNED.items()}
 SMALLEST_BPE = 257  # every byte, and end of text
-UNKNOWN = "<|unknown|>"  # not in any vocabulary: the library then refuses a foreign character instead of dropping it
+# not in any vocabulary: the library then refuses a foreign character instead of dropping it
+UNKNOWN = "<|unknown|>"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Ids 0..255 are the bytes of UTF-8, 256 is end of text. Any text goes through and comes back."""
-    backend = Backend(models.BPE(vocab={symbol: byte for byte, symbol in enumerate(byte_symbols())}, merges=[]))
+    """Ids 0..255 are the bytes of UTF-8, 256 is end of text.
+
+    Any text goes through and comes back.
+    """
+    backend = Backend(
+        models.BPE(vocab={symbol: byte for byte, symbol in enumerate(byte_symbols())}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return reserve(backend, "byte")
 
 
 def char_tokenizer(alphabet: Iterable[str]) -> Tokenizer:
-    """One id a character, in the order given; a character outside the alphabet is an error, not an unknown token."""
+    """One id a character, in the order given; a character outside the alphabet is an error, not an
+    unknown token.
+    """
     letters = list(dict.fromkeys(alphabet))
     if not letters:
-        raise ValueError("the alphabet is empty; give at least one character, for instance char:ACGT")
+        raise ValueError(
+            "the alphabet is empty; give at least one character, for instance char:ACGT"
+        )
     if long := [letter for letter in letters if len(letter) != 1]:
         raise ValueError(f"the alphabet holds {long[0]!r}, which is not one character")
-    backend = Backend(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token=UNKNOWN))
+    backend = Backend(
+        models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token=UNKNOWN)
+    )
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return reserve(backend, "char")
@@ -54,7 +75,9 @@ def char_tokenizer(alphabet: Iterable[str]) -> Tokenizer:
 def name_of(tokenizer: Tokenizer) -> str:
     """The name of its alphabet if it has one, else its kind."""
     letters = "".join(tokenizer.tokens()[:-1]) if tokenizer.kind == "char" else ""
-    return next((name for name, alphabet in ALPHABETS.items() if alphabet == letters), tokenizer.kind)
+    return next(
+        (name for name, alphabet in ALPHABETS.items() if alphabet == letters), tokenizer.kind
+    )
 
 
 def read_alphabet(texts: Iterable[str]) -> str:
@@ -66,9 +89,15 @@ def read_alphabet(texts: Iterable[str]) -> str:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE, words cut as in GPT-2. The same texts give the same tokeniser; little text may give fewer tokens than asked."""
+    """Byte-level BPE, words cut as in GPT-2.
+
+    The same texts give the same tokeniser; little text may give fewer tokens than asked.
+    """
     if vocab_size < SMALLEST_BPE:
-        raise ValueError(f"a BPE vocabulary of {vocab_size} is too small; it needs at least {SMALLEST_BPE}: 256 bytes and end of text")
+        raise ValueError(
+            f"a BPE vocabulary of {vocab_size} is too small; it needs at least {SMALLEST_BPE}: 256 "
+            "bytes and end of text"
+        )
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -85,9 +114,14 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def byte_symbols() -> list[str]:
     """The printable character that stands for each byte in byte-level vocabularies.
 
-    Bytes that Latin-1 prints stand for themselves, the others for the characters from U+0100 on, in order.
+    Bytes that Latin-1 prints stand for themselves, the others for the characters from U+0100 on, in
+    order.
     """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
@@ -107,11 +141,14 @@ def _in_batches(texts: Iterable[str], size: int = 256) -> Iterator[list[str]]:
 Texts = Callable[[], Iterable[str]]
 KINDS = ("byte", "char", "char:LETTERS", *ALPHABETS, "bpe:SIZE")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-BPE_SAMPLE = 200_000_000  # characters that BPE learns from: more changes the merges little and fills memory with words
+# characters that BPE learns from: more changes the merges little and fills memory with words
+BPE_SAMPLE = 200_000_000
 
 
 def build_tokenizer(spec: str | PathLike[str], texts: Texts | None = None) -> Tokenizer:
-    """`byte`, `dna`, `protein`, `char:ACGT`; `char` and `bpe:4096` learn from texts; anything else is a folder, a file or a hub id."""
+    """`byte`, `dna`, `protein`, `char:ACGT`; `char` and `bpe:4096` learn from texts; anything else
+    is a folder, a file or a hub id.
+    """
     name = str(spec)
     kind, _, argument = name.partition(":")
     if name == "byte":
@@ -124,13 +161,18 @@ def build_tokenizer(spec: str | PathLike[str], texts: Texts | None = None) -> To
         return char_tokenizer(read_alphabet(_needed(texts, name)()))
     if kind == "bpe":
         if not argument.isdecimal():
-            raise ValueError(f"tokeniser is {name!r}; a BPE tokeniser names its vocabulary's size, for instance bpe:4096")
+            raise ValueError(
+                f"tokeniser is {name!r}; a BPE tokeniser names its vocabulary's size, for instance "
+                "bpe:4096"
+            )
         return train_bpe(_first(_needed(texts, name)(), BPE_SAMPLE), int(argument))
     return load_tokenizer(spec)
 
 
 def load_tokenizer(where: str | PathLike[str]) -> Tokenizer:
-    """A folder that tracformer wrote, any folder or `tokenizer.json` of Hugging Face, or a hub id such as `gpt2`."""
+    """A folder that tracformer wrote, any folder or `tokenizer.json` of Hugging Face, or a hub id
+    such as `gpt2`.
+    """
     path = Path(where)
     if path.is_file():
         return _with_name(path, lambda: _from_json(path, path.parent))
@@ -140,10 +182,15 @@ def load_tokenizer(where: str | PathLike[str]) -> Tokenizer:
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             return _with_name(path, lambda: _from_merges(path))
         if not (path / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(f"{path} holds no tokeniser: there is no {TOKENIZER_FILE} in it")
+            raise FileNotFoundError(
+                f"{path} holds no tokeniser: there is no {TOKENIZER_FILE} in it"
+            )
         return _from_transformers(str(path))
     if not HUB_ID.fullmatch(str(where)):
-        raise FileNotFoundError(f"tokeniser is {str(where)!r}: no such file or folder; to build one, give one of: {', '.join(KINDS)}")
+        raise FileNotFoundError(
+            f"tokeniser is {str(where)!r}: no such file or folder; to build one, give one of: "
+            f"{', '.join(KINDS)}"
+        )
     return _from_transformers(str(where))
 
 
@@ -159,7 +206,10 @@ def _from_json(file: Path, folder: Path) -> Tokenizer:
 
 
 def _from_merges(folder: Path) -> Tokenizer:
-    """GPT-2's own layout, `vocab.json` and `merges.txt`. Read here: transformers 5 makes an empty tokeniser of the two file names."""
+    """GPT-2's own layout, `vocab.json` and `merges.txt`.
+
+    Read here: transformers 5 makes an empty tokeniser of the two file names.
+    """
     backend = Backend(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -171,16 +221,23 @@ def _from_merges(folder: Path) -> Tokenizer:
 
 
 def _from_transformers(name: str) -> Tokenizer:
-    transformers = optional_package("transformers", f"reading the tokeniser {name!r} of the Hugging Face hub", "hub")
+    transformers = optional_package(
+        "transformers", f"reading the tokeniser {name!r} of the Hugging Face hub", "hub"
+    )
     try:
         found = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # many kinds: no network, no such id, a file missing, a package missing
+    # many kinds: no network, no such id, a file missing, a package missing
+    except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
-            f"tokeniser is {name!r}: not a kind ({', '.join(KINDS)}), no file or folder here, and the Hugging Face hub gave none: {first}"
+            f"tokeniser is {name!r}: not a kind ({', '.join(KINDS)}), no file or folder here, and "
+            f"the Hugging Face hub gave none: {first}"
         ) from error
     if not getattr(found, "is_fast", False):
-        raise ValueError(f"tokeniser {name!r} has no fast version, which is the one that can be saved as {TOKENIZER_FILE}; use another")
+        raise ValueError(
+            f"tokeniser {name!r} has no fast version, which is the one that can be saved as "
+            f"{TOKENIZER_FILE}; use another"
+        )
     backend = Backend.from_str(found.backend_tokenizer.to_str())
     return _with_name(name, lambda: reserve(backend, FOREIGN, found.eos_token or found.sep_token))
 
@@ -190,7 +247,14 @@ def _end_of_text(config: dict[str, object], backend: Backend) -> str | None:
     named = [config.get("eos_token"), config.get("sep_token")]
     named = [token.get("content") if isinstance(token, dict) else token for token in named]
     usual = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"]
-    return next((token for token in [*named, *usual] if isinstance(token, str) and backend.token_to_id(token) is not None), None)
+    return next(
+        (
+            token
+            for token in [*named, *usual]
+            if isinstance(token, str) and backend.token_to_id(token) is not None
+        ),
+        None,
+    )
 
 
 def _with_name(where: object, read: Callable[[], Tokenizer]) -> Tokenizer:
@@ -206,7 +270,10 @@ def _with_name(where: object, read: Callable[[], Tokenizer]) -> Tokenizer:
 
 def _needed(texts: Texts | None, name: str) -> Texts:
     if texts is None:
-        raise ValueError(f"tokeniser is {name!r}, which is learnt from text, and there is no text here; name a finished tokeniser")
+        raise ValueError(
+            f"tokeniser is {name!r}, which is learnt from text, and there is no text here; name a "
+            "finished tokeniser"
+        )
     return texts
 
 
@@ -223,14 +290,17 @@ def _first(texts: Iterable[str], characters: int) -> Iterable[str]:
 
 SAMPLE_PIECES = 1000
 NUCLEOTIDES = ("dna", "rna", "nucleotide")  # the smallest alphabet first
-BASES, MOSTLY = "ACGTUN", 0.95  # about a quarter of a protein's residues are written with these letters
+# about a quarter of a protein's residues are written with these letters
+BASES, MOSTLY = "ACGTUN", 0.95
 # Bytes of text, and the BPE vocabulary that it can fill with tokens seen often enough to be learnt.
 BPE_SIZES = ((100_000, None), (2_000_000, 1024), (20_000_000, 4096), (500_000_000, 8192))
 LARGEST_BPE = 32768
 
 
 def choose_tokenizer(sources: Mapping[str, Source]) -> str:
-    """An alphabet for FASTA, by its letters; for text `byte` if there is little of it, otherwise a BPE that grows with it."""
+    """An alphabet for FASTA, by its letters; for text `byte` if there is little of it, otherwise a
+    BPE that grows with it.
+    """
     source = sources.get("train") or next(iter(sources.values()))
     if isinstance(source, FileSource) and source.format == "fasta":
         kind = _nucleotides(source, sources) if _mostly_bases(source) else "protein"
@@ -246,16 +316,24 @@ def choose_tokenizer(sources: Mapping[str, Source]) -> str:
 
 def _mostly_bases(source: Source) -> bool:
     texts = [piece.text.replace("-", "") for piece in islice(source.pieces(), SAMPLE_PIECES)]
-    return sum(text.count(base) for text in texts for base in BASES) >= MOSTLY * sum(map(len, texts))
+    return sum(text.count(base) for text in texts for base in BASES) >= MOSTLY * sum(
+        map(len, texts)
+    )
 
 
 def _nucleotides(source: FileSource, sources: Mapping[str, Source]) -> str:
-    """The smallest alphabet with every letter of every split: one rare code would stop the tokeniser later."""
-    found = set(read_alphabet(piece.text for each in sources.values() for piece in each.pieces())) - {"-"}
+    """The smallest alphabet with every letter of every split: one rare code would
+    stop the tokeniser later.
+    """
+    found = set(
+        read_alphabet(piece.text for each in sources.values() for piece in each.pieces())
+    ) - {"-"}
     if chosen := next((name for name in NUCLEOTIDES if found <= set(UNALIGNED[name])), None):
         return chosen
     others = ", ".join(repr(letter) for letter in sorted(found - set(UNALIGNED["nucleotide"])))
     raise ValueError(
-        f"{source.files[0]} is nearly all nucleotides, and has letters that stand for none: {others}. Is it a protein? "
-        "Name its alphabet as the tokeniser (protein, or char for the letters as they are), or clean the file"
+        f"{source.files[0]} is nearly all nucleotides, and has letters that stand for none: "
+        f"{others}. Is it a protein? "
+        "Name its alphabet as the tokeniser (protein, or char for the letters as they are), or "
+        "clean the file"
     )

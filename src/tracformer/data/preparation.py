@@ -1,4 +1,6 @@
-"""From documents to a folder of token shards: tokenise, write, count, hash, and rename the finished folder into place."""
+"""From documents to a folder of token shards: tokenise, write, count, hash, and rename the finished
+folder into place.
+"""
 
 import glob
 import hashlib
@@ -30,7 +32,14 @@ from tracformer.data.shards import (
 )
 from tracformer.data.sources import Source, Where, contents, open_sources, with_gaps_of
 from tracformer.data.split import Rule, Whole, choose_rule, identity_rule
-from tracformer.data.tokenizer import CONFIG_FILE, FOREIGN, TOKENIZER_FILE, AlphabetError, Ids, Tokenizer
+from tracformer.data.tokenizer import (
+    CONFIG_FILE,
+    FOREIGN,
+    TOKENIZER_FILE,
+    AlphabetError,
+    Ids,
+    Tokenizer,
+)
 from tracformer.files import flush, sha256_of, write_atomically
 
 SHARD_TOKENS = 1 << 28
@@ -51,9 +60,10 @@ def prepare(
 ) -> PreparedData:
     """Tokenise sources into `folder` and open it.
 
-    `sources` is a file, folder, glob or name (see `open_sources`), a source, or sources by split. If there is none for `validation`,
-    that fraction of `train` is held back (see `carve`); with `identity`, in clusters of aligned FASTA records, and as much again for `test`
-    (see `identity`). Nothing appears at `folder` before everything is written.
+    `sources` is a file, folder, glob or name (see `open_sources`), a source, or sources by split.
+    If there is none for `validation`, that fraction of `train` is held back (see `carve`); with
+    `identity`, in clusters of aligned FASTA records, and as much again for `test` (see `identity`).
+    Nothing appears at `folder` before everything is written.
     """
     target = Path(folder)
     _check_arguments(target, validation, shard_tokens, overwrite)
@@ -62,13 +72,24 @@ def prepare(
     if not isinstance(tokenizer, Tokenizer):
         spec = choose_tokenizer(by_split) if str(tokenizer) == "auto" else tokenizer
         # An alphabet must cover every split; merges are learnt from what the model may learn from.
-        learn_from = list(by_split) if str(spec) == "char" else ["train"] if "train" in by_split else list(by_split)
-        tokenizer = build_tokenizer(spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces()))
+        learn_from = (
+            list(by_split)
+            if str(spec) == "char"
+            else ["train"]
+            if "train" in by_split
+            else list(by_split)
+        )
+        tokenizer = build_tokenizer(
+            spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces())
+        )
     by_split = {name: with_gaps_of(tokenizer, source) for name, source in by_split.items()}
     rules: dict[str, Rule] = {name: Whole(name) for name in by_split}
     if identity is not None:
         if set(by_split) != {"train"}:
-            raise ValueError(f"identity holds records back from one source, and there are sources for {', '.join(by_split)}; leave one out")
+            raise ValueError(
+                "identity holds records back from one source, and there are sources for "
+                f"{', '.join(by_split)}; leave one out"
+            )
         rules["train"] = identity_rule(by_split["train"], identity, validation)
     elif "train" in by_split and "validation" not in by_split:
         rules["train"] = choose_rule(by_split["train"].pieces(), validation)
@@ -84,9 +105,13 @@ def prepare(
 
 
 def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool = True) -> bool:
-    """Files of the same names and sizes, read in the same way; with hashes, of the same content, unless the folder is too old to say."""
+    """Files of the same names and sizes, read in the same way; with hashes, of the same content,
+    unless the folder is too old to say.
+    """
     with_gaps = {name: with_gaps_of(data.tokenizer, source) for name, source in sources.items()}
-    described = [{name: source.describe() for name, source in read.items()} for read in (sources, with_gaps)]
+    described = [
+        {name: source.describe() for name, source in read.items()} for read in (sources, with_gaps)
+    ]
     if data.manifest.sources not in described:
         return False
     known = data.manifest.contents if hashes else {}
@@ -94,13 +119,18 @@ def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool
 
 
 def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
-    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be told without the data or the hub."""
+    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be
+    told without the data or the hub.
+    """
     kind, _, argument = wanted.partition(":")
     found, asked = data.tokenizer, data.manifest.tokenizer.get("asked", "")
     if wanted == "auto":
         same = True
-    elif wanted == "char" or kind == "bpe":  # learnt from the data, which may have too few words for so many tokens
-        learnt = found.kind == kind and not (argument.isdecimal() and found.vocab_size > int(argument))
+    # learnt from the data, which may have too few words for so many tokens
+    elif wanted == "char" or kind == "bpe":
+        learnt = found.kind == kind and not (
+            argument.isdecimal() and found.vocab_size > int(argument)
+        )
         same = asked == wanted if asked.startswith("bpe:") else learnt
     elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
         same = build_tokenizer(wanted).fingerprint == found.fingerprint
@@ -109,7 +139,8 @@ def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
     if not same:
         told = asked if asked.startswith("bpe:") else f"kind {found.kind}"
         raise ValueError(
-            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({told}, {found.vocab_size} tokens); "
+            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({told}, "
+            f"{found.vocab_size} tokens); "
             "prepare the data anew, in another folder, or write auto to use it as it is"
         )
 
@@ -117,7 +148,9 @@ def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
 class SplitWriter:
     """Writes one split's shards and index, hashing on the way."""
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, files: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, files: ExitStack
+    ) -> None:
         self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
         self.documents = self.tokens = self.bytes = 0
         self.facts: dict[str, dict[str, Any]] = {}
@@ -192,13 +225,21 @@ def _write(
     total = sum(size for size in sizes if size is not None) if None not in sizes else None
     with (
         ExitStack() as files,
-        tqdm(total=total, unit="B", unit_scale=True, desc=f"preparing {', '.join(sources)}", disable=True if quiet else None) as bar,
+        tqdm(
+            total=total,
+            unit="B",
+            unit_scale=True,
+            desc=f"preparing {', '.join(sources)}",
+            disable=True if quiet else None,
+        ) as bar,
     ):
         for given, source in sources.items():
             for split, piece, ids in _encode(tokenizer, rules[given].route(source.pieces())):
                 writer = writers.get(split)
                 if writer is None:
-                    writer = writers[split] = SplitWriter(folder, split, DTYPES[name], shard_tokens, files)
+                    writer = writers[split] = SplitWriter(
+                        folder, split, DTYPES[name], shard_tokens, files
+                    )
                 size = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
                 writer.bytes += size
                 writer.add(ids)
@@ -209,7 +250,8 @@ def _write(
     for split in {split: None for rule in rules.values() for split in rule.splits}:
         if split not in counts:
             raise ValueError(
-                f"split {split!r} came out empty: there is no document for it, or all documents are copies of one another; "
+                f"split {split!r} came out empty: there is no document for it, or all documents "
+                "are copies of one another; "
                 "give more text, or name a source for validation"
             )
     facts = {name: fact for writer in writers.values() for name, fact in writer.facts.items()}
@@ -236,7 +278,9 @@ def _write(
     flush(folder)
 
 
-def _encode(tokenizer: Tokenizer, routed: Iterable[tuple[str, Piece]]) -> Iterator[tuple[str, Piece, Ids]]:
+def _encode(
+    tokenizer: Tokenizer, routed: Iterable[tuple[str, Piece]]
+) -> Iterator[tuple[str, Piece, Ids]]:
     """Pieces with their ids, tokenised in batches that fill all cores and little memory."""
     batch: list[tuple[str, Piece]] = []
     characters = 0
@@ -249,13 +293,18 @@ def _encode(tokenizer: Tokenizer, routed: Iterable[tuple[str, Piece]]) -> Iterat
     yield from _encode_batch(tokenizer, batch)
 
 
-def _encode_batch(tokenizer: Tokenizer, batch: list[tuple[str, Piece]]) -> Iterator[tuple[str, Piece, Ids]]:
+def _encode_batch(
+    tokenizer: Tokenizer, batch: list[tuple[str, Piece]]
+) -> Iterator[tuple[str, Piece, Ids]]:
     try:
         encoded = tokenizer.encode_batch([piece.text for _, piece in batch])
     except AlphabetError as error:
         piece = batch[error.text_number][1]
         excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
-        raise ValueError(f"{piece.origin}: {error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}") from error
+        raise ValueError(
+            f"{piece.origin}: "
+            f"{error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}"
+        ) from error
     for (split, piece), ids in zip(batch, encoded, strict=True):
         if piece.offset and tokenizer.puts_spaces:  # of a document that came in several pieces
             ids = np.array(tokenizer.encode(piece.text, inside=True), np.uint32)
@@ -270,14 +319,18 @@ def _by_split(sources: Where | Source | Mapping[str, Source]) -> dict[str, Sourc
         raise ValueError("there is no source; give at least one")
     if wrong := [name for name in by_split if not SPLIT_NAME.fullmatch(name)]:
         raise ValueError(
-            f"split name {wrong[0]!r} cannot be used; use lower-case letters, digits and _, for instance train, validation, test"
+            f"split name {wrong[0]!r} cannot be used; use lower-case letters, digits and _, for "
+            "instance train, validation, test"
         )
     return by_split
 
 
 def _check_arguments(target: Path, validation: float, shard_tokens: int, overwrite: bool) -> None:
     if not 0.0 <= validation <= 0.5:
-        raise ValueError(f"validation is {validation!r}; it is the fraction of the data to hold back, from 0 to 0.5")
+        raise ValueError(
+            f"validation is {validation!r}; it is the fraction of the data to hold back, from 0 to "
+            "0.5"
+        )
     if shard_tokens < 1:
         raise ValueError(f"shard_tokens is {shard_tokens!r}; it must be a positive integer")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
@@ -285,9 +338,15 @@ def _check_arguments(target: Path, validation: float, shard_tokens: int, overwri
     if not target.is_dir():
         raise ValueError(f"{target} is a file; name a folder for the prepared data")
     if not overwrite:
-        raise ValueError(f"{target} exists already; name another folder, or replace it with overwrite=True (--overwrite)")
+        raise ValueError(
+            f"{target} exists already; name another folder, or replace it with overwrite=True "
+            "(--overwrite)"
+        )
     if not (target / MANIFEST_FILE).is_file():
-        raise ValueError(f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not overwritten; name another")
+        raise ValueError(
+            f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not "
+            "overwritten; name another"
+        )
 
 
 def _remove_abandoned(target: Path) -> None:
@@ -311,7 +370,10 @@ def _is_alive(process: int) -> bool:
 
 
 def _put_in_place(part: Path, target: Path) -> None:
-    """Rename, the last act. An older folder steps aside first and comes back if the rename fails."""
+    """Rename, the last act.
+
+    An older folder steps aside first and comes back if the rename fails.
+    """
     aside = target.with_name(f".{target.name}.{os.getpid()}.old")
     replaced = target.exists()
     if replaced:

@@ -1,4 +1,5 @@
-"""Text in bounded memory: files read in chunks, documents found in them, giant documents handed out in pieces.
+"""Text in bounded memory: files read in chunks, documents found in them, giant documents handed out
+in pieces.
 
 What a file's name says about its format, and the documents of each format.
 """
@@ -19,7 +20,8 @@ from tracformer.data.tokenizer import EOT
 CHUNK_BYTES = 1 << 22
 PIECE_CHARACTERS = 1 << 18  # several of them are encoded at once, one a core
 NEWLINES = "\r\n"
-ARTICLE = re.compile(r"\s*= [^=\s](.*[^=\s])? =\s*")  # WikiText's title line; sections have more signs
+# WikiText's title line; sections have more signs
+ARTICLE = re.compile(r"\s*= [^=\s](.*[^=\s])? =\s*")
 
 
 class Piece(NamedTuple):
@@ -30,7 +32,10 @@ class Piece(NamedTuple):
 
 
 def read_text(path: Path) -> Iterator[str]:
-    """The file's text, some MB at a time; `.gz` is unpacked. Bytes that are not UTF-8 are an error with their place."""
+    """The file's text, some MB at a time; `.gz` is unpacked.
+
+    Bytes that are not UTF-8 are an error with their place.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     consumed = 0
     with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else open(path, "rb")) as file:
@@ -44,8 +49,10 @@ def read_text(path: Path) -> Iterator[str]:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset {consumed - waiting + error.start}"
-                    f"{' of the unpacked text' if path.suffix == '.gz' else ''}; convert the file to UTF-8 first, for instance with iconv"
+                    f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset "
+                    f"{consumed - waiting + error.start}"
+                    f"{' of the unpacked text' if path.suffix == '.gz' else ''}; convert the file "
+                    "to UTF-8 first, for instance with iconv"
                 ) from error
             if consumed == 0:
                 text = text.removeprefix("\ufeff")
@@ -71,10 +78,12 @@ def lines_of(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def cut_point(text: str, limit: int, look_back: int) -> int:
-    """Where to cut text into two parts that are tokenised as the whole would be: at most `limit` characters in, and not much before.
+    """Where to cut text into two parts that are tokenised as the whole would be: at most `limit`
+    characters in, and not much before.
 
-    Right before white space, best a newline: byte-level BPE never joins a word to the white space behind it, so the cut leaves no trace.
-    Without white space near (a chromosome) at the limit itself.
+    Right before white space, best a newline: byte-level BPE never joins a word to the white space
+    behind it, so the cut leaves no trace. Without white space near (a chromosome) at the limit
+    itself.
     """
     for blank in "\n ":
         at = text.rfind(blank, max(1, limit - look_back), limit)
@@ -86,7 +95,10 @@ def cut_point(text: str, limit: int, look_back: int) -> int:
 
 
 class Gatherer:
-    """Collects text until a document ends, and hands out pieces on the way when it grows large. Blank documents vanish."""
+    """Collects text until a document ends, and hands out pieces on the way when it grows large.
+
+    Blank documents vanish.
+    """
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -136,7 +148,10 @@ def as_pieces(text: str, origin: str) -> Iterator[Piece]:
 
 
 def by_separator(chunks: Iterable[str], origin: str, separator: str) -> Iterator[Piece]:
-    """Documents with a string between them. Newlines around the separator are its own; a text without it is one document, untouched."""
+    """Documents with a string between them.
+
+    Newlines around the separator are its own; a text without it is one document, untouched.
+    """
     gatherer = Gatherer(f"{origin}, document 1")
     number, rest = 1, ""
     for chunk in chunks:
@@ -210,7 +225,8 @@ SUFFIXES = {
 }
 FORMATS = tuple(SUFFIXES)
 GAPS = ("remove", "keep")
-READ_WITH = {"text": ("documents", "separator"), "jsonl": ("field",), "fasta": ("gaps",)}  # fields of `Reading`
+# fields of `Reading`
+READ_WITH = {"text": ("documents", "separator"), "jsonl": ("field",), "fasta": ("gaps",)}
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -221,7 +237,9 @@ class Reading:
     documents: str = "separator"  # text: what divides a file into documents
     separator: str = EOT  # text, documents=separator; a file without it is one document
     field: str = "text"  # jsonl: the member that holds the text
-    gaps: str = ""  # fasta: remove or keep '-' and '.' of an alignment; empty: keep them where the tokeniser has them
+    # fasta: remove or keep '-' and '.' of an alignment; empty: keep them where the tokeniser has
+    # them
+    gaps: str = ""
 
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:
@@ -260,21 +278,32 @@ def _read_jsonl(path: Path, reading: Reading) -> Iterator[Piece]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{where} is not JSON: {error}; a JSONL file holds one JSON object a line") from error
+            raise ValueError(
+                f"{where} is not JSON: {error}; a JSONL file holds one JSON object a line"
+            ) from error
         text = record.get(reading.field) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            found = f"the keys {', '.join(map(repr, record))}" if isinstance(record, dict) else f"a {type(record).__name__}"
+            found = (
+                f"the keys {', '.join(map(repr, record))}"
+                if isinstance(record, dict)
+                else f"a {type(record).__name__}"
+            )
             raise ValueError(
                 f"{where} has no text under {reading.field!r}: it holds {found}; "
                 "name the right one with field= (`tracformer prepare --field`)"
             )
         if HALF_PAIR.search(text):
-            raise ValueError(f"{where} holds half of a surrogate pair (\\ud800..\\udfff), which is not a character; clean the file")
+            raise ValueError(
+                f"{where} holds half of a surrogate pair (\\ud800..\\udfff), which is not a "
+                "character; clean the file"
+            )
         yield from as_pieces(text, where)
 
 
 def _read_fasta(path: Path, reading: Reading) -> Iterator[Piece]:
-    """One record a document: header dropped, upper case, `.` written as `-`, and a closing `*` taken off."""
+    """One record a document: header dropped, upper case, `.` written as `-`, and a
+    closing `*` taken off.
+    """
     gatherer: Gatherer | None = None
     table = str.maketrans({".": "-"} if reading.gaps == "keep" else {"-": None, ".": None})
     for number, line in enumerate(lines_of(read_text(path)), 1):
@@ -286,10 +315,17 @@ def _read_fasta(path: Path, reading: Reading) -> Iterator[Piece]:
         elif gatherer is not None:
             yield from gatherer.add("".join(line.split()).upper().translate(table))
         elif line.strip() and not line.startswith(";"):
-            raise ValueError(f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such as '>name' is expected")
+            raise ValueError(
+                f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
+                "as '>name' is expected"
+            )
     if gatherer is None:
         raise ValueError(f"{path} holds no FASTA record: no line begins with '>'")
     yield from gatherer.end(strip="*")
 
 
-READERS: dict[str, Callable[[Path, Reading], Iterator[Piece]]] = {"text": _read_plain, "jsonl": _read_jsonl, "fasta": _read_fasta}
+READERS: dict[str, Callable[[Path, Reading], Iterator[Piece]]] = {
+    "text": _read_plain,
+    "jsonl": _read_jsonl,
+    "fasta": _read_fasta,
+}

@@ -1,4 +1,5 @@
-"""In which order examples are read: a shuffled, endless stream in which one integer is a place to resume from.
+"""In which order examples are read: a shuffled, endless stream in which one integer is a place to
+resume from.
 
 Training examples out of a split: packed blocks, or one record a row.
 """
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from tracformer.data.shards import Array, Split
 
-LARGEST_TABLE = 2**24  # examples; above, positions are computed one by one instead of kept in a table of n
+# examples; above, positions are computed one by one instead of kept in a table of n
+LARGEST_TABLE = 2**24
 ROUNDS = 6
 MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
@@ -18,8 +20,8 @@ MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 class ExampleOrder:
     """Epoch after epoch, each a permutation of 0..n-1 that depends on (seed, epoch) alone.
 
-    Examples are numbered along the whole stream, across epochs' ends, so that none is dropped. A batch is a stretch of the stream, and any
-    number of ranks that share it reads the same examples.
+    Examples are numbered along the whole stream, across epochs' ends, so that none is dropped. A
+    batch is a stretch of the stream, and any number of ranks that share it reads the same examples.
     """
 
     def __init__(self, n: int, seed: int) -> None:
@@ -33,7 +35,10 @@ class ExampleOrder:
     def indices(self, start: int, count: int) -> Array:
         """Examples number start..start+count-1 of the stream."""
         if start < 0 or count < 0:
-            raise ValueError(f"examples {start}..{start + count} of the stream were asked for; both numbers must be at least 0")
+            raise ValueError(
+                f"examples {start}..{start + count} of the stream were asked for; both numbers "
+                "must be at least 0"
+            )
         parts: list[Array] = []
         while count > 0:
             epoch, offset = divmod(start, self.n)
@@ -44,11 +49,16 @@ class ExampleOrder:
 
     def _stretch(self, epoch: int, offset: int, count: int) -> Array:
         if self.n > LARGEST_TABLE:
-            return scattered(np.arange(offset, offset + count, dtype=np.uint64), self.n, self.seed, epoch)
+            return scattered(
+                np.arange(offset, offset + count, dtype=np.uint64), self.n, self.seed, epoch
+            )
         if epoch not in self._tables:
-            if len(self._tables) >= 2:  # a batch spans two epochs at most, unless the data is smaller than a batch
+            # a batch spans two epochs at most, unless the data is smaller than a batch
+            if len(self._tables) >= 2:
                 self._tables.clear()
-            generator = np.random.Generator(np.random.Philox(key=np.array([self.seed, epoch], np.uint64)))
+            generator = np.random.Generator(
+                np.random.Philox(key=np.array([self.seed, epoch], np.uint64))
+            )
             self._tables[epoch] = generator.permutation(self.n)
         return self._tables[epoch][offset : offset + count]
 
@@ -56,7 +66,8 @@ class ExampleOrder:
 def scattered(positions: NDArray[np.uint64], n: int, seed: int, epoch: int) -> Array:
     """Each position's place in a permutation of 0..n-1, without a table.
 
-    A Feistel network permutes 0..4^b-1, the next power of four; what falls outside 0..n-1 goes through it again until it falls inside.
+    A Feistel network permutes 0..4^b-1, the next power of four; what falls outside 0..n-1 goes
+    through it again until it falls inside.
     """
     half = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
     low = np.uint64((1 << int(half)) - 1)
@@ -83,7 +94,10 @@ LONG = ("window", "cut")
 
 
 class Examples(Protocol):
-    """Numbered rows of `length` tokens. Rows may be shorter: `lengths` says by how much, and padding repeats end of text."""
+    """Numbered rows of `length` tokens.
+
+    Rows may be shorter: `lengths` says by how much, and padding repeats end of text.
+    """
 
     length: int
 
@@ -95,16 +109,21 @@ class Examples(Protocol):
 
 
 class PackedBlocks:
-    """Block i is tokens[i*T : (i+1)*T]: documents run on, an end of text between them, and attention crosses it."""
+    """Block i is tokens[i*T : (i+1)*T]: documents run on, an end of text between them, and
+    attention crosses it.
+    """
 
     def __init__(self, split: Split, block_size: int, keep_remainder: bool = False) -> None:
-        """`keep_remainder` adds the last, shorter block: training drops it, an evaluation counts every token."""
+        """`keep_remainder` adds the last, shorter block: training drops it, an
+        evaluation counts every token.
+        """
         _check_length("block_size", block_size)
         self.split, self.length = split, block_size
         whole, rest = divmod(len(split.tokens), block_size)
         if whole == 0 and not keep_remainder:
             raise ValueError(
-                f"split {split.name!r} has {len(split.tokens)} tokens, fewer than one block of {block_size}; "
+                f"split {split.name!r} has {len(split.tokens)} tokens, fewer than one block of "
+                f"{block_size}; "
                 "give more text, shorten the block, or train on records"
             )
         self._rows = whole + (keep_remainder and rest > 0)
@@ -114,24 +133,34 @@ class PackedBlocks:
 
     def get(self, indices: NDArray[np.integer]) -> tuple[Array, Array]:
         starts = _checked(indices, len(self)) * self.length
-        return _rows(self.split, starts, np.minimum(starts + self.length, len(self.split.tokens)), self.length)
+        return _rows(
+            self.split,
+            starts,
+            np.minimum(starts + self.length, len(self.split.tokens)),
+            self.length,
+        )
 
 
 class Records:
-    """One document a row. A longer one is cut at `max_length`, or goes on in further rows (`long="window"`).
+    """One document a row. A longer one is cut at `max_length`, or goes on in further rows
+    (`long="window"`).
 
     An end of text is never a row by itself: behind a document that fills its rows it is left out.
     """
 
-    def __init__(self, split: Split, max_length: int, long: str = "window", keep_eot: bool = True) -> None:
+    def __init__(
+        self, split: Split, max_length: int, long: str = "window", keep_eot: bool = True
+    ) -> None:
         _check_length("max_length", max_length)
         if long not in LONG:
             raise ValueError(f"long is {long!r}; allowed: {', '.join(LONG)}")
         self.split, self.length = split, max_length
         self._starts = np.asarray(split.index[:-1])
         self._stops = np.asarray(split.index[1:]) - (0 if keep_eot else 1)
-        rows = -(-(np.diff(split.index) - 1) // max_length)  # 0 for a document without a token of its own
-        self._ends = np.cumsum(np.minimum(rows, 1) if long == "cut" else rows)  # rows up to and with each document
+        # 0 for a document without a token of its own
+        rows = -(-(np.diff(split.index) - 1) // max_length)
+        # rows up to and with each document
+        self._ends = np.cumsum(np.minimum(rows, 1) if long == "cut" else rows)
         if len(self) == 0:
             raise ValueError(f"split {split.name!r} has no record with a token in it")
 
@@ -143,13 +172,21 @@ class Records:
         documents = np.searchsorted(self._ends, rows, side="right")
         first = np.where(documents > 0, self._ends[documents - 1], 0)  # each document's first row
         starts = self._starts[documents] + (rows - first) * self.length
-        return _rows(self.split, starts, np.minimum(starts + self.length, self._stops[documents]), self.length)
+        return _rows(
+            self.split,
+            starts,
+            np.minimum(starts + self.length, self._stops[documents]),
+            self.length,
+        )
 
 
-def examples(split: Split, length: int, rows: str = "packed", cross_documents: bool = True) -> Examples:
+def examples(
+    split: Split, length: int, rows: str = "packed", cross_documents: bool = True
+) -> Examples:
     """The view that a training configuration names.
 
-    The model has no mask between the documents of one row, so `cross_documents=False` gives each row to a piece of one document.
+    The model has no mask between the documents of one row, so `cross_documents=False` gives each
+    row to a piece of one document.
     """
     if rows == "records":
         return Records(split, length)
@@ -167,7 +204,8 @@ def _checked(indices: NDArray[np.integer], rows: int) -> Array:
     wanted = np.asarray(indices, np.int64)
     if wanted.ndim != 1 or (len(wanted) and not 0 <= wanted.min() <= wanted.max() < rows):
         raise ValueError(
-            f"row numbers of shape {wanted.shape} from {wanted.min()} to {wanted.max()} were asked for; rows are 0..{rows - 1}"
+            f"row numbers of shape {wanted.shape} from {wanted.min()} to {wanted.max()} were asked "
+            f"for; rows are 0..{rows - 1}"
         )
     return wanted
 

@@ -55,17 +55,20 @@ class Manifest:
     sources: dict[str, dict[str, Any]]
     carving: dict[str, Any]
     files: dict[str, dict[str, Any]]  # name: bytes, sha256
-    contents: dict[str, list[str]] = field(default_factory=dict)  # the SHA-256 of each source's files; older folders do not say
+    # the SHA-256 of each source's files; older folders do not say
+    contents: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"  # ASCII: a file's name may be no UTF-8
+        # ASCII: a file's name may be no UTF-8
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         path = folder / MANIFEST_FILE
         if not path.is_file():
             raise FileNotFoundError(
-                f"{folder} holds no prepared data: there is no {MANIFEST_FILE} in it; make one with `tracformer prepare`"
+                f"{folder} holds no prepared data: there is no {MANIFEST_FILE} in it; make one "
+                "with `tracformer prepare`"
             )
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -73,11 +76,16 @@ class Manifest:
                 raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
             if document["version"] != VERSION:
                 raise ValueError(
-                    f"its version is {document['version']!r}, and this program reads version {VERSION}; prepare the data again"
+                    f"its version is {document['version']!r}, and this program reads version "
+                    f"{VERSION}; prepare the data again"
                 )
             splits = {name: SplitCounts(**counts) for name, counts in document["splits"].items()}
             names = ("dtype", "shard_tokens", "tokenizer", "sources", "carving", "files")
-            manifest = cls(splits=splits, contents=document.get("contents", {}), **{name: document[name] for name in names})
+            manifest = cls(
+                splits=splits,
+                contents=document.get("contents", {}),
+                **{name: document[name] for name in names},
+            )
             if manifest.dtype not in DTYPES:
                 raise ValueError(f"its dtype is {manifest.dtype!r}; known: {', '.join(DTYPES)}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -87,14 +95,20 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Of tokens, documents and tokeniser: the hashes of all files but the one that is there for other tools."""
-        hashes = {name: facts["sha256"] for name, facts in self.files.items() if name != CONFIG_FILE}
+        """Of tokens, documents and tokeniser: the hashes of all files but the one that is there for
+        other tools.
+        """
+        hashes = {
+            name: facts["sha256"] for name, facts in self.files.items() if name != CONFIG_FILE
+        }
         return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     def shards(self, split: str) -> list[tuple[str, int]]:
         """Names and lengths of a split's shards."""
         tokens, size = self.splits[split].tokens, self.shard_tokens
-        return [(shard_file(split, i), min(size, tokens - i * size)) for i in range(-(-tokens // size))]
+        return [
+            (shard_file(split, i), min(size, tokens - i * size)) for i in range(-(-tokens // size))
+        ]
 
     def check_files(self, folder: Path, hashes: bool) -> None:
         """Every file is there and of the right size; with hashes, of the right content."""
@@ -108,11 +122,22 @@ class Manifest:
             elif hashes and sha256_of(path) != facts["sha256"]:
                 problems.append(f"{name} does not match its SHA-256")
         width = DTYPES[self.dtype].itemsize
-        needed = {name: length * width for split in self.splits for name, length in self.shards(split)}
-        needed |= {index_file(split): (counts.documents + 1) * INDEX_DTYPE.itemsize for split, counts in self.splits.items()}
-        problems += [f"{name} is not of the length that the counts call for" for name, size in needed.items() if self._size(name) != size]
+        needed = {
+            name: length * width for split in self.splits for name, length in self.shards(split)
+        }
+        needed |= {
+            index_file(split): (counts.documents + 1) * INDEX_DTYPE.itemsize
+            for split, counts in self.splits.items()
+        }
+        problems += [
+            f"{name} is not of the length that the counts call for"
+            for name, size in needed.items()
+            if self._size(name) != size
+        ]
         if problems:
-            shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+            shown = "; ".join(problems[:5]) + (
+                f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+            )
             raise ValueError(f"{folder} is damaged: {shown}; prepare the data again")
 
     def _size(self, name: str) -> int | None:
@@ -174,7 +199,10 @@ class PreparedData:
         manifest.check_files(path, hashes=verify)
         tokenizer = Tokenizer.load(path)
         if tokenizer.fingerprint != manifest.tokenizer.get("fingerprint"):
-            raise ValueError(f"{path} is damaged: its tokeniser is not the one that its tokens were made with; prepare the data again")
+            raise ValueError(
+                f"{path} is damaged: its tokeniser is not the one that its tokens were made with; "
+                "prepare the data again"
+            )
         return cls(path, manifest, tokenizer)
 
     @property
@@ -183,15 +211,24 @@ class PreparedData:
 
     def split(self, name: str) -> Split:
         if name not in self.manifest.splits:
-            raise ValueError(f"{self.folder} has no split {name!r}; it has: {', '.join(self.splits)}")
+            raise ValueError(
+                f"{self.folder} has no split {name!r}; it has: {', '.join(self.splits)}"
+            )
         dtype = DTYPES[self.manifest.dtype]
         shards = [self._map(file, dtype, length) for file, length in self.manifest.shards(name)]
         counts = self.manifest.splits[name]
         index = self._map(index_file(name), INDEX_DTYPE, counts.documents + 1)
         if index[0] != 0 or index[-1] != counts.tokens:
-            raise ValueError(f"{self.folder} is damaged: the index of split {name!r} does not end where its tokens end; prepare it again")
-        return Split(name, Tokens(shards, self.manifest.shard_tokens), index, counts, self.tokenizer.eot_id)
+            raise ValueError(
+                f"{self.folder} is damaged: the index of split {name!r} does not end where its "
+                "tokens end; prepare it again"
+            )
+        return Split(
+            name, Tokens(shards, self.manifest.shard_tokens), index, counts, self.tokenizer.eot_id
+        )
 
     def _map(self, file: str, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-        """A plain array over the map: slices of np.memmap's own class cost several times as much."""
+        """A plain array over the map: slices of np.memmap's own class cost several
+        times as much.
+        """
         return np.memmap(self.folder / file, dtype, "r", shape=(length,)).view(np.ndarray)

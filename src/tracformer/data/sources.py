@@ -1,13 +1,17 @@
-"""Data sets of the Hugging Face hub, the paper's by name. Needs the package `datasets` (extra `hub`).
+"""Data sets of the Hugging Face hub, the paper's by name. Needs the package `datasets` (extra
+`hub`).
 
 Named data sets from files that lie in one folder, instead of a download.
 
-    FOLDER/wikitext-2/{train,valid,test}.txt     FOLDER/ptb/ptb.{valid,test}.txt     FOLDER/lambada/test.jsonl
-    FOLDER/1bw/dev.txt                           FOLDER/wikipedia-2006.txt, or enwik8, enwik8.zip, enwik8.gz
+    FOLDER/wikitext-2/{train,valid,test}.txt     FOLDER/ptb/ptb.{valid,test}.txt
+    FOLDER/lambada/test.jsonl                    FOLDER/1bw/dev.txt
+    FOLDER/wikipedia-2006.txt, or enwik8, enwik8.zip, enwik8.gz
 
-A set is a folder of its name, with files whose names tell their splits, or a single file of its name. Files are read as the set itself is.
+A set is a folder of its name, with files whose names tell their splits, or a single file of its
+name. Files are read as the set itself is.
 
-Where documents come from: files, folders and globs of them, or data sets by name, fetched or from a folder that holds them.
+Where documents come from: files, folders and globs of them, or data sets by name, fetched or from a
+folder that holds them.
 """
 
 import glob
@@ -20,7 +24,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracformer.data.detokenize import detokenizer
-from tracformer.data.readers import DOCUMENTS, FORMATS, READ_WITH, SUFFIXES, Piece, Reading, as_pieces, format_of, read_file
+from tracformer.data.readers import (
+    DOCUMENTS,
+    FORMATS,
+    READ_WITH,
+    SUFFIXES,
+    Piece,
+    Reading,
+    as_pieces,
+    format_of,
+    read_file,
+)
 from tracformer.data.stories import HALVES, HeldOutStories
 from tracformer.data.stories import NAME as STORIES
 from tracformer.data.tokenizer import EOT, Tokenizer
@@ -29,7 +43,8 @@ from tracformer.data.wikipedia import Wikipedia2006
 from tracformer.files import optional_package, sha256_of
 
 HUB_PREFIX = "hf:"
-PARQUET_BRANCH = "refs/convert/parquet"  # the hub's own copy of a data set whose main branch is still a script
+# the hub's own copy of a data set whose main branch is still a script
+PARQUET_BRANCH = "refs/convert/parquet"
 ROWS_AT_ONCE = 1000
 
 
@@ -46,11 +61,14 @@ class HubSource:
     data_dir: str | None = None
     streaming: bool = False  # read over the network without a copy on disk
     cache_dir: str | None = None
-    rows: int | None = None  # how many the split must have: the hub's parquet copies of large data sets may be partial
+    # how many the split must have: the hub's parquet copies of large data sets may be partial
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         if self.documents != "row" and self.documents not in DOCUMENTS:
-            raise ValueError(f"documents is {self.documents!r}; allowed: row, {', '.join(DOCUMENTS)}")
+            raise ValueError(
+                f"documents is {self.documents!r}; allowed: row, {', '.join(DOCUMENTS)}"
+            )
         detokenizer(self.detokenize)
 
     def pieces(self) -> Iterator[Piece]:
@@ -81,22 +99,29 @@ class HubSource:
         data = self._load()
         columns = list(data.column_names or [])
         if columns and self.field not in columns:
-            raise ValueError(f"{self._name()} has no column {self.field!r}; it has {', '.join(columns)}: name one with field=")
+            raise ValueError(
+                f"{self._name()} has no column {self.field!r}; it has {', '.join(columns)}: name "
+                "one with field="
+            )
         if self.rows is not None and not self.streaming and len(data) != self.rows:
             raise ValueError(
-                f"{self._name()} has {len(data):,} rows where {self.rows:,} are expected: the copy on the hub is partial or was changed; "
+                f"{self._name()} has {len(data):,} rows where {self.rows:,} are expected: the copy "
+                "on the hub is partial or was changed; "
                 f"give another copy as {HUB_PREFIX}owner/name"
             )
         for batch in data.select_columns([self.field]).iter(batch_size=ROWS_AT_ONCE):
             for text in batch[self.field]:
                 if not isinstance(text, str):
                     raise ValueError(
-                        f"{self._name()}: column {self.field!r} holds a {type(text).__name__}, not text; name another with field="
+                        f"{self._name()}: column {self.field!r} holds a {type(text).__name__}, not "
+                        "text; name another with field="
                     )
                 yield text
 
     def _load(self) -> Any:
-        datasets = optional_package("datasets", f"reading the data set {self.path!r} of the Hugging Face hub", "hub")
+        datasets = optional_package(
+            "datasets", f"reading the data set {self.path!r} of the Hugging Face hub", "hub"
+        )
         options: dict[str, Any] = {
             "split": self.split,
             "streaming": self.streaming,
@@ -105,21 +130,35 @@ class HubSource:
         }
         try:
             try:
-                return datasets.load_dataset(self.path, self.config, revision=self.revision, data_dir=self.data_dir, **options)
+                return datasets.load_dataset(
+                    self.path,
+                    self.config,
+                    revision=self.revision,
+                    data_dir=self.data_dir,
+                    **options,
+                )
             except RuntimeError as error:
                 if self.revision is not None or "script" not in str(error).lower():
                     raise
                 # That branch keeps each config as a folder.
-                return datasets.load_dataset(self.path, revision=PARQUET_BRANCH, data_dir=self.config, **options)
-        except Exception as error:  # many kinds: no network, no such name, config or split, a damaged file
+                return datasets.load_dataset(
+                    self.path, revision=PARQUET_BRANCH, data_dir=self.config, **options
+                )
+        # many kinds: no network, no such name, config or split, a damaged file
+        except Exception as error:
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ValueError(
-                f"{self._name()} could not be loaded: {first}; check the name, the config, the split and the network, "
+                f"{self._name()} could not be loaded: {first}; check the name, the config, the "
+                "split and the network, "
                 "or fetch the files yourself and name them instead"
             ) from error
 
     def _name(self) -> str:
-        return " ".join(part for part in (f"data set {self.path!r}", self.config, f"split {self.split!r}") if part)
+        return " ".join(
+            part
+            for part in (f"data set {self.path!r}", self.config, f"split {self.split!r}")
+            if part
+        )
 
 
 THREE = {"train": "train", "validation": "validation", "test": "test"}
@@ -127,11 +166,29 @@ OPENWEBTEXT = HubSource("Skylion007/openwebtext", "plain_text")
 
 # The paper's data sets: how to read one, and which of its splits is which of ours.
 NAMED: dict[str, tuple[HubSource, Mapping[str, str]]] = {
-    "wikitext2": (HubSource("Salesforce/wikitext", "wikitext-2-raw-v1", documents="article", detokenize="wikitext"), THREE),
-    "wikitext103": (HubSource("Salesforce/wikitext", "wikitext-103-raw-v1", documents="article", detokenize="wikitext"), THREE),
+    "wikitext2": (
+        HubSource(
+            "Salesforce/wikitext", "wikitext-2-raw-v1", documents="article", detokenize="wikitext"
+        ),
+        THREE,
+    ),
+    "wikitext103": (
+        HubSource(
+            "Salesforce/wikitext", "wikitext-103-raw-v1", documents="article", detokenize="wikitext"
+        ),
+        THREE,
+    ),
     "lambada": (HubSource("cimec/lambada", "plain_text", detokenize="lambada"), THREE),
-    "1bw": (HubSource("dvruette/lm1b", detokenize="1bw"), {"train": "train", "validation": "test"}),  # heldout section; there is no third
-    "ptb": (HubSource("ptb-text-only/ptb_text_only", "penn_treebank", field="sentence", detokenize="ptb"), THREE),
+    "1bw": (
+        HubSource("dvruette/lm1b", detokenize="1bw"),
+        {"train": "train", "validation": "test"},
+    ),  # heldout section; there is no third
+    "ptb": (
+        HubSource(
+            "ptb-text-only/ptb_text_only", "penn_treebank", field="sentence", detokenize="ptb"
+        ),
+        THREE,
+    ),
     # One split on the hub; the last 100,000 documents validate, as in the papers compared with.
     "openwebtext": (OPENWEBTEXT, {"train": "train[:-100000]", "validation": "train[-100000:]"}),
 }
@@ -144,12 +201,16 @@ def named_source(name: str, **options: Any) -> dict[str, HubSource]:
         raise ValueError(f"data set is {name!r}; named ones: {', '.join(NAMED)}")
     source, splits = NAMED[name]
     try:
-        return {ours: replace(source, **{"split": theirs, "rows": ROWS.get((name, ours)), **options}) for ours, theirs in splits.items()}
+        return {
+            ours: replace(source, **{"split": theirs, "rows": ROWS.get((name, ours)), **options})
+            for ours, theirs in splits.items()
+        }
     except TypeError as error:
         raise ValueError(f"data set {name!r}: {error}") from error
 
 
-SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}  # how the files of a split are called
+# how the files of a split are called
+SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}
 ALSO_CALLED = {"wikitext2": ("wikitext-2",), "wikitext103": ("wikitext-103",), "1bw": ("lm1b",)}
 ENDINGS = (*SUFFIXES["text"], *SUFFIXES["jsonl"])
 
@@ -169,19 +230,28 @@ def find_set(name: str, folder: str | PathLike[str]) -> dict[str, Files]:
         if file.is_file():
             return {"train": [file]}
     raise FileNotFoundError(
-        f"{root} holds no {name}: neither a folder {' or '.join(names)} with files called train, valid or test, nor a file {name}.txt"
+        f"{root} holds no {name}: neither a folder {' or '.join(names)} with files called train, "
+        f"valid or test, nor a file {name}.txt"
     )
 
 
 def split_files(folder: Path) -> dict[str, Files]:
     """The folder's files by the split that their names tell; nothing where no name tells any."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    found = {split: [path for path in files if re.search(pattern, path.name.lower())] for split, pattern in SPLITS.items()}
+    files = sorted(
+        path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
+    )
+    found = {
+        split: [path for path in files if re.search(pattern, path.name.lower())]
+        for split, pattern in SPLITS.items()
+    }
     return {split: paths for split, paths in found.items() if paths}
 
 
 def reading_of(name: str, documents: str = "", detokenize: str = "") -> dict[str, Any]:
-    """How files of a named set are read: WikiText by article and detokenised, 1BW line by line. Words given here go before."""
+    """How files of a named set are read: WikiText by article and detokenised, 1BW line by line.
+
+    Words given here go before.
+    """
     named = NAMED[name][0] if name in NAMED else None
     documents = documents or (named.documents if named else "")
     documents = "line" if documents == "row" else documents  # a row of the hub is a line of a file
@@ -230,15 +300,28 @@ class FileSource:
                 yield piece._replace(text=natural(piece.text)) if self.detokenize else piece
         if empty:
             names = ", ".join(map(str, self.files[:3])) + (" ..." if len(self.files) > 3 else "")
-            raise ValueError(f"{names}: there is no text in it; give a file with at least one document that is not blank")
+            raise ValueError(
+                f"{names}: there is no text in it; give a file with at least one document that is "
+                "not blank"
+            )
 
     def describe(self) -> dict[str, Any]:
         files = [{"name": path.name, "bytes": path.stat().st_size} for path in self.files]
         gaps = self.reading.gaps or "remove"
-        return {"files": files, "format": self.format, "detokenize": self.detokenize, **asdict(self.reading), "gaps": gaps}
+        return {
+            "files": files,
+            "format": self.format,
+            "detokenize": self.detokenize,
+            **asdict(self.reading),
+            "gaps": gaps,
+        }
 
     def size(self) -> int | None:
-        return None if any(path.suffix == ".gz" for path in self.files) else sum(path.stat().st_size for path in self.files)
+        return (
+            None
+            if any(path.suffix == ".gz" for path in self.files)
+            else sum(path.stat().st_size for path in self.files)
+        )
 
 
 @dataclass(frozen=True)
@@ -286,8 +369,15 @@ def contents(source: Source) -> list[str]:
 
 
 def with_gaps_of(tokenizer: Tokenizer, source: Source) -> Source:
-    """FASTA is read with an alignment's gaps if the tokeniser's alphabet has them, where nobody said otherwise."""
-    if not isinstance(source, FileSource) or source.format != "fasta" or source.reading.gaps or not tokenizer.has_gaps:
+    """FASTA is read with an alignment's gaps if the tokeniser's alphabet has them,
+    where nobody said otherwise.
+    """
+    if (
+        not isinstance(source, FileSource)
+        or source.format != "fasta"
+        or source.reading.gaps
+        or not tokenizer.has_gaps
+    ):
         return source
     return replace(source, reading=replace(source.reading, gaps="keep"))
 
@@ -302,8 +392,15 @@ def documents(source: Source) -> Iterator[str]:
             parts.clear()
 
 
-def open_source(where: Where | Sequence[Where], format: str | None = None, detokenize: str | None = None, **reading: str) -> FileSource:
-    """A file, a folder (all files of one format in it, however deep), a glob, or several of these; see `Reading` for the options."""
+def open_source(
+    where: Where | Sequence[Where],
+    format: str | None = None,
+    detokenize: str | None = None,
+    **reading: str,
+) -> FileSource:
+    """A file, a folder (all files of one format in it, however deep), a glob, or several of these;
+    see `Reading` for the options.
+    """
     wheres = [where] if isinstance(where, str | PathLike) else list(where)
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}; allowed: {', '.join(FORMATS)}")
@@ -311,7 +408,9 @@ def open_source(where: Where | Sequence[Where], format: str | None = None, detok
         how = Reading(**reading)
     except TypeError:
         unknown = sorted(set(reading) - set(asdict(Reading())))
-        raise ValueError(f"unknown options: {', '.join(unknown)}; known: {', '.join(asdict(Reading()))}") from None
+        raise ValueError(
+            f"unknown options: {', '.join(unknown)}; known: {', '.join(asdict(Reading()))}"
+        ) from None
     files = [file for each in wheres for file in _files(each, format)]
     if not files:
         raise ValueError("no file to read; name at least one")
@@ -325,22 +424,32 @@ def open_source(where: Where | Sequence[Where], format: str | None = None, detok
 
 
 def open_sources(
-    where: Where | Sequence[Where], *, validation: Where | None = None, folder: Where | None = None, **options: Any
+    where: Where | Sequence[Where],
+    *,
+    validation: Where | None = None,
+    folder: Where | None = None,
+    **options: Any,
 ) -> dict[str, Source]:
-    """By split: data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything else as `open_source`.
+    """By split: data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything
+    else as `open_source`.
 
-    Several named sets (a list, or joined by `+`) are trained on together; other splits are the first one's. `folder` holds the files of
-    named sets, instead of a download (see `shelf`). `validation` names a file, folder or glob that becomes that split, read with the same
-    options.
+    Several named sets (a list, or joined by `+`) are trained on together; other splits are the
+    first one's. `folder` holds the files of named sets, instead of a download (see `shelf`).
+    `validation` names a file, folder or glob that becomes that split, read with the same options.
     """
     sources: dict[str, Source]
     if names := named_sets(where):
-        if names == (WIKIPEDIA,) and options and validation is None:  # else they are for the validation file
-            raise ValueError(f"{', '.join(options)} is given for {WIKIPEDIA}, which is one text of known hash and is read in one way alone")
+        # else they are for the validation file
+        if names == (WIKIPEDIA,) and options and validation is None:
+            raise ValueError(
+                f"{', '.join(options)} is given for {WIKIPEDIA}, which is one text of known hash "
+                "and is read in one way alone"
+            )
         sources = _joined([_named(name, folder, options) for name in names])
     elif folder is not None:
         raise ValueError(
-            f"{str(folder)!r} is given for {where!r}, and only data sets by name are looked for in a folder: {', '.join(SETS)}"
+            f"{str(folder)!r} is given for {where!r}, and only data sets by name are looked for in "
+            f"a folder: {', '.join(SETS)}"
         )
     elif isinstance(where, str) and where.startswith(HUB_PREFIX):
         path, _, config = where.removeprefix(HUB_PREFIX).partition(":")
@@ -363,7 +472,13 @@ def named_sets(where: Where | Sequence[Where]) -> tuple[str, ...]:
     >>> named_sets("wikitext2+wikipedia-2006"), named_sets("my.txt")
     (('wikitext2', 'wikipedia-2006'), ())
     """
-    words = where.split(AND) if isinstance(where, str) else [where] if isinstance(where, PathLike) else list(where)
+    words = (
+        where.split(AND)
+        if isinstance(where, str)
+        else [where]
+        if isinstance(where, PathLike)
+        else list(where)
+    )
     names = tuple(word for word in words if isinstance(word, str) and word in SETS)
     return names if len(names) == len(words) else ()
 
@@ -382,7 +497,8 @@ def _named(name: str, folder: Where | None, options: Mapping[str, Any]) -> dict[
 def _stories(folder: Where | None) -> dict[str, Source]:
     if folder is None:
         raise FileNotFoundError(
-            f"{STORIES} is read from files, not fetched; name the folder that holds {STORIES}/ with files "
+            f"{STORIES} is read from files, not fetched; name the folder that holds {STORIES}/ "
+            "with files "
             "called train and valid (`--from FOLDER`, or data=FOLDER of `tracformer reproduce`)"
         )
     files = find_set(STORIES, folder)
@@ -397,11 +513,16 @@ def _joined(sets: list[dict[str, Source]]) -> dict[str, Source]:
     first, *others = sets
     if not others:
         return first
-    return {**first, "train": JoinedSource(tuple(each["train"] for each in sets if "train" in each))}
+    return {
+        **first,
+        "train": JoinedSource(tuple(each["train"] for each in sets if "train" in each)),
+    }
 
 
 def parse_validation(text: str) -> tuple[float, str | None]:
-    """What to validate on, in a word: a fraction of the data to hold back, such as `0.05`, or a file, folder or glob (and then 0)."""
+    """What to validate on, in a word: a fraction of the data to hold back, such as `0.05`, or a
+    file, folder or glob (and then 0).
+    """
     try:
         fraction = float(text)
     except ValueError:
@@ -409,17 +530,26 @@ def parse_validation(text: str) -> tuple[float, str | None]:
             return 0.0, text
         fraction = math.nan
     if not 0.0 <= fraction <= 0.5:
-        raise ValueError(f"validation is {text!r}; it must be a fraction from 0 to 0.5 to hold back, or a file, folder or glob")
+        raise ValueError(
+            f"validation is {text!r}; it must be a fraction from 0 to 0.5 to hold back, or a file, "
+            "folder or glob"
+        )
     return fraction, None
 
 
 def _held_out(where: Where, train: Source | None, options: Mapping[str, Any]) -> FileSource:
     if not Path(where).exists() and not glob.has_magic(str(where)):
-        raise FileNotFoundError(f"validation is {str(where)!r}: no such file or folder; it may also be a glob, or a fraction to hold back")
+        raise FileNotFoundError(
+            f"validation is {str(where)!r}: no such file or folder; it may also be a glob, or a "
+            "fraction to hold back"
+        )
     source = open_source(where, **options)
     used = {file.resolve() for file in train.files} if isinstance(train, FileSource) else set()
     if both := [str(file) for file in source.files if file.resolve() in used]:
-        raise ValueError(f"{both[0]} is given both for training and for validation; a model must be validated on other text")
+        raise ValueError(
+            f"{both[0]} is given both for training and for validation; a model must be validated "
+            "on other text"
+        )
     return source
 
 
@@ -427,8 +557,13 @@ def _require_in_use(source: FileSource, options: Mapping[str, Any]) -> None:
     """An option of another format than the files' would be ignored."""
     for format, names in READ_WITH.items():
         for name in names:
-            if format != source.format and options.get(name, getattr(Reading, name)) != getattr(Reading, name):
-                raise ValueError(f"{name} is {options[name]!r}, but {source.files[0]} is read as {source.format}: it is for {format} alone")
+            if format != source.format and options.get(name, getattr(Reading, name)) != getattr(
+                Reading, name
+            ):
+                raise ValueError(
+                    f"{name} is {options[name]!r}, but {source.files[0]} is read as "
+                    f"{source.format}: it is for {format} alone"
+                )
 
 
 def fixed_part(where: Where) -> Path:
@@ -442,7 +577,11 @@ def fixed_part(where: Where) -> Path:
 def _outside_runs(files: Iterator[Path], root: Path) -> list[Path]:
     """In order; a run's log is no text to train on, and would grow with every step."""
     found = sorted(file for file in files if file.is_file())
-    runs = {file.parent for file in found if file.name in OF_A_RUN and all((file.parent / name).is_file() for name in OF_A_RUN)} - {root}
+    runs = {
+        file.parent
+        for file in found
+        if file.name in OF_A_RUN and all((file.parent / name).is_file() for name in OF_A_RUN)
+    } - {root}
     return [file for file in found if runs.isdisjoint(file.parents)]
 
 
@@ -451,11 +590,18 @@ def _files(where: Where, format: str | None) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        suffixes = [suffix for each in ([format] if format else FORMATS) for suffix in SUFFIXES[each]]
-        found = [file for file in _outside_runs(path.rglob("*"), path) if file.name.removesuffix(".gz").lower().endswith(tuple(suffixes))]
+        suffixes = [
+            suffix for each in ([format] if format else FORMATS) for suffix in SUFFIXES[each]
+        ]
+        found = [
+            file
+            for file in _outside_runs(path.rglob("*"), path)
+            if file.name.removesuffix(".gz").lower().endswith(tuple(suffixes))
+        ]
         if not found:
             raise ValueError(
-                f"{path} holds no file that ends in {', '.join(suffixes)} (or these with .gz); name the files, or a glob of them"
+                f"{path} holds no file that ends in {', '.join(suffixes)} (or these with .gz); "
+                "name the files, or a glob of them"
             )
         return found
     if glob.has_magic(str(where)):
@@ -465,5 +611,6 @@ def _files(where: Where, format: str | None) -> list[Path]:
         raise FileNotFoundError(f"no file matches {str(where)!r}")
     known = ", ".join(SETS)
     raise FileNotFoundError(
-        f"{str(where)!r}: no such file or folder, nor a named data set ({known}); for another of the hub write {HUB_PREFIX}owner/name"
+        f"{str(where)!r}: no such file or folder, nor a named data set ({known}); for another of "
+        f"the hub write {HUB_PREFIX}owner/name"
     )

@@ -1,21 +1,26 @@
 """Aligned FASTA: which column of the family each residue stands in.
 
-Two ways of writing are read. Plain: every row has the same width, `-` or `.` where a record has no residue. A2M: upper case and `-` are the
-family's columns, lower case and `.` are insertions between them, which belong to no column.
+Two ways of writing are read. Plain: every row has the same width, `-` or `.` where a record has no
+residue. A2M: upper case and `-` are the family's columns, lower case and `.` are insertions between
+them, which belong to no column.
 
 Hold documents back for validation when the data comes in one piece.
 
-Many documents: each is drawn by the hash of its text, so that a copy of a document falls on the same side, on any machine, in any order.
-Few documents (a book, a genome): the data's end is held back, from the nearest document's end on, or else from inside a document,
-whose two parts then count as two documents.
+Many documents: each is drawn by the hash of its text, so that a copy of a document falls on the
+same side, on any machine, in any order. Few documents (a book, a genome): the data's end is held
+back, from the nearest document's end on, or else from inside a document, whose two parts then count
+as two documents.
 
-Hold sequences back that resemble no training sequence, for families in which nearly every sequence has a near copy.
+Hold sequences back that resemble no training sequence, for families in which nearly every sequence
+has a near copy.
 
-    identity(a, b) = columns in which both have the same residue / residues of the shorter one, counted in columns
+    identity(a, b) = columns in which both have the same residue / residues of the shorter one
 
-Sequences of more than `threshold` identity are linked, and whatever is linked, directly or through others, forms a cluster. Whole clusters
-are held back, so that no held-out sequence is more than that identical to any training sequence: a guarantee, where clusters around
-representatives give none. A cluster too large for its split stays in training: at a low threshold most of a family may be one.
+Sequences of more than `threshold` identity are linked, and whatever is linked, directly or through
+others, forms a cluster. Whole clusters are held back, so that no held-out sequence is more than
+that identical to any training sequence: a guarantee, where clusters around representatives give
+none. A cluster too large for its split stays in training: at a low threshold most of a family may
+be one.
 """
 
 import hashlib
@@ -75,7 +80,10 @@ def read_alignment(where: str | PathLike[str]) -> Alignment:
         elif written:
             written[-1].append("".join(line.split()))
         elif line.strip() and not line.startswith(";"):
-            raise ValueError(f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such as '>name' is expected")
+            raise ValueError(
+                f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
+                "as '>name' is expected"
+            )
     texts = ["".join(parts).rstrip("*") for parts in written]
     records = [record for record in map(_aligned, _unified(texts, path)) if record.sequence]
     if not records:
@@ -95,7 +103,8 @@ def _unified(texts: list[str], path: Path) -> list[str]:
     if len({len(text) for text in texts}) == 1:
         return [text.upper().replace(".", GAP) for text in texts]
     raise ValueError(
-        f"{path} is not an alignment: its records have from {min(widths)} to {max(widths)} columns; all must have the same number. "
+        f"{path} is not an alignment: its records have from {min(widths)} to {max(widths)} "
+        "columns; all must have the same number. "
         "Align the sequences first (hmmalign, MAFFT, Clustal Omega)"
     )
 
@@ -111,7 +120,8 @@ def _aligned(text: str) -> Aligned:
     return Aligned("".join(columns), "".join(sequence), tuple(places))
 
 
-EXPECTED_DOCUMENTS = 20  # hold back by hash only if about this many are drawn: the split's size is then what was asked for
+# hold back by hash only if about this many are drawn: the split's size is then what was asked for
+EXPECTED_DOCUMENTS = 20
 LOOK_BACK = 200  # characters in which the tail's cut looks for white space
 
 
@@ -153,7 +163,11 @@ class ByHash:
         for piece in pieces:
             if begins:
                 digest = hashlib.blake2b(piece.text.encode(), digest_size=8).digest()
-                split = "validation" if int.from_bytes(digest, "little") < self.fraction * 2**64 else "train"
+                split = (
+                    "validation"
+                    if int.from_bytes(digest, "little") < self.fraction * 2**64
+                    else "train"
+                )
             yield split, piece
             begins = piece.end
 
@@ -163,7 +177,9 @@ class ByHash:
 
 @dataclass(frozen=True)
 class Tail:
-    """The text from character `start` on; the cut moves back to white space if it falls inside a document."""
+    """The text from character `start` on; the cut moves back to white space if it
+    falls inside a document.
+    """
 
     fraction: float
     start: int
@@ -200,10 +216,17 @@ def choose_rule(pieces: Iterable[Piece], fraction: float) -> Rule:
             lengths.append(0)
     *ends, total = accumulate(lengths[:-1])
     wanted = total * (1.0 - fraction)
-    near = [end for end in ends if total * (1.0 - 2.0 * fraction) <= end <= total * (1.0 - fraction / 2.0)]
+    near = [
+        end
+        for end in ends
+        if total * (1.0 - 2.0 * fraction) <= end <= total * (1.0 - fraction / 2.0)
+    ]
     start = min(near, key=lambda end: abs(end - wanted)) if near else int(wanted)
     if not 0 < start < total:
-        raise ValueError(f"the text is {total} characters long, too short to hold back {fraction:.1%} of it for validation; give more text")
+        raise ValueError(
+            f"the text is {total} characters long, too short to hold back {fraction:.1%} of it for "
+            "validation; give more text"
+        )
     return Tail(fraction, start)
 
 
@@ -224,7 +247,10 @@ def nearest_identity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> Floats:
     """(A,): of each row of `a`, the largest identity to any row of `b`."""
     letters = np.setdiff1d(np.union1d(a, b), [ord(GAP)])
     others = _indicators(b, letters)
-    parts = [_shares(_indicators(a[i : i + BLOCK], letters), others).max(1) for i in range(0, len(a), BLOCK)]
+    parts = [
+        _shares(_indicators(a[i : i + BLOCK], letters), others).max(1)
+        for i in range(0, len(a), BLOCK)
+    ]
     return np.concatenate(parts)
 
 
@@ -242,33 +268,49 @@ def cluster(rows: NDArray[np.uint8], threshold: float) -> Integers:
 
 @dataclass(frozen=True)
 class ByIdentity:
-    """Whole clusters to `validation` and as many again to `test`. Equal sequences go together, in whichever file they are."""
+    """Whole clusters to `validation` and as many again to `test`.
+
+    Equal sequences go together, in whichever file they are.
+    """
 
     threshold: float
     fraction: float
-    sides: Mapping[str, str] = field(repr=False)  # held-out sequences, gaps removed, and their split
+    # held-out sequences, gaps removed, and their split
+    sides: Mapping[str, str] = field(repr=False)
     splits = ("train", *HELD)
 
     def route(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
         for document in _documents(pieces):
-            split = self.sides.get("".join(piece.text for piece in document).replace(GAP, ""), "train")
+            split = self.sides.get(
+                "".join(piece.text for piece in document).replace(GAP, ""), "train"
+            )
             for piece in document:
                 yield split, piece
 
     def describe(self) -> dict[str, Any]:
-        return {"rule": "clusters by identity in columns", "threshold": self.threshold, "fraction": self.fraction}
+        return {
+            "rule": "clusters by identity in columns",
+            "threshold": self.threshold,
+            "fraction": self.fraction,
+        }
 
 
 def identity_rule(source: Source, threshold: float, fraction: float) -> ByIdentity:
     """From aligned FASTA files; each is a family of its own, and families are not compared."""
     if not 0.0 < threshold < 1.0:
-        raise ValueError(f"identity is {threshold!r}; it must lie between 0 and 1, as in --identity 0.6")
+        raise ValueError(
+            f"identity is {threshold!r}; it must lie between 0 and 1, as in --identity 0.6"
+        )
     if not 0.0 < fraction <= 0.25:
         raise ValueError(
-            f"validation is {fraction!r}; with identity as much again goes to `test`, so it must lie above 0 and be at most 0.25"
+            f"validation is {fraction!r}; with identity as much again goes to `test`, so it must "
+            "lie above 0 and be at most 0.25"
         )
     if not isinstance(source, FileSource) or source.format != "fasta":
-        raise ValueError("identity is for aligned FASTA files; other data is held back by a fraction or a file alone")
+        raise ValueError(
+            "identity is for aligned FASTA files; other data is held back by a fraction or a file "
+            "alone"
+        )
     sides: dict[str, str] = {}
     for path in source.files:
         sides |= _held_out(read_alignment(path), threshold, fraction)
@@ -276,9 +318,13 @@ def identity_rule(source: Source, threshold: float, fraction: float) -> ByIdenti
 
 
 def _held_out(alignment: Alignment, threshold: float, fraction: float) -> dict[str, str]:
-    """Clusters in the order of a hash of their members, dealt to one split after the other until each is full."""
+    """Clusters in the order of a hash of their members, dealt to one split after the
+    other until each is full.
+    """
     sequences = list(alignment.by_sequence)
-    labels = cluster(as_rows([alignment.by_sequence[sequence].columns for sequence in sequences]), threshold)
+    labels = cluster(
+        as_rows([alignment.by_sequence[sequence].columns for sequence in sequences]), threshold
+    )
     members: dict[int, list[str]] = {}
     for label, sequence in zip(labels.tolist(), sequences, strict=True):
         members.setdefault(label, []).append(sequence)
@@ -291,7 +337,8 @@ def _held_out(alignment: Alignment, threshold: float, fraction: float) -> dict[s
             sides |= dict.fromkeys(each, split)
     if empty := [name for name in HELD if name not in sides.values()]:
         raise ValueError(
-            f"{alignment.name}: at an identity of {threshold:g} its {len(sequences)} sequences form {len(members)} clusters, and none is "
+            f"{alignment.name}: at an identity of {threshold:g} its {len(sequences)} sequences "
+            f"form {len(members)} clusters, and none is "
             f"small enough for {empty[0]}; raise identity, or validation"
         )
     return sides
@@ -312,7 +359,9 @@ def _shares(a: Floats, b: Floats) -> Floats:
 
 
 def _linked(labels: Integers, one: Integers, other: Integers) -> Integers:
-    """Labels after joining the clusters of each pair: the lower label spreads until nothing changes."""
+    """Labels after joining the clusters of each pair: the lower label spreads until
+    nothing changes.
+    """
     while True:
         a, b = labels[one], labels[other]
         if (a == b).all():

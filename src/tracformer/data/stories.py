@@ -1,19 +1,21 @@
-"""TinyStories (Eldan and Li, 2023): short stories in simple words, with held-out stories of their own.
+"""TinyStories (Eldan and Li, 2023): short stories in simple words, with held-out stories of their
+own.
 
     tracformer prepare tinystories --from FOLDER --tokenizer bpe:2048 --out data/stories
 
 FOLDER/tinystories holds text files: those whose names contain `train` (stories that end in
-<|endoftext|>; machine-written ones may stand beside the real ones), and one or more whose names contain
-`valid`. From the latter come two splits, `validation` and `test`:
+<|endoftext|>; machine-written ones may stand beside the real ones), and one or more whose names
+contain `valid`. From the latter come two splits, `validation` and `test`:
 
-1. The text is cut into stories, at <|endoftext|> if it has any. A text that lost its separators is cut
-   before each paragraph that opens a story (`OPENING`); what stands before the first is left out. Of the
-   7,040 stories of the published training text 88% open so, and 8% of such paragraphs open none.
+1. The text is cut into stories, at <|endoftext|> if it has any. A text that lost its separators is
+   cut before each paragraph that opens a story (`OPENING`); what stands before the first is left
+   out. Of the 7,040 stories of the published training text 88% open so, and 8% of such paragraphs
+   open none.
 2. Paragraphs are joined by one newline, as in the training text.
 3. A story that begins before the middle of the text is for `validation`, any other for `test`.
-4. Stories that share SHARED consecutive words with the training text, case and punctuation aside, are
-   removed. Many share no more than an opening ("Once upon a time there was a little girl named Lily.
-   She"); they are removed too.
+4. Stories that share SHARED consecutive words with the training text, case and punctuation aside,
+   are removed. Many share no more than an opening ("Once upon a time there was a little girl named
+   Lily. She"); they are removed too.
 """
 
 import re
@@ -66,8 +68,12 @@ class HeldOutStories:
 
 
 @lru_cache(maxsize=1)
-def unseen_stories(held_out: tuple[Path, ...], training: tuple[Path, ...]) -> tuple[list[str], list[str]]:
-    """Return the stories of both halves that share no SHARED words in a row with the training text."""
+def unseen_stories(
+    held_out: tuple[Path, ...], training: tuple[Path, ...]
+) -> tuple[list[str], list[str]]:
+    """Return the stories of both halves that share no SHARED words in a row with the
+    training text.
+    """
     text = "\n".join("".join(read_text(path)) for path in held_out)
     halves: tuple[list[str], list[str]] = ([], [])
     for start, story in split_stories(text):
@@ -77,11 +83,15 @@ def unseen_stories(held_out: tuple[Path, ...], training: tuple[Path, ...]) -> tu
     for path in training:
         for story in _documents(path):
             seen.update(run for run in _runs(words_of(story)) if run in known)
-    first, second = ([story for story in half if seen.isdisjoint(_runs(words_of(story)))] for half in halves)
+    first, second = (
+        [story for story in half if seen.isdisjoint(_runs(words_of(story)))] for half in halves
+    )
     if not first or not second:
         raise ValueError(
-            f"{held_out[0]}: {len(first)} and {len(second)} stories of its halves share no {SHARED} words "
-            "in a row with the training text; held-out text must be other stories than the training text"
+            f"{held_out[0]}: {len(first)} and {len(second)} stories of its halves share no "
+            f"{SHARED} words "
+            "in a row with the training text; held-out text must be other stories than the "
+            "training text"
         )
     return first, second
 

@@ -1,9 +1,11 @@
-"""Little stories whose words agree across long distances, so that a hole needs both sides to be filled.
+"""Little stories whose words agree across long distances, so that a hole needs both sides to be
+filled.
 
     Mia carried the blue lamp to the market , where the tall men from the village sing all day .
     in the evening she sold the blue lamp to a baker , and the men thanked her .
 
-The hero's gender returns as two pronouns, the thing and its colour return, the crowd's number fixes its verb and returns at the end.
+The hero's gender returns as two pronouns, the thing and its colour return, the crowd's number fixes
+its verb and returns at the end.
 """
 
 import random
@@ -28,8 +30,10 @@ def write_story(rng: random.Random) -> list[str]:
     colour, thing = rng.choice(COLOURS), rng.choice(THINGS)
     crowd, verb = rng.choice(CROWDS)[number], rng.choice(VERBS)[number]
     return (
-        f"{rng.choice(HEROES[pronoun])} carried the {colour} {thing} to the {rng.choice(PLACES)} , where the {rng.choice(LOOKS)} {crowd} "
-        f"from the {rng.choice(HOMES)} {verb} all day . in the evening {pronoun} sold the {colour} {thing} to a {rng.choice(BUYERS)} , "
+        f"{rng.choice(HEROES[pronoun])} carried the {colour} {thing} to the {rng.choice(PLACES)} , "
+        f"where the {rng.choice(LOOKS)} {crowd} "
+        f"from the {rng.choice(HOMES)} {verb} all day . in the evening {pronoun} sold the {colour} "
+        f"{thing} to a {rng.choice(BUYERS)} , "
         f"and the {crowd} thanked {OBJECT_PRONOUN[pronoun]} ."
     ).split()
 
@@ -41,7 +45,19 @@ def follows_the_rules(words: list[str]) -> bool:
 
 def vocabulary() -> list[str]:
     """Every word a story can use, sorted."""
-    chosen = [*HEROES.values(), COLOURS, THINGS, PLACES, *CROWDS, LOOKS, HOMES, *VERBS, BUYERS, HEROES, OBJECT_PRONOUN.values()]
+    chosen = [
+        *HEROES.values(),
+        COLOURS,
+        THINGS,
+        PLACES,
+        *CROWDS,
+        LOOKS,
+        HOMES,
+        *VERBS,
+        BUYERS,
+        HEROES,
+        OBJECT_PRONOUN.values(),
+    ]
     fixed = set(write_story(random.Random(0))) & set(write_story(random.Random(1)))
     return sorted({word for words in chosen for word in words} | fixed)
 
@@ -52,8 +68,10 @@ def _pattern(pronoun: str, number: int) -> re.Pattern[str]:
 
     crowds, verbs = tuple(c[number] for c in CROWDS), tuple(v[number] for v in VERBS)
     return re.compile(
-        f"{one(HEROES[pronoun])} carried the (?P<colour>{one(COLOURS)}) (?P<thing>{one(THINGS)}) to the {one(PLACES)} , "
-        f"where the {one(LOOKS)} (?P<crowd>{one(crowds)}) from the {one(HOMES)} {one(verbs)} all day \\. "
+        f"{one(HEROES[pronoun])} carried the (?P<colour>{one(COLOURS)}) (?P<thing>{one(THINGS)}) "
+        f"to the {one(PLACES)} , "
+        f"where the {one(LOOKS)} (?P<crowd>{one(crowds)}) from the {one(HOMES)} {one(verbs)} all "
+        "day \\. "
         f"in the evening {pronoun} sold the (?P=colour) (?P=thing) to a {one(BUYERS)} , "
         f"and the (?P=crowd) thanked {OBJECT_PRONOUN[pronoun]} \\."
     )

@@ -1,10 +1,14 @@
-"""Wikipedia of March 2006: enwik8, the first 10^8 bytes of its dump, fetched and cleaned to paragraphs of plain English.
+"""Wikipedia of March 2006: enwik8, the first 10^8 bytes of its dump, fetched and cleaned to
+paragraphs of plain English.
 
-    tracformer prepare wikipedia-2006 --out data/wikipedia-2006                      # downloads 36 MB, once
-    tracformer prepare wikipedia-2006 --from FOLDER --out data/wikipedia-2006        # FOLDER holds enwik8, enwik8.zip or enwik8.gz
+    # downloads 36 MB, once
+    tracformer prepare wikipedia-2006 --out data/wikipedia-2006
+    # FOLDER holds enwik8, enwik8.zip or enwik8.gz
+    tracformer prepare wikipedia-2006 --from FOLDER --out data/wikipedia-2006
 
-What is kept of an article: its title, its section titles and its paragraphs of 80 characters or more, without tables, lists, templates,
-pictures and references. Both the dump and the cleaned text are checked by their SHA-256.
+What is kept of an article: its title, its section titles and its paragraphs of 80 characters or
+more, without tables, lists, templates, pictures and references. Both the dump and the cleaned text
+are checked by their SHA-256.
 """
 
 import hashlib
@@ -32,19 +36,33 @@ TEXT_SHA256 = "d90db40aa9928c55d2224d712e3f21b32065565c300bb2f5ca6fe130e7725f1f"
 
 SHORTEST_PARAGRAPH, SHORTEST_ARTICLE = 80, 300  # characters
 TEMPLATE_DEPTH = 4  # templates inside templates: what is deeper stays, and falls with its lines
-NOT_ARTICLES = re.compile(r"(?:Wikipedia|Template|Image|Category|Portal|Help|MediaWiki|Talk|User)[^:]*:")
-CLOSING_SECTIONS = ("see also", "external links", "references", "further reading", "notes", "bibliography", "sources")
+NOT_ARTICLES = re.compile(
+    r"(?:Wikipedia|Template|Image|Category|Portal|Help|MediaWiki|Talk|User)[^:]*:"
+)
+CLOSING_SECTIONS = (
+    "see also",
+    "external links",
+    "references",
+    "further reading",
+    "notes",
+    "bibliography",
+    "sources",
+)
 NOT_PROSE = tuple("*#:;|!{}<")  # how lists, indents, tables and stray markup begin
 HEADING = re.compile(r"(=+)\s*(.*?)\s*=+")
 BLANKS = re.compile(r"\s+")
 
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 REFERENCE = re.compile(r"<ref[^>/]*/>|<ref.*?</ref>", re.DOTALL)
-ELEMENT = re.compile(r"<(math|gallery|table|timeline|pre|nowiki|code|imagemap|div)\b.*?</\1>", re.DOTALL | re.IGNORECASE)
+ELEMENT = re.compile(
+    r"<(math|gallery|table|timeline|pre|nowiki|code|imagemap|div)\b.*?</\1>",
+    re.DOTALL | re.IGNORECASE,
+)
 TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")  # without another one inside
 TABLE = re.compile(r"\{\|.*?\|\}", re.DOTALL)
 PICTURE_OR_LANGUAGE = re.compile(
-    r"""\[\[ (?: image | file | category | media | simple | [a-z]{2,3} (?:-[a-z]+)* ) :   # [[Image:x.png|a [[link]] within]], [[fr:Page]]
+    # [[Image:x.png|a [[link]] within]], [[fr:Page]]
+    r"""\[\[ (?: image | file | category | media | simple | [a-z]{2,3} (?:-[a-z]+)* ) :
     [^\[\]]* (?: \[\[ [^\[\]]* \]\] [^\[\]]* )* \]\]""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -57,10 +75,12 @@ MARKUP_BEGINS, MARKUP_ENDS = '<text xml:space="preserve">', "</text>"
 
 
 def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Titles and wiki markup, as the dump's XML has them; a page that the dump's end cuts off is left out.
+    """Titles and wiki markup, as the dump's XML has them; a page that the dump's end cuts off is
+    left out.
 
-    A page without text hands its title on to the next one. That is a slip, and it stays: enwik8 has one such article ("Floor Leader", which
-    is about Fabio Taglioni), and the recorded text has it too.
+    A page without text hands its title on to the next one. That is a slip, and it stays: enwik8 has
+    one such article ("Floor Leader", which is about Fabio Taglioni), and the recorded text has it
+    too.
     """
     title: str | None = None
     markup: list[str] | None = None
@@ -101,7 +121,9 @@ def without_markup(markup: str) -> str:
 
 
 def prose(text: str) -> list[str]:
-    """Paragraphs, and the headings that have one right below; nothing from the closing sections on, nothing of an article that is short."""
+    """Paragraphs, and the headings that have one right below; nothing from the closing sections on,
+    nothing of an article that is short.
+    """
     kept: list[str] = []
     for line in map(str.strip, text.split("\n")):
         if heading := HEADING.fullmatch(line):
@@ -109,16 +131,25 @@ def prose(text: str) -> list[str]:
             if name.lower() in CLOSING_SECTIONS:
                 break
             kept.append(f"{signs} {name} {signs}")
-        elif len(line) >= SHORTEST_PARAGRAPH and not line.startswith(NOT_PROSE) and "||" not in line:
+        elif (
+            len(line) >= SHORTEST_PARAGRAPH and not line.startswith(NOT_PROSE) and "||" not in line
+        ):
             kept.append(BLANKS.sub(" ", line))
     if sum(len(line) for line in kept if not line.startswith("=")) < SHORTEST_ARTICLE:
         return []
     following = [*kept[1:], "="]
-    return [line for line, below in zip(kept, following, strict=True) if not (line.startswith("=") and below.startswith("="))]
+    return [
+        line
+        for line, below in zip(kept, following, strict=True)
+        if not (line.startswith("=") and below.startswith("="))
+    ]
 
 
 def clean(dump: Iterable[str]) -> Iterator[str]:
-    """One string an article: `= Title =`, then its headings and paragraphs, a line each. `dump` is the XML, line by line."""
+    """One string an article: `= Title =`, then its headings and paragraphs, a line each.
+
+    `dump` is the XML, line by line.
+    """
     for title, markup in articles(dump):
         if is_article(title, markup) and (lines := prose(without_markup(markup))):
             yield "\n".join([f"= {html.unescape(title)} =", *lines]) + "\n"
@@ -126,7 +157,10 @@ def clean(dump: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Wikipedia2006:
-    """The cleaned text as a source of documents, an article each. `folder`: where the text or the dump lies, instead of a download."""
+    """The cleaned text as a source of documents, an article each.
+
+    `folder`: where the text or the dump lies, instead of a download.
+    """
 
     folder: Path | None = None
 
@@ -148,25 +182,40 @@ class Wikipedia2006:
 
 
 def cleaned_text(folder: Path | None = None) -> Path:
-    """The file of the cleaned text: found in `folder` or in the cache, or made there from the dump, which is fetched if need be."""
+    """The file of the cleaned text: found in `folder` or in the cache, or made there from the dump,
+    which is fetched if need be.
+    """
     cached = cache_folder() / TEXT
     places = [cached] if folder is None else [folder / TEXT, cached]
     if found := next((place for place in places if place.is_file()), None):
         _require(found, TEXT_SHA256, "cleaned text")
         return found
-    dump = None if folder is None else next((folder / name for name in DUMPS if (folder / name).is_file()), None)
+    dump = (
+        None
+        if folder is None
+        else next((folder / name for name in DUMPS if (folder / name).is_file()), None)
+    )
     if folder is not None and dump is None:
-        raise FileNotFoundError(f"{folder} holds neither {TEXT} nor {', '.join(DUMPS)}; {SITE} is where the dump comes from")
+        raise FileNotFoundError(
+            f"{folder} holds neither {TEXT} nor {', '.join(DUMPS)}; {SITE} is where the dump comes "
+            "from"
+        )
     cached.parent.mkdir(parents=True, exist_ok=True)
     clean_dump(dump if dump is not None else _fetch(cached.parent), cached)
     return cached
 
 
 def clean_dump(dump: Path, out: Path) -> None:
-    """From enwik8, as it is, zipped or gzipped, to the cleaned text; another dump or another outcome than the recorded ones is an error."""
+    """From enwik8, as it is, zipped or gzipped, to the cleaned text; another dump or another
+    outcome than the recorded ones is an error.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         if dump.suffix == ".zip":
-            with zipfile.ZipFile(dump) as packed, packed.open(DUMP) as inside, open(Path(temporary) / DUMP, "wb") as unpacked:
+            with (
+                zipfile.ZipFile(dump) as packed,
+                packed.open(DUMP) as inside,
+                open(Path(temporary) / DUMP, "wb") as unpacked,
+            ):
                 shutil.copyfileobj(inside, unpacked)
             dump = Path(temporary) / DUMP
         if dump.suffix != ".gz":
@@ -181,7 +230,8 @@ def clean_dump(dump: Path, out: Path) -> None:
                     file.write(text)
             if digest.hexdigest() != TEXT_SHA256:
                 raise ValueError(
-                    f"{dump} cleans to a text with SHA-256 {digest.hexdigest()} where {TEXT_SHA256} is recorded; is it enwik8?"
+                    f"{dump} cleans to a text with SHA-256 {digest.hexdigest()} where "
+                    f"{TEXT_SHA256} is recorded; is it enwik8?"
                 )
 
         write_atomically(out, write)
@@ -200,11 +250,15 @@ def _fetch(folder: Path) -> Path:
             write_atomically(path, write)
         except OSError as error:
             raise FileNotFoundError(
-                f"{SITE} could not be fetched: {error}; fetch it where there is a network, and name its folder: --from FOLDER"
+                f"{SITE} could not be fetched: {error}; fetch it where there is a network, and "
+                "name its folder: --from FOLDER"
             ) from error
     return path
 
 
 def _require(path: Path, sha256: str, what: str) -> None:
     if (found := sha256_of(path)) != sha256:
-        raise ValueError(f"{path} is not the {what} that is meant: its SHA-256 is {found}, and {sha256} is recorded")
+        raise ValueError(
+            f"{path} is not the {what} that is meant: its SHA-256 is {found}, and {sha256} is "
+            "recorded"
+        )

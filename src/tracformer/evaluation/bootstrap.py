@@ -1,8 +1,11 @@
-"""Intervals by resampling sequences, the unit that is drawn independently: tokens of one sequence go together.
+"""Intervals by resampling sequences, the unit that is drawn independently: tokens of one sequence
+go together.
 
-A figure is a ratio of sums, sum of nll over sum of targets. One resample draws N of the N sequences with replacement; what it needs is only
-how often each was drawn, so that all resamples are one matrix product. Resamples of few sequences lie too close together, as a variance
-does that is divided by N and read off a normal law: their distance to the figure is stretched by t sqrt(N / (N - 1)) / z.
+A figure is a ratio of sums, sum of nll over sum of targets. One resample draws N of the N sequences
+with replacement; what it needs is only how often each was drawn, so that all resamples are one
+matrix product. Resamples of few sequences lie too close together, as a variance does that is
+divided by N and read off a normal law: their distance to the figure is stretched by t sqrt(N / (N -
+1)) / z.
 """
 
 import math
@@ -30,7 +33,10 @@ def ratio(above: ArrayLike, below: ArrayLike) -> float:
 
 
 def ratio_interval(above: ArrayLike, below: ArrayLike, seed: int = SEED) -> Interval | None:
-    """95% interval of sum(above) / sum(below) over sequences; None for fewer than two. Of what is never below zero no end is."""
+    """95% interval of sum(above) / sum(below) over sequences; None for fewer than two.
+
+    Of what is never below zero no end is.
+    """
     ratios = resampled(above, below, seed)
     if ratios is None:
         return None
@@ -39,18 +45,30 @@ def ratio_interval(above: ArrayLike, below: ArrayLike, seed: int = SEED) -> Inte
 
 
 def share_interval(part: ArrayLike, whole: ArrayLike) -> Interval | None:
-    """`ratio_interval` of a part that is at most the whole, as right guesses among targets: within [0, 1]."""
+    """`ratio_interval` of a part that is at most the whole, as right guesses among
+    targets: within [0, 1].
+    """
     interval = ratio_interval(part, whole)
     return None if interval is None else (interval[0], min(interval[1], 1.0))
 
 
 def difference_interval(
-    a: tuple[ArrayLike, ArrayLike], b: tuple[ArrayLike, ArrayLike], seed: int = SEED, *, exponent: bool = False
+    a: tuple[ArrayLike, ArrayLike],
+    b: tuple[ArrayLike, ArrayLike],
+    seed: int = SEED,
+    *,
+    exponent: bool = False,
 ) -> Interval | None:
-    """95% interval of ratio(a) - ratio(b), or of exp of each, both from the same resamples: what sequences have in common cancels."""
+    """95% interval of ratio(a) - ratio(b), or of exp of each, both from the same resamples: what
+    sequences have in common cancels.
+    """
     if len(np.asarray(a[0])) != len(np.asarray(b[0])):
-        raise ValueError(f"{len(np.asarray(a[0]))} and {len(np.asarray(b[0]))} sequences cannot be paired; they must be the same ones")
-    sums = resampled_sums(np.stack([np.asarray(x, np.float64) for x in (*a, *b)], axis=1), seed)  # (RESAMPLES, 4)
+        raise ValueError(
+            f"{len(np.asarray(a[0]))} and {len(np.asarray(b[0]))} sequences cannot be paired; they "
+            "must be the same ones"
+        )
+    # (RESAMPLES, 4)
+    sums = resampled_sums(np.stack([np.asarray(x, np.float64) for x in (*a, *b)], axis=1), seed)
     if sums is None:
         return None
     kept = sums[(sums[:, 1] != 0) & (sums[:, 3] != 0)]
@@ -73,8 +91,13 @@ def mean_interval(values: ArrayLike, seed: int = SEED) -> Interval | None:
 
 
 def resampled(above: ArrayLike, below: ArrayLike, seed: int = SEED) -> Floats | None:
-    """(RESAMPLES,) the ratio in each resample; None for fewer than two sequences. A resample in which nothing is below is left out."""
-    sums = resampled_sums(np.stack([np.asarray(above, np.float64), np.asarray(below, np.float64)], axis=1), seed)
+    """(RESAMPLES,) the ratio in each resample; None for fewer than two sequences.
+
+    A resample in which nothing is below is left out.
+    """
+    sums = resampled_sums(
+        np.stack([np.asarray(above, np.float64), np.asarray(below, np.float64)], axis=1), seed
+    )
     if sums is None:
         return None
     kept = sums[sums[:, 1] != 0]
@@ -82,7 +105,9 @@ def resampled(above: ArrayLike, below: ArrayLike, seed: int = SEED) -> Floats | 
 
 
 def resampled_sums(values: ArrayLike, seed: int = SEED) -> Floats | None:
-    """(RESAMPLES, k) the sums over sequences of k numbers each, (N, k), in each resample; None for fewer than two sequences."""
+    """(RESAMPLES, k) the sums over sequences of k numbers each, (N, k), in each resample; None for
+    fewer than two sequences.
+    """
     rows = np.asarray(values, np.float64)
     if len(rows) < 2:
         return None
@@ -98,7 +123,9 @@ def _counts(n: int, seed: int) -> list[NDArray[np.uint16]]:
     for start in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - start)
         drawn = rng.integers(n, size=(rows, n)) + np.arange(rows)[:, None] * n
-        parts.append(np.bincount(drawn.ravel(), minlength=rows * n).astype(np.uint16).reshape(rows, n))
+        parts.append(
+            np.bincount(drawn.ravel(), minlength=rows * n).astype(np.uint16).reshape(rows, n)
+        )
     return parts
 
 
@@ -109,7 +136,9 @@ def quantiles(values: Floats) -> Interval:
 
 
 def stretched(interval: Interval, value: float, n: int) -> Interval:
-    """Away from the value, by what n units make resamples too narrow: 2% at 100 of them, 20% at 10, ninefold at 2."""
+    """Away from the value, by what n units make resamples too narrow: 2% at 100 of them, 20% at 10,
+    ninefold at 2.
+    """
     by = t_quantile(n - 1) / NormalDist().inv_cdf(0.975) * math.sqrt(n / (n - 1))
     return value - by * (value - interval[0]), value + by * (interval[1] - value)
 

@@ -1,4 +1,5 @@
-"""The benchmark's hole patterns, a fixed list: from one missing token to one given, in runs, combs and halves.
+"""The benchmark's hole patterns, a fixed list: from one missing token to one given, in runs, combs
+and halves.
 
 Two models whose score is known before it is measured: the truth, and the one that knows nothing.
 
@@ -6,19 +7,22 @@ One batch of a model's answers beside the truth.
 
     kl(t) = sum over v of p(x_t = v | known) log (p(x_t = v | known) / q(x_t = v | known))
 
-p is the source's own conditional of the kind that the mode claims: p(x_t | x_C, x_<t) under `car`, p(x_t | x_C) under `ac`, p(x_t | x_<t)
-under `ar`. The whole distribution is compared at each target, so that the figure is zero for the truth and little is left to chance.
-A bound has no distribution at a target: there the figure is the excess of its nats over those of log p(x_R | x_C).
+p is the source's own conditional of the kind that the mode claims: p(x_t | x_C, x_<t) under `car`,
+p(x_t | x_C) under `ac`, p(x_t | x_<t) under `ar`. The whole distribution is compared at each
+target, so that the figure is zero for the truth and little is left to chance. A bound has no
+distribution at a target: there the figure is the excess of its nats over those of log p(x_R | x_C).
 
-A source as training data: sequences as documents of letters, one letter a symbol, in a prepared folder like any other.
+A source as training data: sequences as documents of letters, one letter a symbol, in a prepared
+folder like any other.
 
     tracformer prepare exact:hmm-16 --out data/hmm-16
     tracformer prepare exact:hmm-16,sequences=50000,seed=1 --out data/hmm-16
 
-A document and its end of text fill length + 1 tokens, so `length=49` in training makes each packed row one sequence of hmm-16. The
-benchmark puts the same end of text behind each sequence, as given.
+A document and its end of text fill length + 1 tokens, so `length=49` in training makes each packed
+row one sequence of hmm-16. The benchmark puts the same end of text behind each sequence, as given.
 
-The benchmark with exact answers: how far a model is from the truth, for each of a fixed list of hole patterns, and where it is worst.
+The benchmark with exact answers: how far a model is from the truth, for each of a fixed list of
+hole patterns, and where it is worst.
 
 Sources whose every conditional is known, and the benchmark that holds models against them.
 """
@@ -104,12 +108,16 @@ def find_patterns(names: Sequence[str]) -> dict[str, Pattern]:
         if name not in PATTERNS:
             close = get_close_matches(name, PATTERNS, n=1)
             guess = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"there is no hole pattern {name!r}{guess}; available: {', '.join(PATTERNS)}")
+            raise ValueError(
+                f"there is no hole pattern {name!r}{guess}; available: {', '.join(PATTERNS)}"
+            )
     return {name: pattern for name, pattern in PATTERNS.items() if not names or name in names}
 
 
 def draw_pattern(pattern: Pattern, length: int, seed: int, numbers: range) -> Context:
-    """(len(numbers), length): sequence i has the context that belongs to (seed, i), whoever draws it."""
+    """(len(numbers), length): sequence i has the context that belongs to (seed, i),
+    whoever draws it.
+    """
     return np.stack([pattern(length, sequence_rng(seed, number)) for number in numbers])
 
 
@@ -124,7 +132,9 @@ class KnownConfig(ModelConfig):
 
 
 class KnownModel(ConditionalModel):
-    """Says what it is told to: its hidden states are log-probabilities in float64, and its head is the identity."""
+    """Says what it is told to: its hidden states are log-probabilities in float64, and its head is
+    the identity.
+    """
 
     config: KnownConfig
     config_class = KnownConfig
@@ -134,17 +144,28 @@ class KnownModel(ConditionalModel):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.source = source
-        self.config = KnownConfig(vocab_size=source.symbols, max_length=source.length, source=source.name, says=self.says)
-        self.register_buffer("identity", torch.eye(source.symbols, dtype=torch.float64), persistent=False)
+        self.config = KnownConfig(
+            vocab_size=source.symbols, max_length=source.length, source=source.name, says=self.says
+        )
+        self.register_buffer(
+            "identity", torch.eye(source.symbols, dtype=torch.float64), persistent=False
+        )
 
     @abstractmethod
     def log_probs(self, tokens: Tokens, context: Known, mode: str) -> Floats:
         """(B, T, V)"""
 
-    def hidden(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def hidden(
+        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if int(lengths.min()) < self.source.length or tokens.shape[1] != self.source.length:
-            raise ValueError(f"sequences are {int(lengths.min())} tokens long; source {self.source.name!r} makes {self.source.length}")
-        logs = torch.from_numpy(self.log_probs(tokens.cpu().numpy().astype(np.int64), context.cpu().numpy(), mode)).to(tokens.device)
+            raise ValueError(
+                f"sequences are {int(lengths.min())} tokens long; source {self.source.name!r} "
+                f"makes {self.source.length}"
+            )
+        logs = torch.from_numpy(
+            self.log_probs(tokens.cpu().numpy().astype(np.int64), context.cpu().numpy(), mode)
+        ).to(tokens.device)
         return logs[wanted], wanted.flatten().nonzero()[:, 0]
 
     @property
@@ -166,7 +187,11 @@ class TruthModel(KnownModel):
     def log_probs(self, tokens: Tokens, context: Known, mode: str) -> Floats:
         if mode == "car":
             return self.source.log_next(tokens, context)
-        return self.source.log_marginal(tokens, context) if mode == "ac" else self.source.log_left(tokens)
+        return (
+            self.source.log_marginal(tokens, context)
+            if mode == "ac"
+            else self.source.log_left(tokens)
+        )
 
 
 class UniformModel(KnownModel):
@@ -185,8 +210,9 @@ BOUND_FIGURES = ("excess", "nll", "truth", "targets", "error")
 def figures_of(subject: Subject) -> tuple[str, ...]:
     """What `compare` finds out.
 
-    kl: from the truth. prior: KL from the truth to what is known of the position without any context. nll, truth: of the tokens that stand
-    there, in the model's answer and in the truth's. excess: their difference. error: the standard error of nll, where it is an estimate.
+    kl: from the truth. prior: KL from the truth to what is known of the position without any
+    context. nll, truth: of the tokens that stand there, in the model's answer and in the truth's.
+    excess: their difference. error: the standard error of nll, where it is an estimate.
     kl_full: from the truth that sees what follows, where the model does not.
     """
     if subject.kind == BOUND:
@@ -194,14 +220,31 @@ def figures_of(subject: Subject) -> tuple[str, ...]:
     return (*FIGURES, "kl_full") if subject.mode == "ar" else FIGURES
 
 
-def compare(subject: Subject, source: Source, tokens: Tokens, context: Known, numbers: range, draws: int, seed: int) -> dict[str, Floats]:
-    """(B,) each: sums over the targets of each sequence, by figure. `numbers` are the sequences', for the noise of a bound."""
+def compare(
+    subject: Subject,
+    source: Source,
+    tokens: Tokens,
+    context: Known,
+    numbers: range,
+    draws: int,
+    seed: int,
+) -> dict[str, Floats]:
+    """(B,) each: sums over the targets of each sequence, by figure.
+
+    `numbers` are the sequences', for the noise of a bound.
+    """
     targets = ~context
     counts = targets.sum(1).astype(np.float64)
     if subject.kind == BOUND:
         nll, error = bound(subject, source, tokens, context, numbers, draws, seed)
         truth = -log_joint(source, tokens, context)
-        return {"excess": nll - truth, "nll": nll, "truth": truth, "targets": counts, "error": error}
+        return {
+            "excess": nll - truth,
+            "nll": nll,
+            "truth": truth,
+            "targets": counts,
+            "error": error,
+        }
     row, position = targets.nonzero()  # (N,) each
 
     def summed(values: Floats) -> Floats:
@@ -209,7 +252,8 @@ def compare(subject: Subject, source: Source, tokens: Tokens, context: Known, nu
 
     asked = answers(subject, source, tokens, context)  # (N, V) or (N, V + 1)
     true = truth_of(source, tokens, context, subject.mode)  # (B, T, V)
-    prior = source.log_marginal(tokens[:1], np.zeros_like(context[:1]))[0]  # (T, V), whatever the tokens are
+    # (T, V), whatever the tokens are
+    prior = source.log_marginal(tokens[:1], np.zeros_like(context[:1]))[0]
     figures = {
         "kl": summed(kl(true[targets], asked)),
         "prior": summed(kl(true[targets], prior[position])),
@@ -223,7 +267,9 @@ def compare(subject: Subject, source: Source, tokens: Tokens, context: Known, nu
 
 
 def kl(true: Floats, asked: Floats) -> Floats:
-    """(N,) from log-probabilities (N, V); what `asked` gives to an end of text behind the symbols is lost to it."""
+    """(N,) from log-probabilities (N, V); what `asked` gives to an end of text behind the symbols
+    is lost to it.
+    """
     p, q = np.exp(true), asked[:, : true.shape[1]]
     possible = p > 10 * SMALLEST
     return np.where(possible, p * (true - np.where(possible, q, 0.0)), 0.0).sum(1)
@@ -246,22 +292,40 @@ def answers(subject: Subject, source: Source, tokens: Tokens, context: Known) ->
 
 
 @torch.no_grad()
-def bound(subject: Subject, source: Source, tokens: Tokens, context: Known, numbers: range, draws: int, seed: int) -> tuple[Floats, Floats]:
-    """(B,) each: a bound on -log p(x_R | x_C), from above, and its standard error. Every SHARED_NOISE sequences have noise of their own, in
-    whichever batch they come.
+def bound(
+    subject: Subject,
+    source: Source,
+    tokens: Tokens,
+    context: Known,
+    numbers: range,
+    draws: int,
+    seed: int,
+) -> tuple[Floats, Floats]:
+    """(B,) each: a bound on -log p(x_R | x_C), from above, and its standard error. Every
+    SHARED_NOISE sequences have noise of their own, in whichever batch they come.
     """
     groups = np.array(numbers) // SHARED_NOISE
     parts, errors = [], []
     for group in np.unique(groups).tolist():
         asked = _batch(subject, source, tokens[groups == group], context[groups == group])
-        found = subject.model.estimate(*asked, subject.mode, draws=draws, seed=derived_seed(seed, group + 1))
+        found = subject.model.estimate(
+            *asked, subject.mode, draws=draws, seed=derived_seed(seed, group + 1)
+        )
         parts.append(-found.values.double().sum(1).cpu().numpy())
-        errors.append(np.zeros(len(parts[-1])) if found.standard_error is None else found.standard_error.double().cpu().numpy())
+        errors.append(
+            np.zeros(len(parts[-1]))
+            if found.standard_error is None
+            else found.standard_error.double().cpu().numpy()
+        )
     return np.concatenate(parts), np.concatenate(errors)
 
 
-def _batch(subject: Subject, source: Source, tokens: Tokens, context: Known) -> tuple[Tensor, Tensor]:
-    """A model with one token more than there are symbols has seen an end of text behind each sequence: it stands there, given."""
+def _batch(
+    subject: Subject, source: Source, tokens: Tokens, context: Known
+) -> tuple[Tensor, Tensor]:
+    """A model with one token more than there are symbols has seen an end of text behind each
+    sequence: it stands there, given.
+    """
     if subject.model.config.vocab_size > source.symbols:
         tokens = np.pad(tokens, ((0, 0), (0, 1)), constant_values=source.symbols)
         context = np.pad(context, ((0, 0), (0, 1)), constant_values=True)
@@ -295,13 +359,17 @@ class Drawn:
         return {"train": self.sequences, "validation": max(1, self.sequences // SHARE_HELD)}
 
     def splits(self) -> dict[str, DataSource]:
-        """Training and validation sequences, apart from each other and from those of the benchmark."""
+        """Training and validation sequences, apart from each other and from those of
+        the benchmark.
+        """
         return {purpose: self._texts(purpose, count) for purpose, count in self.sizes.items()}
 
     def _texts(self, purpose: str, count: int) -> TextSource:
         tokens = draw_sequences(self.source, purpose, count, self.seed)
         texts = ["".join(LETTERS[symbol] for symbol in row) for row in tokens.tolist()]
-        return TextSource(texts, f"{PREFIX}{self.source.name}, version {VERSION}, {purpose}, seed {self.seed}")
+        return TextSource(
+            texts, f"{PREFIX}{self.source.name}, version {VERSION}, {purpose}, seed {self.seed}"
+        )
 
 
 def parse_exact(text: str) -> Drawn:
@@ -315,15 +383,17 @@ def parse_exact(text: str) -> Drawn:
     return Drawn(find_source(name), **options)
 
 
-WRONG = 1.5  # a pattern is called wrong if even its interval's lower end is so many times the mean pattern
+# a pattern is called wrong if even its interval's lower end is so many times the mean pattern
+WRONG = 1.5
 NOTHING = 1e-6  # nats a target: below it a difference from the truth is rounding
 
 
 @dataclass(frozen=True)
 class Exact(Task):
-    """Rows: `kl` (of a bound, `excess`) in nats per target; and `missed`, the share that it is of KL(truth || prior), where the prior is
-    what is known of a position without any context: 0 is the truth, 1 is no better than reading nothing. Under `ar` also `kl_full`,
-    from the truth that sees what follows.
+    """Rows: `kl` (of a bound, `excess`) in nats per target; and `missed`, the share that it is of
+    KL(truth || prior), where the prior is what is known of a position without any context: 0 is the
+    truth, 1 is no better than reading nothing. Under `ar` also `kl_full`, from the truth that sees
+    what follows.
     """
 
     name = "exact"
@@ -339,9 +409,14 @@ class Exact(Task):
         find_source(self.source)
         object.__setattr__(self, "patterns", tuple(find_patterns(self.patterns)))
         if self.sequences < 1 or self.draws < 1:
-            raise ValueError(f"sequences is {self.sequences} and draws {self.draws}; each must be at least 1")
+            raise ValueError(
+                f"sequences is {self.sequences} and draws {self.draws}; each must be at least 1"
+            )
         if self.version != VERSION:
-            raise ValueError(f"version is {self.version}; this program draws from the sources of version {VERSION}")
+            raise ValueError(
+                f"version is {self.version}; this program draws from the sources of version "
+                f"{VERSION}"
+            )
 
     def asked_of(self, subject: Subject) -> "Exact":
         return self if subject.kind == BOUND else replace(self, draws=Exact.draws)
@@ -352,47 +427,77 @@ class Exact(Task):
         extra = config.vocab_size - source.symbols
         if extra not in (0, 1):
             raise ValueError(
-                f"{subject.name} has {config.vocab_size} tokens; source {source.name!r} has {source.symbols} symbols, and an end of text "
-                f"behind them: train on what `tracformer prepare exact:{source.name} --out FOLDER` writes"
+                f"{subject.name} has {config.vocab_size} tokens; source {source.name!r} has "
+                f"{source.symbols} symbols, and an end of text "
+                f"behind them: train on what `tracformer prepare exact:{source.name} --out FOLDER` "
+                "writes"
             )
         if config.max_length < source.length + extra:
             raise ValueError(
-                f"{subject.name} takes at most {config.max_length} tokens; a sequence of source {source.name!r} has "
+                f"{subject.name} takes at most {config.max_length} tokens; a sequence of source "
+                f"{source.name!r} has "
                 f"{source.length + extra}{', end of text included' if extra else ''}"
             )
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
         source = find_source(self.source)
-        contexts = [draw_pattern(each, source.length, self.seed, range(self.sequences)) for each in find_patterns(self.patterns).values()]
+        contexts = [
+            draw_pattern(each, source.length, self.seed, range(self.sequences))
+            for each in find_patterns(self.patterns).values()
+        ]
         return {"data": array_hash([self._tokens(source)]), "contexts": array_hash(contexts)}
 
     def run(self, subject: Subject, progress: Progress) -> Result:
         self.check(subject)
         source, patterns = find_source(self.source), find_patterns(self.patterns)
         tokens = self._tokens(source)
-        progress.start(f"{subject.name} {subject.mode}: {self.name} {source.name}", len(patterns) * self.sequences)
+        progress.start(
+            f"{subject.name} {subject.mode}: {self.name} {source.name}",
+            len(patterns) * self.sequences,
+        )
         rows: list[Row] = []
         details: dict[str, Any] = {}
         for name, pattern in patterns.items():
 
             def ask(numbers: range, pattern: Pattern = pattern) -> dict[str, Floats]:
                 context = draw_pattern(pattern, source.length, self.seed, numbers)
-                return compare(subject, source, tokens[numbers.start : numbers.stop], context, numbers, self.draws, self.seed)
+                return compare(
+                    subject,
+                    source,
+                    tokens[numbers.start : numbers.stop],
+                    context,
+                    numbers,
+                    self.draws,
+                    self.seed,
+                )
 
-            details[name] = by_sequence(subject, ask, figures_of(subject), self.sequences, progress, name)
+            details[name] = by_sequence(
+                subject, ask, figures_of(subject), self.sequences, progress, name
+            )
             rows += _rows(subject, source.name, name, details[name], self.draws)
         rows, ranking = rank(rows)
-        about = {"name": source.name, "about": describe_source(source.name), "symbols": source.symbols, "length": source.length}
+        about = {
+            "name": source.name,
+            "about": describe_source(source.name),
+            "symbols": source.symbols,
+            "length": source.length,
+        }
         return self.result(subject, rows, {**details, "ranking": ranking, "source": about})
 
     def _tokens(self, source: Source) -> Tokens:
         return draw_sequences(source, "test", self.sequences, self.seed)
 
 
-def _rows(subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats], draws: int) -> list[Row]:
+def _rows(
+    subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats], draws: int
+) -> list[Row]:
     """A pattern's figures, each a ratio of sums over sequences."""
     counts = figures["targets"]
-    error = standard_error(figures["excess"], figures["error"], counts) if subject.kind == BOUND else 0.0
+    error = (
+        standard_error(figures["excess"], figures["error"], counts)
+        if subject.kind == BOUND
+        else 0.0
+    )
     told = f"{draws} draws, standard error of excess {error:.2g}" if subject.kind == BOUND else ""
     note = "; ".join(filter(None, (subject.note, told)))
     drawn = noise_groups if subject.kind == BOUND else np.asarray
@@ -400,7 +505,17 @@ def _rows(subject: Subject, source: str, pattern: str, figures: Mapping[str, Flo
     def row(metric: str, above: Floats, below: Floats) -> Row:
         low, high = ratio_interval(drawn(above), drawn(below)) or (None, None)
         setting = {"source": source, "pattern": pattern}
-        return Row(metric, setting, ratio(above, below), low, high, subject.kind, len(counts), int(counts.sum()), note)
+        return Row(
+            metric,
+            setting,
+            ratio(above, below),
+            low,
+            high,
+            subject.kind,
+            len(counts),
+            int(counts.sum()),
+            note,
+        )
 
     if subject.kind == BOUND:
         return [row("excess", figures["excess"], counts)]
@@ -413,11 +528,14 @@ def _rows(subject: Subject, source: str, pattern: str, figures: Mapping[str, Flo
 
 
 def rank(rows: list[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
-    """The rows with a word on those patterns that the model gets wrong, and all patterns from the worst to the best.
+    """The rows with a word on those patterns that the model gets wrong, and all patterns from the
+    worst to the best.
 
     Wrong: further from the truth than the mean pattern, by so much that chance does not explain it.
     """
-    judged = sorted((row for row in rows if row.metric in ("kl", "excess")), key=lambda row: -row.value)
+    judged = sorted(
+        (row for row in rows if row.metric in ("kl", "excess")), key=lambda row: -row.value
+    )
     mean = float(np.mean([row.value for row in judged]))
     missed = {row.setting["pattern"]: row.value for row in rows if row.metric == "missed"}
     wrong = [row for row in judged if row.low is not None and row.low > max(WRONG * mean, NOTHING)]

@@ -1,37 +1,45 @@
-"""Hidden Markov chains: a source whose every conditional is known exactly, so that a model can be measured against the truth.
+"""Hidden Markov chains: a source whose every conditional is known exactly, so that a model can be
+measured against the truth.
 
-What a source with exact answers offers: samples, and the three conditionals that the three kinds of model should give.
+What a source with exact answers offers: samples, and the three conditionals that the three kinds of
+model should give.
 
-Each conditional is a distribution over the symbols at every position t; the symbol that stands at t itself is never looked at, so a given
-position is answered as if it alone were unknown. Logarithms are floored at log(1e-300), so that they stay finite.
-Where what is known cannot happen there is no answer: nan.
+Each conditional is a distribution over the symbols at every position t; the symbol that stands at t
+itself is never looked at, so a given position is answered as if it alone were unknown. Logarithms
+are floored at log(1e-300), so that they stay finite. Where what is known cannot happen there is no
+answer: nan.
 
 Hidden Markov chains of several sizes and memories, behind the protocol of a source.
 
-Periodic copies across long gaps: a hidden block of random symbols comes again and again, each time with noise.
+Periodic copies across long gaps: a hidden block of random symbols comes again and again, each time
+with noise.
 
     period P   uniform over `periods`
     block      h_0 .. h_{P-1}, each uniform over the V symbols
     x_t        h_{t mod P} with probability 1 - noise, else uniform over the V symbols
 
-Given the period, the positions of one phase know of each other and of nothing else, however far apart they are; which period it is must
-be told from all phases together. With n known symbols in a phase, c_v of them equal to v, the block's symbol has the weight
-w_v = same^c_v other^(n - c_v), where other = noise / V and same = 1 - noise + other.
+Given the period, the positions of one phase know of each other and of nothing else, however far
+apart they are; which period it is must be told from all phases together. With n known symbols in a
+phase, c_v of them equal to v, the block's symbol has the weight w_v = same^c_v other^(n - c_v),
+where other = noise / V and same = 1 - noise + other.
 
-A probabilistic grammar in Chomsky normal form, conditioned on the length of the sentence, with exact conditionals.
+A probabilistic grammar in Chomsky normal form, conditioned on the length of the sentence, with
+exact conditionals.
 
     inside_ij(a)    p(a yields what is known at i..j-1), unknown leaves summed over all symbols
     outside_ij(a)   p(what is known outside i..j-1, and a spans i..j-1)
 
     inside_ij(a)  = sum over k, b, c of rule(a, b, c) inside_ik(b) inside_kj(c)
-    outside_ij(b) = sum over k > j, a, c of rule(a, b, c) outside_ik(a) inside_jk(c)      b is the left child
-                  + sum over h < i, a, c of rule(a, c, b) outside_hj(a) inside_hi(c)      b is the right child
+    outside_ij(b) = sum over k > j, a, c of rule(a, b, c) outside_ik(a) inside_jk(c)  b: left child
+                  + sum over h < i, a, c of rule(a, c, b) outside_hj(a) inside_hi(c)  b: right child
 
-The sibling in the first line lies wholly to the right of the span and that in the second wholly to its left. So one outside pass answers
-p(x_t | x_C, x_<t) at every t: right siblings read the inside table of the given tokens, left siblings that of the true ones.
-Probabilities are not scaled: a sentence of n symbols has about V^-n, far above the smallest float64 for the lengths used here.
+The sibling in the first line lies wholly to the right of the span and that in the second wholly to
+its left. So one outside pass answers p(x_t | x_C, x_<t) at every t: right siblings read the inside
+table of the given tokens, left siblings that of the true ones. Probabilities are not scaled: a
+sentence of n symbols has about V^-n, far above the smallest float64 for the lengths used here.
 
-The benchmark's sources by name. Whoever changes one of them, or how it is drawn from, counts VERSION on: figures then don't compare.
+The benchmark's sources by name. Whoever changes one of them, or how it is drawn from, counts
+VERSION on: figures then don't compare.
 """
 
 import zlib
@@ -57,7 +65,9 @@ class HiddenMarkov:
 
     @classmethod
     def random(cls, states: int, symbols: int, seed: int, sharpness: float = 0.3) -> Self:
-        """Rows from a symmetric Dirichlet; the lower `sharpness`, the more a symbol says about its neighbours."""
+        """Rows from a symmetric Dirichlet; the lower `sharpness`, the more a symbol
+        says about its neighbours.
+        """
         rng = np.random.default_rng(seed)
         return cls(
             rng.dirichlet(np.ones(states)),
@@ -80,7 +90,10 @@ class HiddenMarkov:
         return tokens
 
     def log_next(self, tokens: Tokens, known: Known) -> Floats:
-        """(B, T) log p(x_t | known x_<t) where x_t is known, zero elsewhere: the forward algorithm. With all known, what AR should say."""
+        """(B, T) log p(x_t | known x_<t) where x_t is known, zero elsewhere: the forward algorithm.
+
+        With all known, what AR should say.
+        """
         likelihood = self._likelihood(tokens, known)
         logs = np.empty(tokens.shape)
         belief = np.broadcast_to(self.initial, likelihood[:, 0].shape)
@@ -100,15 +113,20 @@ class HiddenMarkov:
         return self.log_evidence(tokens, np.ones_like(context)) - self.log_evidence(tokens, context)
 
     def marginals(self, tokens: Tokens, context: Known) -> Floats:
-        """(B, T, V) p(x_t | x_C) at every position, a given one read as if it alone were unknown: what AC should say."""
+        """(B, T, V) p(x_t | x_C) at every position, a given one read as if it alone were unknown:
+        what AC should say.
+        """
         return self.conditionals(tokens, context, context)
 
     def conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
-        """(B, T, V) p(x_t | the tokens before t that `left` names, those behind t that `right` names).
+        """(B, T, V) p(x_t | the tokens before t that `left` names, those behind t that `right`
+        names).
 
-        Forward messages carry the one, backward messages the other: p(x_t) ~ sum over z of before_t(z) after_t(z) p(x_t | z).
+        Forward messages carry the one, backward messages the other: p(x_t) ~ sum over z of
+        before_t(z) after_t(z) p(x_t | z).
         """
-        known_left, known_right = self._likelihood(tokens, left), self._likelihood(tokens, right)  # (B, T, S)
+        # (B, T, S)
+        known_left, known_right = self._likelihood(tokens, left), self._likelihood(tokens, right)
         before, after = np.empty(known_left.shape), np.ones(known_left.shape)
         T = tokens.shape[1]
         before[:, 0] = self.initial
@@ -181,7 +199,9 @@ def picked(log_probs: Floats, tokens: Tokens) -> Floats:
 
 @dataclass(frozen=True)
 class ChainSource:
-    """The CAR conditional joins forward messages over the true prefix with backward messages over the given suffix."""
+    """The CAR conditional joins forward messages over the true prefix with backward messages over
+    the given suffix.
+    """
 
     name: str
     chain: HiddenMarkov
@@ -205,22 +225,35 @@ class ChainSource:
         return floored_log(self.chain.conditionals(tokens, known, ~known))
 
 
-def mixing_chain(states: int, symbols: int, seed: int, sharpness: float, stay: float = 0.0) -> HiddenMarkov:
-    """Random rows; with probability `stay` the state does not move, so that it is remembered for about 1 / (1 - stay) symbols."""
+def mixing_chain(
+    states: int, symbols: int, seed: int, sharpness: float, stay: float = 0.0
+) -> HiddenMarkov:
+    """Random rows; with probability `stay` the state does not move, so that it is remembered for
+    about 1 / (1 - stay) symbols.
+    """
     chain = HiddenMarkov.random(states, symbols, seed, sharpness)
-    return HiddenMarkov(chain.initial, stay * np.eye(states) + (1.0 - stay) * chain.transition, chain.emission)
+    return HiddenMarkov(
+        chain.initial, stay * np.eye(states) + (1.0 - stay) * chain.transition, chain.emission
+    )
 
 
 def second_order_chain(states: int, symbols: int, seed: int, sharpness: float) -> HiddenMarkov:
-    """p(z_t | z_{t-2}, z_{t-1}) as a first-order chain over the pairs (z_{t-1}, z_t); only the newer state of a pair is heard."""
+    """p(z_t | z_{t-2}, z_{t-1}) as a first-order chain over the pairs (z_{t-1}, z_t); only the
+    newer state of a pair is heard.
+    """
     rng = np.random.default_rng(seed)
-    following = rng.dirichlet(np.full(states, sharpness), size=(states, states))  # (S, S, S) p(z_t | z_{t-2}, z_{t-1})
+    # (S, S, S) p(z_t | z_{t-2}, z_{t-1})
+    following = rng.dirichlet(np.full(states, sharpness), size=(states, states))
     emission = rng.dirichlet(np.full(symbols, sharpness), size=states)  # (S, V)
     transition = np.zeros((states, states, states, states))
     for newer in range(states):
         transition[:, newer, newer, :] = following[:, newer]  # (a, b) -> (b, c)
     pairs = states * states
-    return HiddenMarkov(np.full(pairs, 1.0 / pairs), transition.reshape(pairs, pairs), np.tile(emission, (states, 1)))
+    return HiddenMarkov(
+        np.full(pairs, 1.0 / pairs),
+        transition.reshape(pairs, pairs),
+        np.tile(emission, (states, 1)),
+    )
 
 
 @dataclass(frozen=True)
@@ -233,7 +266,9 @@ class CopySource:
 
     def __post_init__(self) -> None:
         if not self.periods or min(self.periods) < 1:
-            raise ValueError(f"periods is {self.periods!r}; it must hold at least one positive integer")
+            raise ValueError(
+                f"periods is {self.periods!r}; it must hold at least one positive integer"
+            )
         if not 0.0 < self.noise < 1.0:
             raise ValueError(f"noise is {self.noise!r}; it must lie between 0 and 1")
 
@@ -255,38 +290,55 @@ class CopySource:
         return self._conditionals(tokens, known, ~known)
 
     def _conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
-        """(B, T, V) log p(x_t | the tokens before t that `left` names, those behind t that `right` names), a mean over periods."""
-        evidence, answers = zip(*(self._under(period, tokens, left, right) for period in self.periods), strict=True)
+        """(B, T, V) log p(x_t | the tokens before t that `left` names, those behind t that `right`
+        names), a mean over periods.
+        """
+        evidence, answers = zip(
+            *(self._under(period, tokens, left, right) for period in self.periods), strict=True
+        )
         joint = np.stack(evidence)  # (periods, B, T)
         weights = np.exp(joint - joint.max(0))
         weights /= weights.sum(0)
         return floored_log((weights[..., None] * np.stack(answers)).sum(0))
 
-    def _under(self, period: int, tokens: Tokens, left: Known, right: Known) -> tuple[Floats, Floats]:
-        """At each t, under one period: the log-probability of what is known beside x_t (B, T), and p(x_t | it) (B, T, V).
+    def _under(
+        self, period: int, tokens: Tokens, left: Known, right: Known
+    ) -> tuple[Floats, Floats]:
+        """At each t, under one period: the log-probability of what is known beside x_t (B, T), and
+        p(x_t | it) (B, T, V).
 
-        With t = copy * period + phase, the phases before that of t have their first copy + 1 symbols to the left of t, the others `copy`.
+        With t = copy * period + phase, the phases before that of t have their first copy + 1
+        symbols to the left of t, the others `copy`.
         """
         B, T = tokens.shape
         copies = -(-T // period)
-        symbols = np.zeros((2, B, copies * period, self.symbols))  # one-hot where known, zero elsewhere
+        # one-hot where known, zero elsewhere
+        symbols = np.zeros((2, B, copies * period, self.symbols))
         for which, known in enumerate((left, right)):
             symbols[which, :, :T] = np.eye(self.symbols)[tokens] * known[..., None]
         before, behind = symbols.reshape(2, B, copies, period, self.symbols)
         nothing = np.zeros((B, 1, period, self.symbols))
-        passed = np.concatenate((nothing, before.cumsum(1)), axis=1)  # (B, copies + 1, period, V): counts in the first k copies
-        coming = np.concatenate((behind[:, ::-1].cumsum(1)[:, ::-1], nothing), axis=1)  # and in those from k on
-        phases = self._log_evidence(passed + coming)  # (B, copies + 1, period) of a phase of which k symbols are passed
+        # (B, copies + 1, period, V): counts in the first k copies
+        passed = np.concatenate((nothing, before.cumsum(1)), axis=1)
+        # and in those from k on
+        coming = np.concatenate((behind[:, ::-1].cumsum(1)[:, ::-1], nothing), axis=1)
+        # (B, copies + 1, period) of a phase of which k symbols are passed
+        phases = self._log_evidence(passed + coming)
         own = passed[:, :-1] + coming[:, 1:]  # (B, copies, period, V) in the phase of t, without t
-        lower = phases[:, 1:].cumsum(2) - phases[:, 1:]  # (B, copies, period): of all phases before that of t
+        # (B, copies, period): of all phases before that of t
+        lower = phases[:, 1:].cumsum(2) - phases[:, 1:]
         higher = phases[:, :-1, ::-1].cumsum(2)[:, :, ::-1] - phases[:, :-1]
         evidence = lower + higher + self._log_evidence(own)
-        return evidence.reshape(B, -1)[:, :T], self._answer(own).reshape(B, copies * period, -1)[:, :T]
+        return evidence.reshape(B, -1)[:, :T], self._answer(own).reshape(B, copies * period, -1)[
+            :, :T
+        ]
 
     def _log_weights(self, counts: Floats) -> Floats:
         """(..., V) log w_v"""
         other = self.noise / self.symbols
-        return counts * np.log1p((1.0 - self.noise) / other) + counts.sum(-1, keepdims=True) * np.log(other)
+        return counts * np.log1p((1.0 - self.noise) / other) + counts.sum(
+            -1, keepdims=True
+        ) * np.log(other)
 
     def _log_evidence(self, counts: Floats) -> Floats:
         """(...) log of the mean of w_v over v: the probability of what is known in a phase."""
@@ -311,7 +363,9 @@ class Grammar:
     def __post_init__(self) -> None:
         total = self.rules.sum((1, 2)) + self.words.sum(1)
         if not np.allclose(total, 1.0):
-            raise ValueError(f"the productions of each symbol must sum to 1; here they sum to {total.tolist()}")
+            raise ValueError(
+                f"the productions of each symbol must sum to 1; here they sum to {total.tolist()}"
+            )
 
     def leaves(self, tokens: Tokens, known: Known) -> Floats:
         """(B, n, A) p(a -> x_t) where x_t is known, p(a -> any word) where not."""
@@ -326,13 +380,18 @@ class Grammar:
         for width in range(2, n + 1):
             starts = np.arange(n - width + 1)[:, None]
             splits = starts + np.arange(1, width)  # (spans, splits)
-            left, right = table[:, starts, splits], table[:, splits, starts + width]  # (B, spans, splits, A)
+            # (B, spans, splits, A)
+            left, right = table[:, starts, splits], table[:, splits, starts + width]
             pairs = left.swapaxes(2, 3) @ right  # (B, spans, A, A)
-            table[:, starts[:, 0], starts[:, 0] + width] = pairs.reshape(B, len(starts), A * A) @ flat.T
+            table[:, starts[:, 0], starts[:, 0] + width] = (
+                pairs.reshape(B, len(starts), A * A) @ flat.T
+            )
         return table
 
     def outside_leaves(self, left: Floats, right: Floats) -> Floats:
-        """(B, n, A) outside probabilities of the leaves, from the inside tables that left and right siblings read."""
+        """(B, n, A) outside probabilities of the leaves, from the inside tables that left and right
+        siblings read.
+        """
         B, n, A = len(left), left.shape[1] - 1, left.shape[3]
         table = np.zeros((B, n + 1, n + 1, A))
         table[:, 0, n, 0] = 1.0
@@ -341,9 +400,12 @@ class Grammar:
         for width in range(n - 1, 0, -1):
             for i in range(n - width + 1):
                 j = i + width
-                with_right = table[:, i, j + 1 :].swapaxes(1, 2) @ right[:, j, j + 1 :]  # (B, A of a, A of c)
+                # (B, A of a, A of c)
+                with_right = table[:, i, j + 1 :].swapaxes(1, 2) @ right[:, j, j + 1 :]
                 with_left = table[:, :i, j].swapaxes(1, 2) @ left[:, :i, i]
-                table[:, i, j] = with_right.reshape(B, A * A) @ as_left + with_left.reshape(B, A * A) @ as_right
+                table[:, i, j] = (
+                    with_right.reshape(B, A * A) @ as_left + with_left.reshape(B, A * A) @ as_right
+                )
         leaves: Floats = table[:, np.arange(n), np.arange(1, n + 1)]
         return leaves
 
@@ -362,23 +424,37 @@ class GrammarSource:
     def _spans(self) -> Floats:
         """(length + 1, A) p(a yields exactly so many words), wherever they stand."""
         grammar = self.grammar
-        unknown = grammar.leaves(np.zeros((1, self.length), np.int64), np.zeros((1, self.length), np.bool_))
+        unknown = grammar.leaves(
+            np.zeros((1, self.length), np.int64), np.zeros((1, self.length), np.bool_)
+        )
         spans: Floats = grammar.inside(unknown)[0, 0]
         return spans
 
     def sample(self, count: int, rng: np.random.Generator) -> Tokens:
-        """From the start symbol down, all sequences together: a node draws its split and children by what they can yield."""
+        """From the start symbol down, all sequences together: a node draws its split and children
+        by what they can yield.
+        """
         A = len(self.grammar.rules)
         tokens = np.empty((count, self.length), np.int64)
         nothing = np.zeros(count, np.int64)
-        waiting: dict[int, list[tuple[Tokens, Tokens, Tokens]]] = {width: [] for width in range(1, self.length + 1)}
-        waiting[self.length].append((nothing, np.arange(count), nothing))  # symbol, sequence, first word
+        waiting: dict[int, list[tuple[Tokens, Tokens, Tokens]]] = {
+            width: [] for width in range(1, self.length + 1)
+        }
+        # symbol, sequence, first word
+        waiting[self.length].append((nothing, np.arange(count), nothing))
         for width in range(self.length, 1, -1):
             if not waiting[width]:
                 continue
-            symbol, row, start = (np.concatenate(parts) for parts in zip(*waiting.pop(width), strict=True))
+            symbol, row, start = (
+                np.concatenate(parts) for parts in zip(*waiting.pop(width), strict=True)
+            )
             splits = np.arange(1, width)
-            weights = np.einsum("abc,kb,kc->akbc", self.grammar.rules, self._spans[splits], self._spans[width - splits])
+            weights = np.einsum(
+                "abc,kb,kc->akbc",
+                self.grammar.rules,
+                self._spans[splits],
+                self._spans[width - splits],
+            )
             choice = _draw(weights.reshape(A, -1), symbol, rng)
             split, left, right = choice // (A * A) + 1, choice // A % A, choice % A
             for cut in splits.tolist():
@@ -400,7 +476,9 @@ class GrammarSource:
         return self._conditionals(tokens, known, ~known)
 
     def _conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
-        """(B, n, V) log p(x_t | the tokens before t that `left` names, those behind t that `right` names)."""
+        """(B, n, V) log p(x_t | the tokens before t that `left` names, those behind
+        t that `right` names).
+        """
         grammar = self.grammar
         after = grammar.inside(grammar.leaves(tokens, right))
         before = after if left is right else grammar.inside(grammar.leaves(tokens, left))
@@ -410,7 +488,9 @@ class GrammarSource:
 
 
 def _draw(weights: Floats, rows: Tokens, rng: np.random.Generator) -> Tokens:
-    """(N,) for each of `rows` an index into that row of the weights (A, K), which need not sum to one."""
+    """(N,) for each of `rows` an index into that row of the weights (A, K), which
+    need not sum to one.
+    """
     uniform, edges = rng.random(len(rows)), np.cumsum(weights, axis=1)
     drawn = np.empty(len(rows), np.int64)
     for row in np.unique(rows).tolist():
@@ -422,16 +502,20 @@ def _draw(weights: Floats, rows: Tokens, rng: np.random.Generator) -> Tokens:
 def bracket_grammar(kinds: int = 3, fillers: int = 4, slip: float = 0.05) -> Grammar:
     """Nested clauses whose closing word agrees with the opening one, however much stands between.
 
-        S -> S S | O_i C_i | O_i K_i | filler,   C_i -> S K_i,   O_i -> one of two words,   K_i -> one of two words
+        S -> S S | O_i C_i | O_i K_i | filler,   C_i -> S K_i,   O_i, K_i -> one of two words
 
-    A closing word is of another kind with probability `slip`. There are 1 + 3 kinds nonterminals; words are openers, closers, fillers.
+    A closing word is of another kind with probability `slip`. There are 1 + 3 kinds nonterminals;
+    words are openers, closers, fillers.
     """
     if kinds < 2:
-        raise ValueError(f"kinds is {kinds!r}; it must be at least 2: with one kind there is nothing to agree on")
+        raise ValueError(
+            f"kinds is {kinds!r}; it must be at least 2: with one kind there is nothing to agree on"
+        )
     A, V = 1 + 3 * kinds, 4 * kinds + fillers
     rules, words = np.zeros((A, A, A)), np.zeros((A, V))
     rules[0, 0, 0] = 0.25
-    words[0, 4 * kinds :] = 0.35 * np.arange(fillers, 0, -1) / (fillers * (fillers + 1) / 2)  # some fillers are commoner
+    # some fillers are commoner
+    words[0, 4 * kinds :] = 0.35 * np.arange(fillers, 0, -1) / (fillers * (fillers + 1) / 2)
     for i in range(kinds):
         opener, clause, closer = 1 + 3 * i, 2 + 3 * i, 3 + 3 * i
         rules[0, opener, clause], rules[0, opener, closer] = 0.3 / kinds, 0.1 / kinds
@@ -447,9 +531,18 @@ VERSION = 1
 PURPOSES = ("train", "validation", "test")
 
 _BUILDERS: dict[str, tuple[str, Callable[[str], Source]]] = {
-    "hmm-4": ("4 hidden states, 8 symbols", lambda name: ChainSource(name, mixing_chain(4, 8, 2, 0.2), 48)),
-    "hmm-16": ("16 hidden states, 16 symbols", lambda name: ChainSource(name, mixing_chain(16, 16, 2, 0.1), 48)),
-    "hmm-64": ("64 hidden states, 32 symbols", lambda name: ChainSource(name, mixing_chain(64, 32, 3, 0.05), 48)),
+    "hmm-4": (
+        "4 hidden states, 8 symbols",
+        lambda name: ChainSource(name, mixing_chain(4, 8, 2, 0.2), 48),
+    ),
+    "hmm-16": (
+        "16 hidden states, 16 symbols",
+        lambda name: ChainSource(name, mixing_chain(16, 16, 2, 0.1), 48),
+    ),
+    "hmm-64": (
+        "64 hidden states, 32 symbols",
+        lambda name: ChainSource(name, mixing_chain(64, 32, 3, 0.05), 48),
+    ),
     "hmm-16-slow": (
         "16 hidden states that stay for about 16 symbols",
         lambda name: ChainSource(name, mixing_chain(16, 16, 4, 0.3, stay=15 / 16), 48),
@@ -458,9 +551,18 @@ _BUILDERS: dict[str, tuple[str, Callable[[str], Source]]] = {
         "8 hidden states, each drawn from the two before",
         lambda name: ChainSource(name, second_order_chain(8, 12, 5, 0.1), 48),
     ),
-    "grammar": ("nested clauses that close as they opened", lambda name: GrammarSource(name, bracket_grammar(), 24)),
-    "copies": ("a noisy block that comes back every 24 symbols", lambda name: CopySource(name, 16, 72, (24,), 0.1)),
-    "copies-mixed": ("a noisy block that comes back every 17, 20 or 23 symbols", lambda name: CopySource(name, 16, 72, (17, 20, 23), 0.1)),
+    "grammar": (
+        "nested clauses that close as they opened",
+        lambda name: GrammarSource(name, bracket_grammar(), 24),
+    ),
+    "copies": (
+        "a noisy block that comes back every 24 symbols",
+        lambda name: CopySource(name, 16, 72, (24,), 0.1),
+    ),
+    "copies-mixed": (
+        "a noisy block that comes back every 17, 20 or 23 symbols",
+        lambda name: CopySource(name, 16, 72, (17, 20, 23), 0.1),
+    ),
 }
 
 
@@ -478,12 +580,16 @@ def find_source(name: str) -> Source:
     if name not in _BUILDERS:
         close = get_close_matches(name, _BUILDERS, n=1)
         guess = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(f"there is no exact source {name!r}{guess}; available: {', '.join(_BUILDERS)}")
+        raise ValueError(
+            f"there is no exact source {name!r}{guess}; available: {', '.join(_BUILDERS)}"
+        )
     return _BUILDERS[name][1](name)
 
 
 def draw_sequences(source: Source, purpose: str, count: int, seed: int) -> Tokens:
-    """(count, length): the sequences of one purpose and seed, apart from those of any other; the same on every machine."""
+    """(count, length): the sequences of one purpose and seed, apart from those of any other; the
+    same on every machine.
+    """
     if purpose not in PURPOSES:
         raise ValueError(f"purpose is {purpose!r}; allowed: {', '.join(PURPOSES)}")
     key = (seed, zlib.crc32(source.name.encode()), PURPOSES.index(purpose), VERSION)

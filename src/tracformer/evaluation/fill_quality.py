@@ -1,10 +1,12 @@
-"""Infilling quality (Tables 1, 8 and 9): a model fills holes, and the texts are scored against the originals.
+"""Infilling quality (Tables 1, 8 and 9): a model fills holes, and the texts are scored against the
+originals.
 
     tracformer eval MODEL infilling:data=wikitext103
-    tracformer eval MODEL 'infilling:data=FOLDER,contexts=[0.25,0.75]/span:p=0.5;mean=10,sequences=100,metrics=bleu4'
+    tracformer eval MODEL 'infilling:data=FOLDER,contexts=[0.25,0.75]/span:p=0.5;mean=10'
 
-The paper's setting is 1,000 windows of 128 tokens, five samples each. Its encoders, by name: scorer=roberta-large, rescale=true,
-features=gpt2-large. The default encoder needs no network, and its figures bear its name.
+The paper's setting is 1,000 windows of 128 tokens, five samples each. Its encoders, by name:
+scorer=roberta-large, rescale=true, features=gpt2-large. The default encoder needs no network, and
+its figures bear its name.
 """
 
 import hashlib
@@ -53,7 +55,8 @@ class Infilling(TextTask):
     name = "infilling"
     schema = 2  # BLEU by sacrebleu, MAUVE's clusters by scikit-learn
 
-    contexts: tuple[str, ...] = ("table1",)  # a table of the paper, or contexts by name; in a span's name ; may stand for ,
+    # a table of the paper, or contexts by name; in a span's name ; may stand for ,
+    contexts: tuple[str, ...] = ("table1",)
     samples: int = 5  # of each sequence under each context
     metrics: tuple[str, ...] = METRICS
     over: tuple[str, ...] = OVERS  # the whole text, the holes alone
@@ -67,7 +70,8 @@ class Infilling(TextTask):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
-    order: str = "left-to-right"  # mode ac alone: also random, probability, entropy, margin, ancestral
+    # mode ac alone: also random, probability, entropy, margin, ancestral
+    order: str = "left-to-right"
     steps: int = 0  # mode diffusion, and the order ancestral; 0: the model's own number
     show: int = 20  # sequences whose first fill is kept as text, from the first on
 
@@ -90,7 +94,11 @@ class Infilling(TextTask):
         self._order("ac")
 
     def strategies(self) -> list[Strategy]:
-        names = [name for text in self.contexts for name in PAPER_RANGES.get(text, (text.replace(";", ","),))]
+        names = [
+            name
+            for text in self.contexts
+            for name in PAPER_RANGES.get(text, (text.replace(";", ","),))
+        ]
         return [parse(name) for name in dict.fromkeys(names)]
 
     def sampler(self) -> Sampler:
@@ -99,10 +107,16 @@ class Infilling(TextTask):
     def inputs(self, subject: Subject) -> Mapping[str, str]:
         read = self.read(subject)
         encoders = {key: _hash(found) for key, found in self.encoders().items()}
-        return {"data": read.hash, "contexts": array_hash([np.packbits(each) for each in _contexts(self, read)]), **encoders}
+        return {
+            "data": read.hash,
+            "contexts": array_hash([np.packbits(each) for each in _contexts(self, read)]),
+            **encoders,
+        }
 
     def encoders(self) -> dict[str, Found]:
-        """What is needed of `scorer` and `features`; raises where it cannot be had, before any hole is filled."""
+        """What is needed of `scorer` and `features`; raises where it cannot be had,
+        before any hole is filled.
+        """
         found = {}
         if "bertscore" in self.metrics:
             found["scorer"] = find_encoder(self.scorer, self.layer)
@@ -120,26 +134,46 @@ class Infilling(TextTask):
         mine = blocks(len(read), subject.ranks)
         rows: list[Row] = []
         details: dict[str, Any] = {"fills": [], "fills_sha256": {}}
-        for number, (strategy, given) in enumerate(zip(self.strategies(), _contexts(self, read), strict=True)):
+        for number, (strategy, given) in enumerate(
+            zip(self.strategies(), _contexts(self, read), strict=True)
+        ):
             if not (given < (np.arange(given.shape[1]) < read.lengths[:, None])).any():
-                raise ValueError(f"no sequence has a target under contexts {strategy.name!r}; use longer windows, or count_eos=true")
-            progress.start(f"{subject.name} {subject.mode}: fills {strategy.name}", sum(b.stop - b.start for b in mine) * self.samples)
-            fills = Fills(np.zeros((len(read), self.samples, read.tokens.shape[1]), np.int64), np.zeros((len(read), self.samples)))
+                raise ValueError(
+                    f"no sequence has a target under contexts {strategy.name!r}; use longer "
+                    "windows, or count_eos=true"
+                )
+            progress.start(
+                f"{subject.name} {subject.mode}: fills {strategy.name}",
+                sum(b.stop - b.start for b in mine) * self.samples,
+            )
+            fills = Fills(
+                np.zeros((len(read), self.samples, read.tokens.shape[1]), np.int64),
+                np.zeros((len(read), self.samples)),
+            )
             for block in mine:
                 drawn = kept_fills(subject, read, given, block, ask, f"fills-{number}")
                 fills.tokens[block], fills.log_probs[block] = drawn.tokens, drawn.log_probs
                 progress.step((block.stop - block.start) * self.samples)
-            fills = Fills(gathered(fills.tokens, subject.ranks), gathered(fills.log_probs, subject.ranks))
-            made, details[strategy.name] = self._figures(subject, scoring, read, given, fills, strategy, progress)
+            fills = Fills(
+                gathered(fills.tokens, subject.ranks), gathered(fills.log_probs, subject.ranks)
+            )
+            made, details[strategy.name] = self._figures(
+                subject, scoring, read, given, fills, strategy, progress
+            )
             rows += made
             details["fills"] += self._shown(subject, read, given, fills, strategy, ask)
-            details["fills_sha256"][strategy.name] = hashlib.sha256(np.ascontiguousarray(fills.tokens, "<i8").tobytes()).hexdigest()
+            details["fills_sha256"][strategy.name] = hashlib.sha256(
+                np.ascontiguousarray(fills.tokens, "<i8").tobytes()
+            ).hexdigest()
         return self.result(subject, rows, details)
 
     def _scoring(self, subject: Subject) -> Scoring:
         found = self.encoders()
-        loaded = {each: Encoder(each, subject.device) for each in dict.fromkeys(found.values())}  # one encoder may do both
-        scorer, features = (loaded[found[key]] if key in found else None for key in ("scorer", "features"))
+        # one encoder may do both
+        loaded = {each: Encoder(each, subject.device) for each in dict.fromkeys(found.values())}
+        scorer, features = (
+            loaded[found[key]] if key in found else None for key in ("scorer", "features")
+        )
         baseline = baseline_of(found["scorer"]) if self.rescale and "scorer" in found else None
         bleu = Bleu(self.words) if "bleu4" in self.metrics else None
         if features is not None:
@@ -147,22 +181,40 @@ class Infilling(TextTask):
         return Scoring(bleu, scorer, features, baseline, self.clusters, self.clusterings)
 
     def _figures(
-        self, subject: Subject, scoring: Scoring, read: Sequences, given: Flags, fills: Fills, strategy: Strategy, progress: Progress
+        self,
+        subject: Subject,
+        scoring: Scoring,
+        read: Sequences,
+        given: Flags,
+        fills: Fills,
+        strategy: Strategy,
+        progress: Progress,
     ) -> tuple[list[Row], dict[str, Any]]:
         """Rows over the whole text and over the holes, and each sequence's own means."""
         assert subject.tokenizer is not None  # `read` saw to it
         mine = blocks(len(read), subject.ranks)
-        progress.start(f"{subject.name} {subject.mode}: scores {strategy.name}", sum(b.stop - b.start for b in mine))
+        progress.start(
+            f"{subject.name} {subject.mode}: scores {strategy.name}",
+            sum(b.stop - b.start for b in mine),
+        )
         scored = {over: Scored.empty(scoring, len(read), self.samples) for over in self.over}
         for block in mine:
             numbers = range(block.start, block.stop)
             cut = [slice(int(read.lengths[i])) for i in numbers]
-            originals = [reading(subject.tokenizer, read.tokens[i, n], given[i, n]) for i, n in zip(numbers, cut, strict=True)]
+            originals = [
+                reading(subject.tokenizer, read.tokens[i, n], given[i, n])
+                for i, n in zip(numbers, cut, strict=True)
+            ]
             texts = [
-                [reading(subject.tokenizer, row[n], given[i, n]) for row in fills.tokens[i]] for i, n in zip(numbers, cut, strict=True)
+                [reading(subject.tokenizer, row[n], given[i, n]) for row in fills.tokens[i]]
+                for i, n in zip(numbers, cut, strict=True)
             ]
             for over in self.over:
-                for part, values in zip(scored[over].parts(), score(scoring, over, originals, texts).parts(), strict=True):
+                for part, values in zip(
+                    scored[over].parts(),
+                    score(scoring, over, originals, texts).parts(),
+                    strict=True,
+                ):
                     part[block] = values
             progress.step(len(numbers))
         rows: list[Row] = []
@@ -170,12 +222,24 @@ class Infilling(TextTask):
         targets = int((~given & (np.arange(given.shape[1]) < read.lengths[:, None])).sum())
         for over, each in scored.items():
             whole = Scored(*(_floats(gathered(part, subject.ranks)) for part in each.parts()))
-            made, means[over] = figures(scoring, whole, {"contexts": strategy.name, "over": over}, targets, subject.note)
+            made, means[over] = figures(
+                scoring, whole, {"contexts": strategy.name, "over": over}, targets, subject.note
+            )
             rows += made
         return rows, means
 
-    def _shown(self, subject: Subject, read: Sequences, given: Flags, fills: Fills, strategy: Strategy, ask: Ask) -> list[dict[str, Any]]:
-        """The first fill of the first sequences, unselected, beside the original; `spans` are characters of the text."""
+    def _shown(
+        self,
+        subject: Subject,
+        read: Sequences,
+        given: Flags,
+        fills: Fills,
+        strategy: Strategy,
+        ask: Ask,
+    ) -> list[dict[str, Any]]:
+        """The first fill of the first sequences, unselected, beside the original; `spans` are
+        characters of the text.
+        """
         assert subject.tokenizer is not None
         shown = []
         for i in range(min(self.show, len(read))):
@@ -200,7 +264,11 @@ class Infilling(TextTask):
         """For the modes that have one; the others go from left to right."""
         if mode == "diffusion":
             return Ancestral(self.steps) if self.steps else None
-        return parse_order(self.order, steps=self.steps if self.order == "ancestral" else 0) if mode == "ac" else None
+        return (
+            parse_order(self.order, steps=self.steps if self.order == "ancestral" else 0)
+            if mode == "ac"
+            else None
+        )
 
 
 @lru_cache(maxsize=2)

@@ -1,7 +1,8 @@
 """Holes filled by a model, several times each, and the texts that come out.
 
-Sample s of sequence i has a seed of its own, so that neither the batch nor the number of processes changes a fill. Sequences go in blocks:
-blocks are shared among ranks, and a finished one is kept in the subject's scratch folder, to resume from.
+Sample s of sequence i has a seed of its own, so that neither the batch nor the number of processes
+changes a fill. Sequences go in blocks: blocks are shared among ranks, and a finished one is kept in
+the subject's scratch folder, to resume from.
 
 BLEU-4 (Papineni et al. 2002) by sacrebleu, from 0 to 1: over a corpus, and by sentence.
 
@@ -17,20 +18,26 @@ default too, `exp`, which matters where an order has no match. The paper writes 
 between 0 and 1, and names neither a package nor a level. Corpus BLEU is the definition, so `bleu4`
 is that here.
 
-BERTScore (Zhang et al. 2020): each token of one text is matched with the most similar token of the other.
+BERTScore (Zhang et al. 2020): each token of one text is matched with the most similar token of the
+other.
 
-With unit embeddings x_i of the reference and y_j of the hypothesis, and weights w that sum to one over a text,
+With unit embeddings x_i of the reference and y_j of the hypothesis, and weights w that sum to one
+over a text,
 
-    recall = sum_i w_i max_j x_i.y_j      precision = sum_j w_j max_i x_i.y_j      F1 = 2 P R / (P + R)
+    recall = sum_i w_i max_j x_i.y_j    precision = sum_j w_j max_i x_i.y_j    F1 = 2 P R / (P + R)
 
-Weights are equal (or inverse document frequencies over the references), and zero for the tokens that only open and close a text: those
-can be matched, but do not count. A text without any token of its own scores 0.
+Weights are equal (or inverse document frequencies over the references), and zero for the tokens
+that only open and close a text: those can be matched, but do not count. A text without any token of
+its own scores 0.
 
-Without rescaling the scores of a given encoder crowd together near the top. A `Baseline`, the mean score of unrelated sentences, spreads
-them: (score - b) / (1 - b). The paper names no encoder and no rescaling; its figures, down to 0.041 where 30% of the text is given, are
-what rescaled scores of roberta-large look like, and far below unscaled ones.
+Without rescaling the scores of a given encoder crowd together near the top. A `Baseline`, the mean
+score of unrelated sentences, spreads
+them: (score - b) / (1 - b). The paper names no encoder and no rescaling; its figures, down to 0.041
+where 30% of the text is given, are what rescaled scores of roberta-large look like, and far below
+unscaled ones.
 
-MAUVE (Pillutla et al. 2021): how close two sets of texts are, from 0 to 1, given one feature vector a text.
+MAUVE (Pillutla et al. 2021): how close two sets of texts are, from 0 to 1, given one feature vector
+a text.
 
 1. The features of both sets together are scaled to unit length, reduced by PCA to 90% of their
    variance, and put into k clusters by k-means of scikit-learn, k a tenth of the smaller set. The
@@ -39,12 +46,15 @@ MAUVE (Pillutla et al. 2021): how close two sets of texts are, from 0 to 1, give
        x(w) = exp(-c KL(q | r)),   y(w) = exp(-c KL(p | r)),   c = 5,
    from (1, 0) to (0, 1). MAUVE is the area under it: 1 when p = q, towards 0 as they part.
 
-The score depends on the clustering and so on its seed, and on the number of texts: compare figures of equal numbers alone.
+The score depends on the clustering and so on its seed, and on the number of texts: compare figures
+of equal numbers alone.
 
-How close filled texts are to the originals: BLEU-4, BERTScore and MAUVE, over the whole text and over the holes alone.
+How close filled texts are to the originals: BLEU-4, BERTScore and MAUVE, over the whole text and
+over the holes alone.
 
-`whole` takes given and filled text together, as the paper's figures suggest. `filled` takes what stands in the holes: for BLEU n-grams
-inside one hole, for the other two the holes of a sequence joined by spaces.
+`whole` takes given and filled text together, as the paper's figures suggest. `filled` takes what
+stands in the holes: for BLEU n-grams inside one hole, for the other two the holes of a sequence
+joined by spaces.
 """
 
 import json
@@ -101,19 +111,31 @@ class Ask:
 
 def blocks(count: int, ranks: Ranks) -> list[slice]:
     """This rank's blocks of the sequences 0..count-1: the same cuts for any number of ranks."""
-    return [slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)[ranks.rank :: ranks.world]]
+    return [
+        slice(start, min(start + BLOCK, count))
+        for start in range(0, count, BLOCK)[ranks.rank :: ranks.world]
+    ]
 
 
-def kept_fills(subject: Subject, read: Sequences, given: Flags, block: slice, ask: Ask, name: str) -> Fills:
-    """A block's fills: read from the scratch folder, or drawn and put there. `name` tells one set of contexts from another."""
+def kept_fills(
+    subject: Subject, read: Sequences, given: Flags, block: slice, ask: Ask, name: str
+) -> Fills:
+    """A block's fills: read from the scratch folder, or drawn and put there.
+
+    `name` tells one set of contexts from another.
+    """
     path = None if subject.scratch is None else subject.scratch / f"{name}-{block.start:08d}.json"
     if path is not None and path.is_file():
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Fills(np.array(document["tokens"], np.int64), np.array(document["log_probs"], np.float64))
+        return Fills(
+            np.array(document["tokens"], np.int64), np.array(document["log_probs"], np.float64)
+        )
     fills = draw_fills(subject, read, given, block, ask)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(plain({"tokens": fills.tokens, "log_probs": fills.log_probs})))
+        write_atomically(
+            path, json.dumps(plain({"tokens": fills.tokens, "log_probs": fills.log_probs}))
+        )
     return fills
 
 
@@ -142,7 +164,9 @@ def draw_fills(subject: Subject, read: Sequences, given: Flags, block: slice, as
 
 
 def gathered(values: NDArray[Any], ranks: Ranks) -> NDArray[Any]:
-    """An array of which each rank has filled its own blocks, the rest being zero: whole, on all of them."""
+    """An array of which each rank has filled its own blocks, the rest being zero:
+    whole, on all of them.
+    """
     if ranks.world == 1:
         return values
     tensor = torch.from_numpy(values).to(ranks.device)
@@ -165,12 +189,18 @@ class Reading:
 
 def reading(tokenizer: Tokenizer, tokens: Integers, given: Flags) -> Reading:
     """Of one sequence (n,), without padding. An end of text reads as a new line."""
-    return Reading(as_text(tokenizer, tokens), tuple(as_text(tokenizer, tokens[start:stop]) for start, stop in holes_of(given)))
+    return Reading(
+        as_text(tokenizer, tokens),
+        tuple(as_text(tokenizer, tokens[start:stop]) for start, stop in holes_of(given)),
+    )
 
 
 def shown_spans(tokenizer: Tokenizer, tokens: Integers, given: Flags) -> list[tuple[int, int]]:
     """Which characters of the whole text the holes are."""
-    ends = [(len(as_text(tokenizer, tokens[:start])), len(as_text(tokenizer, tokens[:stop]))) for start, stop in holes_of(given)]
+    ends = [
+        (len(as_text(tokenizer, tokens[:start])), len(as_text(tokenizer, tokens[:stop])))
+        for start, stop in holes_of(given)
+    ]
     return [(start, stop) for start, stop in ends if start < stop]
 
 
@@ -273,15 +303,25 @@ BASELINES = {("roberta-large", 17): Baseline(0.83150584, 0.8314941, 0.83122575)}
 
 
 def bertscore(
-    encoder: Encoder, hypotheses: Sequence[str], references: Sequence[str], *, idf: bool = False, baseline: Baseline | None = None
+    encoder: Encoder,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    idf: bool = False,
+    baseline: Baseline | None = None,
 ) -> Scores:
     """One score for each pair of texts."""
     if len(hypotheses) != len(references):
-        raise ValueError(f"there are {len(hypotheses)} hypotheses and {len(references)} references; they are compared one by one")
+        raise ValueError(
+            f"there are {len(hypotheses)} hypotheses and {len(references)} references; they are "
+            "compared one by one"
+        )
     rarity = inverse_frequencies([encoder.ids(text) for text in references]) if idf else None
     values = np.zeros((len(hypotheses), 3))
     for start in range(0, len(hypotheses), PAIRS):
-        pairs = list(zip(hypotheses[start : start + PAIRS], references[start : start + PAIRS], strict=True))
+        pairs = list(
+            zip(hypotheses[start : start + PAIRS], references[start : start + PAIRS], strict=True)
+        )
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         embedded = dict(zip(texts, encoder.embed(texts), strict=True))
         for row, (hypothesis, reference) in enumerate(pairs, start):
@@ -297,12 +337,15 @@ def rescale(values: NDArray[np.float64], baseline: Baseline | None) -> NDArray[n
     return (values - floor) / (1 - floor)
 
 
-def greedy_match(hypothesis: Embedded, reference: Embedded, rarity: "Rarity | None" = None) -> tuple[float, float, float]:
+def greedy_match(
+    hypothesis: Embedded, reference: Embedded, rarity: "Rarity | None" = None
+) -> tuple[float, float, float]:
     """Precision, recall and F1 of one pair."""
     to_reference, to_hypothesis = weights(hypothesis, rarity), weights(reference, rarity)
     if to_reference is None or to_hypothesis is None:
         return 0.0, 0.0, 0.0
-    similar = unit(hypothesis.vectors) @ unit(reference.vectors).T  # (tokens of the hypothesis, tokens of the reference)
+    # (tokens of the hypothesis, tokens of the reference)
+    similar = unit(hypothesis.vectors) @ unit(reference.vectors).T
     precision = float(to_reference @ similar.amax(1))
     recall = float(to_hypothesis @ similar.amax(0))
     total = precision + recall
@@ -310,7 +353,9 @@ def greedy_match(hypothesis: Embedded, reference: Embedded, rarity: "Rarity | No
 
 
 class Rarity(NamedTuple):
-    """log((N + 1) / (df + 1)) over N references, of which df hold the token; `unseen` where none does."""
+    """log((N + 1) / (df + 1)) over N references, of which df hold the token;
+    `unseen` where none does.
+    """
 
     known: dict[int, float]
     unseen: float
@@ -319,14 +364,19 @@ class Rarity(NamedTuple):
 def inverse_frequencies(references: Sequence[Sequence[int]]) -> Rarity:
     documents = len(references)
     frequency = Counter(token for reference in references for token in set(reference))
-    return Rarity({token: math.log((documents + 1) / (df + 1)) for token, df in frequency.items()}, math.log(documents + 1))
+    return Rarity(
+        {token: math.log((documents + 1) / (df + 1)) for token, df in frequency.items()},
+        math.log(documents + 1),
+    )
 
 
 def weights(text: Embedded, rarity: Rarity | None) -> Tensor | None:
     """(tokens,) float64, summing to one; None where no token counts."""
     counted = torch.tensor(text.own, dtype=torch.float64)
     if rarity is not None:
-        counted *= torch.tensor([rarity.known.get(token, rarity.unseen) for token in text.ids], dtype=torch.float64)
+        counted *= torch.tensor(
+            [rarity.known.get(token, rarity.unseen) for token in text.ids], dtype=torch.float64
+        )
     total = counted.sum()
     return counted / total if total > 0 else None
 
@@ -354,7 +404,10 @@ class Quantised:
 
     @property
     def counts(self) -> tuple[Floats, Floats]:
-        p, q = (np.bincount(labels, minlength=self.clusters).astype(np.float64) for labels in (self.p, self.q))
+        p, q = (
+            np.bincount(labels, minlength=self.clusters).astype(np.float64)
+            for labels in (self.p, self.q)
+        )
         return p, q
 
     @property
@@ -363,18 +416,25 @@ class Quantised:
 
 
 def mauve(p: Floats, q: Floats, *, clusters: int | None = None, seed: int = 0) -> float:
-    """From features (n, d) and (m, d). `clusters`: by default a tenth of the smaller set, at least 2."""
+    """From features (n, d) and (m, d).
+
+    `clusters`: by default a tenth of the smaller set, at least 2.
+    """
     return quantise(p, q, clusters=clusters, seed=seed).score
 
 
 def quantise(p: Floats, q: Floats, *, clusters: int | None = None, seed: int = 0) -> Quantised:
     if p.ndim != 2 or q.ndim != 2 or p.shape[1] != q.shape[1] or not len(p) or not len(q):
         raise ValueError(
-            f"features have the shapes {p.shape} and {q.shape}; they must be (texts, d) for the same d, at least one text each"
+            f"features have the shapes {p.shape} and {q.shape}; they must be (texts, d) for the "
+            "same d, at least one text each"
         )
     k = max(2, round(min(len(p), len(q)) / 10)) if clusters is None else clusters
     if not 1 <= k <= len(p) + len(q):
-        raise ValueError(f"{k} clusters are asked for; there must be between 1 and {len(p) + len(q)}, the number of texts")
+        raise ValueError(
+            f"{k} clusters are asked for; there must be between 1 and {len(p) + len(q)}, the "
+            "number of texts"
+        )
     labels = cluster(reduce(np.concatenate([p, q])), k, seed)
     return Quantised(labels[: len(p)], labels[len(p) :], k)
 
@@ -413,7 +473,8 @@ def reduce(features: Floats, variance: float = VARIANCE) -> Floats:
 def mauve_of_counts(p: Floats, q: Floats, scaling: float = SCALING) -> float:
     """The area under the divergence curve of two histograms."""
     x, y = divergence_curve(p, q, scaling)
-    # Along the curve x falls from 1 to 0. The area above the other axis is the same: the curve ends on both.
+    # Along the curve x falls from 1 to 0. The area above the other axis is the same: the curve ends
+    # on both.
     return float(np.sum((x[:-1] - x[1:]) * (y[:-1] + y[1:])) / 2)
 
 
@@ -436,8 +497,10 @@ def _divergence(p: Floats, r: Floats) -> Floats:
 def jackknife_variance(quantised: Quantised, owner_of_q: NDArray[np.int64]) -> float:
     """The variance of the score over the draw of sequences, the clusters held fixed.
 
-    Text i of p is sequence i; text j of q belongs to sequence `owner_of_q[j]`. Each sequence is left out in turn, with all that belongs to
-    it: (n-1)/n sum_i (s_i - mean s)^2. A bootstrap would not do: texts drawn twice make the two sets look further apart.
+    Text i of p is sequence i; text j of q belongs to sequence `owner_of_q[j]`. Each sequence is
+    left out in turn, with all that belongs to
+    it: (n-1)/n sum_i (s_i - mean s)^2. A bootstrap would not do: texts drawn twice make the two
+    sets look further apart.
     """
     n = len(quantised.p)
     p, q = quantised.counts
@@ -471,7 +534,10 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Scored:
-    """The figures of N sequences with S samples each, over one part of the text. Empty (N, S, 0) where the metric was not asked for."""
+    """The figures of N sequences with S samples each, over one part of the text.
+
+    Empty (N, S, 0) where the metric was not asked for.
+    """
 
     counts: Floats  # (N, S, COUNTS)
     f1: Floats  # (N, S, 0 or 1)
@@ -492,10 +558,16 @@ class Scored:
         return [self.counts, self.f1, self.originals, self.fills]
 
 
-def score(scoring: Scoring, over: str, originals: Sequence[Reading], fills: Sequence[Sequence[Reading]]) -> Scored:
+def score(
+    scoring: Scoring, over: str, originals: Sequence[Reading], fills: Sequence[Sequence[Reading]]
+) -> Scored:
     """Each original (N) against its fills (N, S)."""
     scored = Scored.empty(scoring, len(originals), len(fills[0]))
-    pairs = [(i, s, fill, original) for i, (original, of) in enumerate(zip(originals, fills, strict=True)) for s, fill in enumerate(of)]
+    pairs = [
+        (i, s, fill, original)
+        for i, (original, of) in enumerate(zip(originals, fills, strict=True))
+        for s, fill in enumerate(of)
+    ]
     if scoring.bleu is not None:
         for i, s, fill, original in pairs:
             scored.counts[i, s] = _counted(scoring.bleu, over, fill, original)
@@ -504,11 +576,21 @@ def score(scoring: Scoring, over: str, originals: Sequence[Reading], fills: Sequ
     embedded = None if scoring.scorer is None else scoring.scorer.embed(texts)
     if embedded is not None:
         for i, s, fill, original in pairs:
-            values = greedy_match(embedded[place[_text(over, fill)]], embedded[place[_text(over, original)]])
+            values = greedy_match(
+                embedded[place[_text(over, fill)]], embedded[place[_text(over, original)]]
+            )
             scored.f1[i, s] = rescale(np.array(values), scoring.baseline)[2]
     if scoring.features is not None:
-        shared = embedded is not None and scoring.features is scoring.scorer and scoring.features.embeds_features
-        features = scoring.features.pooled(embedded) if shared and embedded is not None else scoring.features.features(texts)
+        shared = (
+            embedded is not None
+            and scoring.features is scoring.scorer
+            and scoring.features.embeds_features
+        )
+        features = (
+            scoring.features.pooled(embedded)
+            if shared and embedded is not None
+            else scoring.features.features(texts)
+        )
         for i, s, fill, original in pairs:
             scored.originals[i] = features[place[_text(over, original)]]
             scored.fills[i, s] = features[place[_text(over, fill)]]
@@ -516,7 +598,8 @@ def score(scoring: Scoring, over: str, originals: Sequence[Reading], fills: Sequ
 
 
 def bertscore_name(found: Found, rescaled: bool) -> str:
-    """Plain only for what the paper's figures are taken to be: any other figure bears its encoder's name.
+    """Plain only for what the paper's figures are taken to be: any other figure bears its encoder's
+    name.
 
     >>> from pathlib import Path
     >>> bertscore_name(Found("minilm-l6", Path(), None, "mean"), False)
@@ -535,14 +618,19 @@ def baseline_of(found: Found) -> Baseline:
     baseline = BASELINES.get((found.name, found.layer or 0))
     if baseline is None:
         known = ", ".join(f"{name} at layer {layer}" for name, layer in BASELINES)
-        raise ValueError(f"rescale is true, but BERTScore has no baseline for the encoder {found.name!r}; there is one for {known}")
+        raise ValueError(
+            f"rescale is true, but BERTScore has no baseline for the encoder {found.name!r}; there "
+            f"is one for {known}"
+        )
     return baseline
 
 
 def figures(
     scoring: Scoring, scored: Scored, setting: Mapping[str, Any], targets: int, note: str
 ) -> tuple[list[Row], dict[str, list[float]]]:
-    """Rows with intervals, and each sequence's own mean over its samples where the metric has one."""
+    """Rows with intervals, and each sequence's own mean over its samples where the
+    metric has one.
+    """
     rows: list[Row] = []
     means: dict[str, list[float]] = {}
     about: dict[str, Any] = {"kind": SAMPLE, "sequences": len(scored.counts), "targets": targets}
@@ -550,7 +638,14 @@ def figures(
     def add_mean(metric: str, values: Floats, remark: str) -> None:
         means[metric] = values.tolist()
         rows.append(
-            Row(metric, setting, float(values.mean()), *_bounds(bootstrap.mean_interval(values)), note=_joined(note, remark), **about)
+            Row(
+                metric,
+                setting,
+                float(values.mean()),
+                *_bounds(bootstrap.mean_interval(values)),
+                note=_joined(note, remark),
+                **about,
+            )
         )
 
     if scoring.bleu is not None:
@@ -565,18 +660,34 @@ def figures(
         sentences = np.array([[bleu.sentence(each) for each in of] for of in scored.counts])
         add_mean("bleu4_sentence", sentences.mean(1), f"mean over sentences, {by}")
     if scoring.scorer is not None:
-        add_mean(bertscore_name(scoring.scorer.found, scoring.baseline is not None), scored.f1[..., 0].mean(1), "F1")
+        add_mean(
+            bertscore_name(scoring.scorer.found, scoring.baseline is not None),
+            scored.f1[..., 0].mean(1),
+            "F1",
+        )
     if scoring.features is not None:
         rows.append(_mauve_row(scoring, scoring.features.found, scored, setting, note, about))
     return rows, means
 
 
-def _mauve_row(scoring: Scoring, found: Found, scored: Scored, setting: Mapping[str, Any], note: str, about: Mapping[str, Any]) -> Row:
-    """The mean over clusterings; its variance is that over sequences, plus that of a mean over clusterings."""
+def _mauve_row(
+    scoring: Scoring,
+    found: Found,
+    scored: Scored,
+    setting: Mapping[str, Any],
+    note: str,
+    about: Mapping[str, Any],
+) -> Row:
+    """The mean over clusterings; its variance is that over sequences, plus that of a
+    mean over clusterings.
+    """
     sequences, samples, d = scored.fills.shape
     owner = np.repeat(np.arange(sequences), samples)
     quantised = [
-        quantise(scored.originals, scored.fills.reshape(-1, d), clusters=scoring.clusters, seed=seed) for seed in range(scoring.seeds)
+        quantise(
+            scored.originals, scored.fills.reshape(-1, d), clusters=scoring.clusters, seed=seed
+        )
+        for seed in range(scoring.seeds)
     ]
     scores = np.array([each.score for each in quantised])
     value, low, high = float(scores.mean()), None, None
@@ -585,8 +696,10 @@ def _mauve_row(scoring: Scoring, found: Found, scored: Scored, setting: Mapping[
         error = NORMAL * float(np.sqrt(over_sequences + scores.var(ddof=1) / scoring.seeds))
         low, high = max(0.0, value - error), min(1.0, value + error)
     remark = (
-        f"{sequences} originals and {sequences * samples} fills in {quantised[0].clusters} clusters, mean of {scoring.seeds} clusterings "
-        f"({scores.min():.3f} to {scores.max():.3f}); interval by jackknife over sequences; comparable at equal numbers alone"
+        f"{sequences} originals and {sequences * samples} fills in {quantised[0].clusters} "
+        f"clusters, mean of {scoring.seeds} clusterings "
+        f"({scores.min():.3f} to {scores.max():.3f}); interval by jackknife over sequences; "
+        "comparable at equal numbers alone"
     )
     return Row(mauve_name(found), setting, value, low, high, note=_joined(note, remark), **about)
 

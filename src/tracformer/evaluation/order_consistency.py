@@ -1,13 +1,19 @@
-"""The log-probability of sequences along a given order, under any model that answers `ac`: the paper's Figure 2.
+"""The log-probability of sequences along a given order, under any model that answers `ac`: the
+paper's Figure 2.
 
-By the chain rule, log p(x) = sum over i of log p(x_order[i] | x_order[<i], x_C). A consistent model gives every order the same sum.
+By the chain rule, log p(x) = sum over i of log p(x_order[i] | x_order[<i], x_C). A consistent model
+gives every order the same sum.
 
-Order consistency (Fig. 2): is a sequence equally probable along every order in which its tokens can be asked?
+Order consistency (Fig. 2): is a sequence equally probable along every order in which its tokens can
+be asked?
 
-    log p(x) = sum over i of log p(x_order[i] | x_order[<i])        whatever the order, if all conditionals belong to one joint
+    log p(x) = sum over i of log p(x_order[i] | x_order[<i])
 
-The conditionals of all n! orders are those of n 2^(n-1) pairs of a token and a set of earlier ones, and one pass answers all tokens outside
-a set: 2^n - 1 passes a sequence, 31 instead of 600 for five tokens.
+whatever the order, if all conditionals belong to one joint.
+
+The conditionals of all n! orders are those of n 2^(n-1) pairs of a token and a set of earlier ones,
+and one pass answers all tokens outside a set: 2^n - 1 passes a sequence, 31 instead of 600 for five
+tokens.
 """
 
 from collections.abc import Mapping
@@ -44,24 +50,32 @@ def order_log_prob(
     rows_at_once: int | None = None,
     insist: bool = False,
 ) -> Tensor:
-    """(B, T): each position's log-probability given all that come earlier in its order and what is given; zero where given or padded.
+    """(B, T): each position's log-probability given all that come earlier in its order and what is
+    given; zero where given or padded.
 
-    `order` is (T,) or (B, T), a permutation of 0..T-1 in each row; places of given tokens and of padding in it are passed over. Each target
-    is one row for the network, `rows_at_once` of them together.
+    `order` is (T,) or (B, T), a permutation of 0..T-1 in each row; places of given tokens and of
+    padding in it are passed over. Each target is one row for the network, `rows_at_once` of them
+    together.
     """
     B, T = tokens.shape
     context = torch.zeros_like(tokens, dtype=torch.bool) if context is None else context
-    lengths = torch.full((B,), T, device=tokens.device) if lengths is None else lengths.to(tokens.device)
+    lengths = (
+        torch.full((B,), T, device=tokens.device) if lengths is None else lengths.to(tokens.device)
+    )
     turn = _turns(order.to(tokens.device), B, T)  # (B, T): when each position is revealed
     targets = targets_of(context, lengths)
     b, position = targets.nonzero(as_tuple=True)  # (N,) each
     values = []
-    for rows in torch.arange(len(b), device=tokens.device).split(rows_at_once or max(1, TOKENS_AT_ONCE // T)):
+    for rows in torch.arange(len(b), device=tokens.device).split(
+        rows_at_once or max(1, TOKENS_AT_ONCE // T)
+    ):
         i, p = b[rows], position[rows]
         earlier = turn[i] < turn[i, p][:, None]
         wanted = torch.zeros_like(earlier)
         wanted[torch.arange(len(rows), device=tokens.device), p] = True
-        logits = model.logits_at(tokens[i], context[i] | earlier, "ac", lengths[i], wanted, insist=insist)
+        logits = model.logits_at(
+            tokens[i], context[i] | earlier, "ac", lengths[i], wanted, insist=insist
+        )
         log_probs = logits.to(wide(logits.dtype)).log_softmax(-1)
         values.append(log_probs.gather(1, tokens[i, p].long()[:, None])[:, 0])
     found = torch.cat(values) if values else torch.zeros(0, device=tokens.device)
@@ -83,8 +97,9 @@ FIGURES = ("highest", "lowest", "spread", "order_std", "forward", "reverse")
 
 @dataclass(frozen=True)
 class Orders(TextTask):
-    """Rows: `spread`, the highest log-likelihood of a sequence over all orders less the lowest; `order_std`, the standard deviation over
-    orders; both means over sequences. `log_prob` forward and reverse, of the sequences and of one fixed text.
+    """Rows: `spread`, the highest log-likelihood of a sequence over all orders less the lowest;
+    `order_std`, the standard deviation over orders; both means over sequences. `log_prob` forward
+    and reverse, of the sequences and of one fixed text.
     """
 
     name = "orders"
@@ -98,7 +113,10 @@ class Orders(TextTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 2 <= self.length <= LONGEST:
-            raise ValueError(f"length is {self.length}; all orders of a sequence are asked: 2 to {LONGEST} tokens, as in orders:length=5")
+            raise ValueError(
+                f"length is {self.length}; all orders of a sequence are asked: 2 to {LONGEST} "
+                "tokens, as in orders:length=5"
+            )
         if self.bins < 1:
             raise ValueError(f"bins is {self.bins}; a histogram needs at least one")
 
@@ -123,7 +141,10 @@ class Orders(TextTask):
 
         found = by_sequence(subject, ask, FIGURES, len(tokens), progress, "orders")
         rows = [_row(metric, {}, found[metric], self.length) for metric in ("spread", "order_std")]
-        rows += [_row("log_prob", {"order": order}, found[order], self.length) for order in ("forward", "reverse")]
+        rows += [
+            _row("log_prob", {"order": order}, found[order], self.length)
+            for order in ("forward", "reverse")
+        ]
         details: dict[str, Any] = {
             "sequences": found,
             "histogram": histogram(found["spread"], self.bins),
@@ -143,39 +164,64 @@ class Orders(TextTask):
         except AlphabetError as error:
             return {"text": self.text, "note": f"not asked: {error}"}, []
         if len(ids) > subject.model.config.max_length:
-            return {"text": self.text, "note": f"not asked: it has {len(ids)} tokens, more than the model takes"}, []
+            return {
+                "text": self.text,
+                "note": f"not asked: it has {len(ids)} tokens, more than the model takes",
+            }, []
         tokens, forward = torch.tensor([ids], device=subject.device), torch.arange(len(ids))
         steps = {
-            name: order_log_prob(subject.model, tokens, order, rows_at_once=subject.batch)[0].double().tolist()
+            name: order_log_prob(subject.model, tokens, order, rows_at_once=subject.batch)[0]
+            .double()
+            .tolist()
             for name, order in (("forward", forward), ("reverse", forward.flip(0)))
         }
         rows = [
-            Row("log_prob", {"text": self.text, "order": name}, sum(each), kind="marginal", sequences=1, targets=len(ids))
+            Row(
+                "log_prob",
+                {"text": self.text, "order": name},
+                sum(each),
+                kind="marginal",
+                sequences=1,
+                targets=len(ids),
+            )
             for name, each in steps.items()
         ]
-        return {"text": self.text, "tokens": [tokenizer.decode([token], inside=i > 0) for i, token in enumerate(ids)], **steps}, rows
+        return {
+            "text": self.text,
+            "tokens": [tokenizer.decode([token], inside=i > 0) for i, token in enumerate(ids)],
+            **steps,
+        }, rows
 
 
 @torch.no_grad()
 def along_all_orders(subject: Subject, tokens: NDArray[np.int64]) -> Floats:
     """(B, n!) log-likelihoods of sequences (B, n), orders as `orders` lists them."""
     B, n = tokens.shape
-    given = torch.tensor([[bool(number >> t & 1) for t in range(n)] for number in range(2**n - 1)], device=subject.device)
-    asked = torch.from_numpy(tokens).to(subject.device).repeat_interleave(len(given), 0)  # (B * sets, n)
+    given = torch.tensor(
+        [[bool(number >> t & 1) for t in range(n)] for number in range(2**n - 1)],
+        device=subject.device,
+    )
+    # (B * sets, n)
+    asked = torch.from_numpy(tokens).to(subject.device).repeat_interleave(len(given), 0)
     log_probs = subject.model.log_prob(asked, given.repeat(B, 1), subject.mode)
-    table = log_probs.double().cpu().numpy().reshape(B, len(given), n)  # log p(x_t | x_S) for every set S and t outside it
+    # log p(x_t | x_S) for every set S and t outside it
+    table = log_probs.double().cpu().numpy().reshape(B, len(given), n)
     every = orders(n)
     return np.asarray(table[:, sets_before(every), every].sum(2))
 
 
 @cache
 def orders(n: int) -> NDArray[np.int64]:
-    """(n!, n): the positions in the order in which they are asked; the first row is forward, the last is reverse."""
+    """(n!, n): the positions in the order in which they are asked; the first row is forward, the
+    last is reverse.
+    """
     return np.array(list(permutations(range(n))))
 
 
 def sets_before(every: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n!, n): the set of positions that come earlier in each order, as a number whose bit t stands for position t."""
+    """(n!, n): the set of positions that come earlier in each order, as a number whose bit t stands
+    for position t.
+    """
     bits = 1 << every
     return np.cumsum(bits, axis=1) - bits
 
@@ -200,4 +246,13 @@ def histogram(values: Floats, bins: int) -> dict[str, list[float]]:
 
 def _row(metric: str, setting: Mapping[str, Any], values: Floats, length: int) -> Row:
     low, high = mean_interval(values) or (None, None)
-    return Row(metric, setting, float(values.mean()), low, high, "marginal", len(values), len(values) * length)
+    return Row(
+        metric,
+        setting,
+        float(values.mean()),
+        low,
+        high,
+        "marginal",
+        len(values),
+        len(values) * length,
+    )

@@ -1,10 +1,12 @@
-"""Conditional perplexity: exp of the negative log-likelihood per target, on fixed sequences and contexts.
+"""Conditional perplexity: exp of the negative log-likelihood per target, on fixed sequences and
+contexts.
 
     perplexity = exp(sum over sequences of nll / sum over sequences of targets)
     bits per byte = sum over sequences of nll / log 2 / bytes of the targets
 
-Every sequence meets every context of the task. Questions go to the model in blocks of sequences, all contexts of a sequence side by side; a
-block's answers depend on nothing but the block, so that neither the batch nor the number of processes changes a figure.
+Every sequence meets every context of the task. Questions go to the model in blocks of sequences,
+all contexts of a sequence side by side; a block's answers depend on nothing but the block, so that
+neither the batch nor the number of processes changes a figure.
 """
 
 import dataclasses
@@ -17,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from tracformer.contexts import DLogistic, Empty, Geometric, LengthLaw, Prefix, Spans, Strategy, parse
+from tracformer.contexts import (
+    DLogistic,
+    Empty,
+    Geometric,
+    LengthLaw,
+    Prefix,
+    Spans,
+    Strategy,
+    parse,
+)
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Answers, ask, noise_groups
@@ -52,7 +63,9 @@ PAPER_RANGES = {  # targets, in the order of the paper's rows
 class Perplexity(TextTask):
     """What the tasks below have in common; they differ in their contexts."""
 
-    draws: int | None = None  # of noise for each sequence, where the model answers with a bound; None: as many as the model thinks right
+    # of noise for each sequence, where the model answers with a bound; None: as many as the model
+    # thinks right
+    draws: int | None = None
 
     @property
     def times(self) -> int:
@@ -67,34 +80,53 @@ class Perplexity(TextTask):
         return self if subject.kind == BOUND else dataclasses.replace(self, draws=None)
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
-        """The windows and the contexts drawn on them, which are the same for all models that are compared."""
+        """The windows and the contexts drawn on them, which are the same for all
+        models that are compared.
+        """
         windows = self.read(subject).windows
         return {"data": windows.hash, "contexts": _contexts_hash(self, windows)}
 
     def run(self, subject: Subject, progress: Progress) -> Result:
         self.check(subject)
         read = self.read(subject)
-        answers = ask(subject, read, _contexts(self, read), draws=self.draws, seed=self.seed, progress=progress, what=self.name)
+        answers = ask(
+            subject,
+            read,
+            _contexts(self, read),
+            draws=self.draws,
+            seed=self.seed,
+            progress=progress,
+            what=self.name,
+        )
         answers = answers.summed(self.times)
         rows: list[Row] = []
         details: dict[str, Any] = {}
         for number, (strategy, setting) in enumerate(self.strategies()):
             sums = answers.of(number)
             details[strategy.name] = sums
-            rows += figures({"contexts": strategy.name, **setting}, sums, subject, self._note(subject, answers, number))
+            rows += figures(
+                {"contexts": strategy.name, **setting},
+                sums,
+                subject,
+                self._note(subject, answers, number),
+            )
         return self.result(subject, rows, details)
 
     def _note(self, subject: Subject, answers: Answers, number: int) -> str:
         notes = [subject.note]
         if subject.kind == BOUND:
             drawn = self.draws or subject.model.default_draws or "the model's own number of"
-            notes.append(f"{drawn} draws, standard error of nll {answers.standard_error(number):.2g}")
+            notes.append(
+                f"{drawn} draws, standard error of nll {answers.standard_error(number):.2g}"
+            )
         return "; ".join(filter(None, notes))
 
 
 @lru_cache(maxsize=2)
 def _contexts(task: Perplexity, read: Sequences) -> list[Flags]:
-    """(N, T) for each strategy of a task and each repeat of it, repeats of a strategy side by side."""
+    """(N, T) for each strategy of a task and each repeat of it, repeats of a
+    strategy side by side.
+    """
     return list(_drawn(task, read))
 
 
@@ -109,16 +141,29 @@ def _drawn(task: Perplexity, read: Sequences | Windows) -> Iterator[Flags]:
         yield from (read.contexts(strategy, seed, task.count_eos) for seed in seeds)
 
 
-def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subject, note: str) -> list[Row]:
-    """Perplexity, nll and, where bytes are known, bits per byte, each with its interval: over sequences, or for a bound over groups of them
-    that share noise.
+def figures(
+    setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subject, note: str
+) -> list[Row]:
+    """Perplexity, nll and, where bytes are known, bits per byte, each with its interval: over
+    sequences, or for a bound over groups of them that share noise.
     """
     nll, targets = np.array(sums["nll"]), np.array(sums["targets"])
-    counts: dict[str, Any] = {"kind": subject.kind, "sequences": len(nll), "targets": int(targets.sum()), "note": note}
+    counts: dict[str, Any] = {
+        "kind": subject.kind,
+        "sequences": len(nll),
+        "targets": int(targets.sum()),
+        "note": note,
+    }
     if not targets.any():
-        raise ValueError(f"no sequence has a target under contexts {setting['contexts']!r}; use longer windows, or count_eos=true")
+        raise ValueError(
+            f"no sequence has a target under contexts {setting['contexts']!r}; use longer windows, "
+            "or count_eos=true"
+        )
     drawn = noise_groups if subject.kind == BOUND else np.asarray
-    value, interval = bootstrap.ratio(nll, targets), bootstrap.ratio_interval(drawn(nll), drawn(targets))
+    value, interval = (
+        bootstrap.ratio(nll, targets),
+        bootstrap.ratio_interval(drawn(nll), drawn(targets)),
+    )
     rows = [
         Row(
             "perplexity",
@@ -132,7 +177,15 @@ def figures(setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subjec
     if sums.get("bytes") is not None and sum(sums["bytes"]) > 0:
         bits, size = nll / math.log(2), np.array(sums["bytes"])
         interval = bootstrap.ratio_interval(drawn(bits), drawn(size))
-        rows.append(Row("bits_per_byte", setting, bootstrap.ratio(bits, size), *(interval or (None, None)), **counts))
+        rows.append(
+            Row(
+                "bits_per_byte",
+                setting,
+                bootstrap.ratio(bits, size),
+                *(interval or (None, None)),
+                **counts,
+            )
+        )
     return rows
 
 
@@ -155,7 +208,11 @@ class Ratios(Perplexity):
         return Geometric(self.mean) if self.sd is None else DLogistic(self.mean, self.sd)
 
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
-        spans = f"Geometric({self.mean:g})" if self.sd is None else f"DLogistic({self.mean:g},{self.sd:g})"
+        spans = (
+            f"Geometric({self.mean:g})"
+            if self.sd is None
+            else f"DLogistic({self.mean:g},{self.sd:g})"
+        )
         return [(Spans(p, self.law), {"ratio": p, "spans": spans}) for p in self.ratios]
 
 
@@ -188,7 +245,8 @@ class FixedRanges(Perplexity):
 
     name = "ranges"
 
-    ranges: tuple[str, ...] = ("table2",)  # a table of the paper, or ranges such as [0.1,0.4]&[0.6,0.9]
+    # a table of the paper, or ranges such as [0.1,0.4]&[0.6,0.9]
+    ranges: tuple[str, ...] = ("table2",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,5 +289,8 @@ def range_strategies(names: tuple[str, ...]) -> list[Strategy]:
     texts = [text for name in names for text in PAPER_RANGES.get(name, (name,))]
     for text in texts:
         if not text.startswith("["):
-            raise ValueError(f"ranges is {text!r}; write {' or '.join(PAPER_RANGES)}, or a range such as [0.1,0.4]&[0.6,0.9]")
+            raise ValueError(
+                f"ranges is {text!r}; write {' or '.join(PAPER_RANGES)}, or a range such as "
+                "[0.1,0.4]&[0.6,0.9]"
+            )
     return [parse(text) for text in dict.fromkeys(texts)]

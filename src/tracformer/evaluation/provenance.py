@@ -65,7 +65,10 @@ def describe(subject: "Subject", task_schema: int, inputs: Mapping[str, str]) ->
 
 def describe_model(model: ConditionalModel) -> dict[str, Any]:
     """Its sizes and its whole configuration."""
-    sizes = {"parameters": model.num_parameters(), "parameters_without_embeddings": model.num_parameters(embeddings=False)}
+    sizes = {
+        "parameters": model.num_parameters(),
+        "parameters_without_embeddings": model.num_parameters(embeddings=False),
+    }
     return {**sizes, "config": model.config.to_dict()}
 
 
@@ -134,11 +137,17 @@ def _git(*words: str) -> str:
 
 
 def command_line(words: list[str]) -> str:
-    """The command as it was typed, each path cut to its last name; it repeats the run from a folder that holds them all."""
+    """The command as it was typed, each path cut to its last name; it repeats the run from a folder
+    that holds them all.
+    """
     if not words:
         return ""
     program = Path(words[0])
-    ours = program.parent.name == "cli" or (program.parent.name, program.name) == ("tracformer", "__main__.py")  # python -m tracformer
+    # python -m tracformer
+    ours = program.parent.name == "cli" or (program.parent.name, program.name) == (
+        "tracformer",
+        "__main__.py",
+    )
     name = "tracformer" if ours else program.name
     return " ".join([name, *map(_cut, words[1:])])
 
@@ -148,7 +157,9 @@ def _cut(word: str) -> str:
     parts = []
     for part in word.split(","):
         key, equals, value = part.rpartition("=")
-        looks_local = value.startswith(("/", "~", "./", "../")) or (("/" in value or "\\" in value) and Path(value).exists())
+        looks_local = value.startswith(("/", "~", "./", "../")) or (
+            ("/" in value or "\\" in value) and Path(value).exists()
+        )
         parts.append(f"{key}{equals}{Path(value).name if looks_local else value}")
     return ",".join(parts)
 

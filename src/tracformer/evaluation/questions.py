@@ -1,9 +1,11 @@
-"""Numbers for each sequence, asked block by block: blocks are shared among ranks, and a finished one outlives an interruption.
+"""Numbers for each sequence, asked block by block: blocks are shared among ranks, and a finished
+one outlives an interruption.
 
 Put many contexts of many sequences to a model, and add up what it answers for each.
 
-Sequences are asked in blocks (see `gathering`), all contexts of one side by side: in mode `car` a Tracformer then encodes the text before
-the targets once for all of them, and in mode `ar`, where what is given does not matter, one pass answers every context.
+Sequences are asked in blocks (see `gathering`), all contexts of one side by side: in mode `car` a
+Tracformer then encodes the text before the targets once for all of them, and in mode `ar`, where
+what is given does not matter, one pass answers every context.
 """
 
 import json
@@ -38,21 +40,27 @@ def by_sequence(
     at_once: int | None = None,
     block_size: int = BLOCK,
 ) -> dict[str, Floats]:
-    """Each figure (count,), the same on every rank. `ask` is given at most `at_once` sequences, and answers with all figures for them.
+    """Each figure (count,), the same on every rank. `ask` is given at most `at_once` sequences, and
+    answers with all figures for them.
 
-    A sequence's numbers must not depend on its neighbours. `label` tells the parts of one task apart in its scratch folder.
+    A sequence's numbers must not depend on its neighbours. `label` tells the parts of one task
+    apart in its scratch folder.
     """
     found = np.zeros((len(figures), count))
     for start in range(0, count, block_size)[subject.ranks.rank :: subject.ranks.world]:
         block = range(start, min(start + block_size, count))
-        found[:, start : block.stop] = _kept(subject, ask, figures, block, label, at_once or subject.batch)
+        found[:, start : block.stop] = _kept(
+            subject, ask, figures, block, label, at_once or subject.batch
+        )
         progress.step(len(block))
     if subject.ranks.world > 1:  # each number is one rank's, plus zeros
         found = np.array(subject.ranks.total(found.flatten().tolist())).reshape(found.shape)
     return dict(zip(figures, found, strict=True))
 
 
-def _kept(subject: Subject, ask: Ask, figures: Sequence[str], block: range, label: str, at_once: int) -> Floats:
+def _kept(
+    subject: Subject, ask: Ask, figures: Sequence[str], block: range, label: str, at_once: int
+) -> Floats:
     """(figures, block) from the scratch folder, or asked and put there."""
     path = None if subject.scratch is None else subject.scratch / f"{label}-{block.start:08d}.json"
     if path is not None and path.is_file():
@@ -84,7 +92,11 @@ class Answers:
             "targets": self.targets[context].astype(int).tolist(),
             "bytes": None if self.sizes is None else self.sizes[context].astype(int).tolist(),
         }
-        return sums if self.kind != BOUND else {**sums, "standard_error": self.errors[context].tolist()}
+        return (
+            sums
+            if self.kind != BOUND
+            else {**sums, "standard_error": self.errors[context].tolist()}
+        )
 
     def summed(self, repeats: int) -> "Answers":
         """Add up each `repeats` neighbouring contexts, which are draws of one strategy."""
@@ -102,13 +114,16 @@ class Answers:
 
 
 def noise_groups(values: ArrayLike) -> Floats:
-    """Sums over the sequences that share noise: of a bound these, and not sequences, are what is drawn independently."""
+    """Sums over the sequences that share noise: of a bound these, and not sequences, are what is
+    drawn independently.
+    """
     each = np.asarray(values, np.float64)
     return np.add.reduceat(each, np.arange(0, len(each), SHARED_NOISE))
 
 
 def standard_error(nll: Floats, errors: Floats, targets: Floats) -> float:
-    """Of r = sum of nll / sum of targets, by how far the groups that share noise lie apart: noise and choice of sequences together.
+    """Of r = sum of nll / sum of targets, by how far the groups that share noise lie apart: noise
+    and choice of sequences together.
 
         sqrt(G / (G - 1) * sum over groups of (nll_g - r targets_g)^2) / sum of targets
 
@@ -122,7 +137,14 @@ def standard_error(nll: Floats, errors: Floats, targets: Floats) -> float:
 
 
 def ask(
-    subject: Subject, read: Sequences, contexts: Sequence[Flags], *, draws: int | None, seed: int, progress: Progress, what: str
+    subject: Subject,
+    read: Sequences,
+    contexts: Sequence[Flags],
+    *,
+    draws: int | None,
+    seed: int,
+    progress: Progress,
+    what: str,
 ) -> Answers:
     """Every sequence under every context (N, T); all ranks return the same."""
     T, count = read.tokens.shape[1], len(contexts)
@@ -136,26 +158,38 @@ def ask(
     # A multiple of the sequences that share noise, and a function of the question alone.
     size = min(BLOCK, max(1, TOKENS_A_BLOCK // (count * T * SHARED_NOISE)) * SHARED_NOISE)
     progress.start(f"{subject.name} {subject.mode}: {what}", -(-len(read) // subject.ranks.world))
-    found = by_sequence(subject, answered, names, len(read), progress, "block", at_once=size, block_size=size)
+    found = by_sequence(
+        subject, answered, names, len(read), progress, "block", at_once=size, block_size=size
+    )
     nll, errors = np.array([found[name] for name in names]).reshape(2, count, len(read))
-    sizes = None if read.sizes is None else np.where(targets, read.sizes[:, None], 0).sum(2).T.astype(np.float64)
+    sizes = (
+        None
+        if read.sizes is None
+        else np.where(targets, read.sizes[:, None], 0).sum(2).T.astype(np.float64)
+    )
     return Answers(nll, targets.sum(2).T.astype(np.float64), errors, sizes, subject.kind)
 
 
 @torch.no_grad()
-def _block(subject: Subject, read: Sequences, targets: Flags, block: range, draws: int | None, seed: int) -> Floats:
+def _block(
+    subject: Subject, read: Sequences, targets: Flags, block: range, draws: int | None, seed: int
+) -> Floats:
     """(2 * contexts, sequences): nll under each context, then its standard error under each."""
     found = np.zeros((2, targets.shape[1], len(block)))
     for numbers, which in _batches(subject, read, targets, block):
         width = int(read.lengths[numbers].max())
-        wanted = targets[numbers, :, :width].any(1) if which is None else targets[numbers, which, :width]  # (B, width)
+        # (B, width)
+        wanted = (
+            targets[numbers, :, :width].any(1) if which is None else targets[numbers, which, :width]
+        )
         estimate = subject.model.estimate(
             torch.from_numpy(read.tokens[numbers, :width]).to(subject.device),
             torch.from_numpy(~wanted).to(subject.device),
             subject.mode,
             torch.from_numpy(read.lengths[numbers]).to(subject.device),
             draws=draws,
-            seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE + 1),  # draws are numbered from 0, under this seed
+            # draws are numbered from 0, under this seed
+            seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE + 1),
         )
         values = -estimate.values.double().cpu().numpy()  # (B, width)
         rows = numbers - block.start
@@ -168,8 +202,12 @@ def _block(subject: Subject, read: Sequences, targets: Flags, block: range, draw
     return found.reshape(-1, len(block))
 
 
-def _batches(subject: Subject, read: Sequences, targets: Flags, block: range) -> Iterator[tuple[Integers, Integers | None]]:
-    """Batches of questions of about equal length: sequences, and which context each is asked under; None: under all of them at once."""
+def _batches(
+    subject: Subject, read: Sequences, targets: Flags, block: range
+) -> Iterator[tuple[Integers, Integers | None]]:
+    """Batches of questions of about equal length: sequences, and which context each is asked under;
+    None: under all of them at once.
+    """
     numbers = np.arange(block.start, block.stop)
     once = subject.mode == "ar"  # p(x_t | x_<t), whatever is given
     alive = targets[numbers].sum(2) > 0  # (sequences, contexts)
@@ -181,7 +219,11 @@ def _batches(subject: Subject, read: Sequences, targets: Flags, block: range) ->
     start = 0
     while start < len(pairs):
         stop = start + 1
-        while stop < len(pairs) and group[stop] == group[start] and (stop + 1 - start) * read.lengths[numbers[pairs[stop, 0]]] <= budget:
+        while (
+            stop < len(pairs)
+            and group[stop] == group[start]
+            and (stop + 1 - start) * read.lengths[numbers[pairs[stop, 0]]] <= budget
+        ):
             stop += 1
         chosen = pairs[start:stop]
         yield numbers[chosen[:, 0]], None if once else chosen[:, 1]

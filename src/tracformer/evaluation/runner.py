@@ -1,4 +1,6 @@
-"""Several models on several tasks into a folder of results; what is there already is not done again."""
+"""Several models on several tasks into a folder of results; what is there already is
+not done again.
+"""
 
 import contextlib
 import dataclasses
@@ -22,19 +24,29 @@ PARTIAL = ".partial"  # in the folder of results: what an unfinished task has so
 
 
 def evaluate(
-    subjects: Sequence[Subject], tasks: Sequence[Task], out: str | PathLike[str] | None = None, progress: Progress | None = None
+    subjects: Sequence[Subject],
+    tasks: Sequence[Task],
+    out: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Result]:
-    """Each subject's result on each task, as they are finished, and written to `out`. Modes are checked before any work.
+    """Each subject's result on each task, as they are finished, and written to `out`. Modes are
+    checked before any work.
 
-    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser, schemas and dtype is read instead, unless
-    the task measures the machine. A task that was interrupted goes on from its last finished block.
+    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser,
+    schemas and dtype is read instead, unless the task measures the machine. A task that was
+    interrupted goes on from its last finished block.
     """
     for task in tasks:
         for subject in subjects:
             task.check(subject)
     for task in tasks:
         for subject in subjects:
-            yield _evaluated(subject, task.asked_of(subject), None if out is None else Path(out), progress or Silent())
+            yield _evaluated(
+                subject,
+                task.asked_of(subject),
+                None if out is None else Path(out),
+                progress or Silent(),
+            )
 
 
 def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progress) -> Result:
@@ -48,7 +60,8 @@ def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progres
     if subject.ranks.first:
         result.save(out)
         shutil.rmtree(scratch, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty: another task, or another process, is under way
+        # not empty: another task, or another process, is under way
+        with contextlib.suppress(OSError):
             (out / PARTIAL).rmdir()
     subject.ranks.barrier()
     return result
@@ -64,10 +77,12 @@ def load_subjects(
     batch: int = 32,
     ranks: Ranks = ALONE,
 ) -> list[Subject]:
-    """Models written as [NAME=]FOLDER[@MODE]: a folder, a run or an id of the hub. The first one's tokeniser cuts the windows for all.
+    """Models written as [NAME=]FOLDER[@MODE]: a folder, a run or an id of the hub. The first one's
+    tokeniser cuts the windows for all.
 
-    Without @MODE a model answers in the first of `modes` that it has, or if none is named in the first of car, ac, ar that it has.
-    Each stands there once for each kind of `weights` (see `model.lean`), under its name and the kind.
+    Without @MODE a model answers in the first of `modes` that it has, or if none is named in the
+    first of car, ac, ar that it has. Each stands there once for each kind of `weights` (see
+    `model.lean`), under its name and the kind.
     """
     for kind in weights:
         check_kind(kind)
@@ -91,7 +106,10 @@ def load_subjects(
             reference=subjects[0].tokenizer if subjects else tokenizer,
         )
         if any((other.name, other.mode) == (subject.name, subject.mode) for other in subjects):
-            raise ValueError(f"two models are called {name!r} in mode {subject.mode}; name them apart: NAME=FOLDER")
+            raise ValueError(
+                f"two models are called {name!r} in mode {subject.mode}; name them apart: "
+                "NAME=FOLDER"
+            )
         subjects.append(subject)
     return subjects
 
@@ -99,7 +117,9 @@ def load_subjects(
 def parse_model(text: str) -> tuple[str, str, str | None]:
     """Name, place and mode of [NAME=]FOLDER[@MODE]; the name is the folder's unless it is given."""
     name, equals, place = text.partition("=")
-    if not equals or any(Path(folder).exists() for folder in (text, text.rpartition("@")[0]) if folder):
+    if not equals or any(
+        Path(folder).exists() for folder in (text, text.rpartition("@")[0]) if folder
+    ):
         name, place = "", text
     mode = None
     if "@" in place and not Path(place).exists():

@@ -1,6 +1,7 @@
 """Generation speed and memory: how many targets of a hole pattern a model fills in a second.
 
-The figures belong to one machine at one hour: read the ratio of two models that were measured one after the other.
+The figures belong to one machine at one hour: read the ratio of two models that were measured one
+after the other.
 """
 
 import statistics
@@ -27,8 +28,8 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Speed(Task):
-    """Rows: `tokens_per_second`, the median of the rounds; `peak_memory_mib`, the most that the process (on a GPU, its allocator) held
-    while it filled, weights included.
+    """Rows: `tokens_per_second`, the median of the rounds; `peak_memory_mib`, the most that the
+    process (on a GPU, its allocator) held while it filled, weights included.
     """
 
     name = "speed"
@@ -45,21 +46,32 @@ class Speed(Task):
     def __post_init__(self) -> None:
         parse(self.holes)
         if min(self.length, self.sequences, self.rounds) < 1:
-            raise ValueError(f"length is {self.length}, sequences {self.sequences} and rounds {self.rounds}; each must be at least 1")
+            raise ValueError(
+                f"length is {self.length}, sequences {self.sequences} and rounds {self.rounds}; "
+                "each must be at least 1"
+            )
 
     def check(self, subject: Subject) -> None:
         super().check(subject)
         if self.length > subject.model.config.max_length:
-            raise ValueError(f"length is {self.length}; {subject.name} takes at most {subject.model.config.max_length} tokens")
+            raise ValueError(
+                f"length is {self.length}; {subject.name} takes at most "
+                f"{subject.model.config.max_length} tokens"
+            )
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
-        return {"data": array_hash([self._tokens(subject)]), "contexts": array_hash([self._context()])}
+        return {
+            "data": array_hash([self._tokens(subject)]),
+            "contexts": array_hash([self._context()]),
+        }
 
     def run(self, subject: Subject, progress: Progress) -> Result:
         """One rank measures; the others wait, so as not to disturb it."""
         self.check(subject)
         progress.start(f"{subject.name} {subject.mode}: {self.name}", self.rounds + 1)
-        seconds, peak = self._measure(subject, progress) if subject.ranks.first else ([0.0] * self.rounds, 0.0)
+        seconds, peak = (
+            self._measure(subject, progress) if subject.ranks.first else ([0.0] * self.rounds, 0.0)
+        )
         *seconds, peak = subject.ranks.total([*seconds, peak])
         targets = int((~self._context()).sum())
         speeds = [targets / each for each in seconds]
@@ -73,21 +85,40 @@ class Speed(Task):
         return self.result(subject, rows, {"seconds": seconds, "threads": torch.get_num_threads()})
 
     def _tokens(self, subject: Subject) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        return np.random.default_rng(self.seed).integers(subject.model.config.vocab_size, size=(self.sequences, self.length))
+        return np.random.default_rng(self.seed).integers(
+            subject.model.config.vocab_size, size=(self.sequences, self.length)
+        )
 
     def _context(self) -> Context:
-        return draw_contexts(parse(self.holes), [self.length] * self.sequences, self.seed, range(self.sequences))
+        return draw_contexts(
+            parse(self.holes), [self.length] * self.sequences, self.seed, range(self.sequences)
+        )
 
     def _measure(self, subject: Subject, progress: Progress) -> tuple[list[float], float]:
         """Seconds of each round, and the peak of memory in bytes."""
-        tokens, context = (torch.from_numpy(each).to(subject.device) for each in (self._tokens(subject), self._context()))
-        order = Ancestral(self.steps) if subject.mode == "diffusion" and self.steps is not None else None
+        tokens, context = (
+            torch.from_numpy(each).to(subject.device)
+            for each in (self._tokens(subject), self._context())
+        )
+        order = (
+            Ancestral(self.steps)
+            if subject.mode == "diffusion" and self.steps is not None
+            else None
+        )
         seconds = []
         peak = watch_memory(subject.device)
         for number in range(self.rounds + 1):
             _wait(subject.device)
             start = time.perf_counter()
-            fill(subject.model, tokens, context, subject.mode, seed=self.seed + number, order=order, cached=self.cached)
+            fill(
+                subject.model,
+                tokens,
+                context,
+                subject.mode,
+                seed=self.seed + number,
+                order=order,
+                cached=self.cached,
+            )
             _wait(subject.device)
             seconds.append(time.perf_counter() - start)
             progress.step()
@@ -97,7 +128,8 @@ class Speed(Task):
 def watch_memory(device: torch.device) -> Callable[[], float]:
     """From now on; calling what is returned says the most bytes held since.
 
-    On the CPU, the process's resident memory. Linux starts the count anew; elsewhere the peak of the whole life of the process must do.
+    On the CPU, the process's resident memory. Linux starts the count anew; elsewhere the peak of
+    the whole life of the process must do.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,7 +1,8 @@
 """What a model can be asked: tasks by name, their options, and the subject they are put to.
 
-A task is a frozen dataclass whose fields are its options, so that `ratios:mean=10,sequences=100`, an entry of a YAML file and a call from
-Python all say the same. A new task is one class and one line in `_tasks`, or a call of `register_task` from outside.
+A task is a frozen dataclass whose fields are its options, so that `ratios:mean=10,sequences=100`,
+an entry of a YAML file and a call from Python all say the same. A new task is one class and one
+line in `_tasks`, or a call of `register_task` from outside.
 """
 
 import dataclasses
@@ -38,8 +39,10 @@ class Subject:
     mode: str
     batch: int = 32  # sequences at once: a matter of speed and memory, never of numbers
     ranks: Ranks = ALONE  # each rank does its share, and all of them end with the same result
-    reference: Tokenizer | None = None  # whose windows of text are read; None: its own. The same for all models that are compared
-    scratch: Path | None = None  # a folder in which a task may keep what it has so far, to resume from
+    # whose windows of text are read; None: its own. The same for all models that are compared
+    reference: Tokenizer | None = None
+    # a folder in which a task may keep what it has so far, to resume from
+    scratch: Path | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.model.config, self.mode)
@@ -94,14 +97,20 @@ class Task(ABC):
 
     name: ClassVar[str]
     modes: ClassVar[tuple[str, ...] | None] = None  # that it can ask in; None: any
-    schema: ClassVar[int] = 1  # raised when figures of the same model change; results are made again
-    # Options that older results lack, with the value that they had there: at it `options` omits them.
+    # raised when figures of the same model change; results are made again
+    schema: ClassVar[int] = 1
+    # Options that older results lack, with the value that they had there: at it `options` omits
+    # them.
     later_options: ClassVar[Mapping[str, Any]] = {}
-    lasting: ClassVar[bool] = True  # does a finished result answer the same question again? False: it belongs to the hour it was made
+    # does a finished result answer the same question again? False: it belongs to the hour it was
+    # made
+    lasting: ClassVar[bool] = True
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option with its value, without anything of this machine: a path by its last name alone."""
+        """Every option with its value, without anything of this machine: a path by
+        its last name alone.
+        """
         values = dataclasses.asdict(self)
         for key, implied in self.later_options.items():
             if values[key] == implied:
@@ -109,28 +118,35 @@ class Task(ABC):
         return {key: _nameless(value) for key, value in values.items()}
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
-        """Hashes of what the model will be shown, by name ("data", "contexts", ...), known before the task runs."""
+        """Hashes of what the model will be shown, by name ("data", "contexts", ...), known before
+        the task runs.
+        """
         return {}
 
     @abstractmethod
     def run(self, subject: Subject, progress: Progress) -> Result: ...
 
     def asked_of(self, subject: Subject) -> "Task":
-        """The task without those of its options that change nothing for this subject, so that its answer is found under any of them."""
+        """The task without those of its options that change nothing for this subject, so that its
+        answer is found under any of them.
+        """
         return self
 
     def check(self, subject: Subject) -> None:
         """A mode that the task cannot ask in is an error, before any work."""
         if self.modes is not None and subject.mode not in self.modes:
             raise ValueError(
-                f"task {self.name!r} asks in mode {' or '.join(self.modes)}, and {subject.name} is to answer in mode {subject.mode!r}; "
+                f"task {self.name!r} asks in mode {' or '.join(self.modes)}, and {subject.name} is "
+                f"to answer in mode {subject.mode!r}; "
                 f"it was trained for: {', '.join(subject.model.config.modes)}"
             )
 
     def manifest(self, subject: Subject) -> dict[str, Any]:
         return manifest.describe(subject, self.schema, self.inputs(subject))
 
-    def result(self, subject: Subject, rows: list[Row], details: Mapping[str, Any] | None = None) -> Result:
+    def result(
+        self, subject: Subject, rows: list[Row], details: Mapping[str, Any] | None = None
+    ) -> Result:
         """The rows with everything that belongs beside them."""
         return Result(
             model=subject.name,
@@ -171,7 +187,9 @@ def task_names() -> tuple[str, ...]:
 
 def task_class(name: str) -> type[Task]:
     if name not in _tasks:
-        raise ValueError(f"there is no task {name!r}{_nearest(name, _tasks)}; available: {', '.join(_tasks)}")
+        raise ValueError(
+            f"there is no task {name!r}{_nearest(name, _tasks)}; available: {', '.join(_tasks)}"
+        )
     factory = _tasks[name]
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
@@ -180,14 +198,21 @@ def task_class(name: str) -> type[Task]:
     return factory
 
 
-def make_task(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Task:
-    """A task with these options; `defaults` fill those that it has and nobody named, and may hold others. Strings are read as written."""
+def make_task(
+    name: str, options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Task:
+    """A task with these options; `defaults` fill those that it has and nobody named, and may hold
+    others. Strings are read as written.
+    """
     kind = task_class(name)
     types_of = typing.get_type_hints(kind)
     known = {part.name: types_of[part.name] for part in dataclasses.fields(kind)}
     for key in options:
         if key not in known:
-            raise ValueError(f"task {name!r} has no option {key!r}{_nearest(key, known)}; it has: {', '.join(known)}")
+            raise ValueError(
+                f"task {name!r} has no option {key!r}{_nearest(key, known)}; it has: "
+                f"{', '.join(known)}"
+            )
     wanted = {**{key: value for key, value in (defaults or {}).items() if key in known}, **options}
     try:
         return kind(**{key: _read(key, value, known[key]) for key, value in wanted.items()})
@@ -196,7 +221,8 @@ def make_task(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]
 
 
 def parse_task(text: str, defaults: Mapping[str, Any] | None = None) -> Task:
-    """`NAME` or `NAME:KEY=VALUE,KEY=VALUE`. A list is written with slashes, `ratios=0.1/0.5`; a comma inside brackets separates nothing.
+    """`NAME` or `NAME:KEY=VALUE,KEY=VALUE`. A list is written with slashes, `ratios=0.1/0.5`; a
+    comma inside brackets separates nothing.
 
     >>> parse_task("ratios:mean=10,ratios=0.1/0.5").options["ratios"]
     (0.1, 0.5)
@@ -207,7 +233,8 @@ def parse_task(text: str, defaults: Mapping[str, Any] | None = None) -> Task:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not key:
             raise ValueError(
-                f"task {text!r}: {item.strip()!r} is not of the form key=value; a task is written like ratios:mean=10,length=128"
+                f"task {text!r}: {item.strip()!r} is not of the form key=value; a task is written "
+                "like ratios:mean=10,length=128"
             )
         if key in options:
             raise ValueError(f"task {text!r}: {key!r} is given twice")
@@ -216,14 +243,22 @@ def parse_task(text: str, defaults: Mapping[str, Any] | None = None) -> Task:
 
 
 def _read(key: str, value: Any, kind: Any) -> Any:
-    """A value as its field's type wants it: int, float, bool, str, a tuple of these, or None where that is allowed."""
+    """A value as its field's type wants it: int, float, bool, str, a tuple of these, or None where
+    that is allowed.
+    """
     if isinstance(kind, types.UnionType):
         inner = [each for each in typing.get_args(kind) if each is not types.NoneType]
         if value is None or value == "none":
             return None
         return _read(key, value, inner[0])
     if typing.get_origin(kind) is tuple:
-        items = value.split("/") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        items = (
+            value.split("/")
+            if isinstance(value, str)
+            else value
+            if isinstance(value, list | tuple)
+            else [value]
+        )
         return tuple(_read(key, item, typing.get_args(kind)[0]) for item in items)
     if kind is bool:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -232,11 +267,15 @@ def _read(key: str, value: Any, kind: Any) -> Any:
         return words[str(value).lower()]
     if kind in (int, float):
         try:
-            if isinstance(value, bool) or (kind is int and isinstance(value, float) and not value.is_integer()):
+            if isinstance(value, bool) or (
+                kind is int and isinstance(value, float) and not value.is_integer()
+            ):
                 raise ValueError
             return kind(value)
         except (TypeError, ValueError):
-            raise ValueError(f"{key} is {value!r}; it must be {'an integer' if kind is int else 'a number'}") from None
+            raise ValueError(
+                f"{key} is {value!r}; it must be {'an integer' if kind is int else 'a number'}"
+            ) from None
     return str(value) if isinstance(value, Path) else value
 
 

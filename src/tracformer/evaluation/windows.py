@@ -1,8 +1,9 @@
 """The sequences that every model is shown: windows of one text, the same for all of them.
 
-Windows are cut by the tokeniser of the first model (`Subject.reference`). A model with another tokeniser reads the same text in its own
-tokens, and is asked for the same stretches of it: a token is a target where it overlaps one. Perplexities then count different things, and
-bits per byte compare.
+Windows are cut by the tokeniser of the first model (`Subject.reference`). A model with another
+tokeniser reads the same text in its own tokens, and is asked for the same stretches of it: a token
+is a target where it overlaps one. Perplexities then count different things, and bits per byte
+compare.
 """
 
 from collections.abc import Iterator
@@ -45,7 +46,10 @@ class Windows:
         return array_hash([self.tokens])
 
     def contexts(self, strategy: Strategy, seed: int, count_eos: bool = False) -> Flags:
-        """(N, T) bool, True where given; an end of text always, unless `count_eos`. Sequence i draws from (seed, i)."""
+        """(N, T) bool, True where given; an end of text always, unless `count_eos`.
+
+        Sequence i draws from (seed, i).
+        """
         N, T = self.tokens.shape
         given = draw_contexts(strategy, np.full(N, T), seed, np.arange(N))
         return given if count_eos else given | (self.tokens == self.tokenizer.eot_id)
@@ -56,8 +60,10 @@ class Windows:
         table = spelled_bytes(self.tokenizer)
         if table is None:
             raise ValueError(
-                f"the tokeniser {self.tokenizer!r} does not spell its tokens byte by byte, so that another tokeniser cannot be asked for "
-                "the same stretches of text; compare models of one tokeniser, or put another model first"
+                f"the tokeniser {self.tokenizer!r} does not spell its tokens byte by byte, so that "
+                "another tokeniser cannot be asked for "
+                "the same stretches of text; compare models of one tokeniser, or put another model "
+                "first"
             )
         table = [*table[: self.tokenizer.eot_id], END, *table[self.tokenizer.eot_id + 1 :]]
         return [[table[i] for i in row] for row in self.tokens.tolist()]
@@ -65,14 +71,18 @@ class Windows:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What one model reads: windows in its own tokens, padded on the right where they differ in length."""
+    """What one model reads: windows in its own tokens, padded on the right where
+    they differ in length.
+    """
 
     tokens: Integers  # (N, T)
     lengths: Integers  # (N,)
-    sizes: Integers | None  # (N, T) bytes of text that each token stands for; None where the tokeniser does not say
+    # (N, T) bytes of text that each token stands for; None where the tokeniser does not say
+    sizes: Integers | None
     eot_id: int
     windows: Windows
-    starts: Integers | None = None  # (N, T), where the tokeniser is not the windows': which bytes of the window each token covers
+    # (N, T), where the tokeniser is not the windows': which bytes of the window each token covers
+    starts: Integers | None = None
     stops: Integers | None = None
 
     def __len__(self) -> int:
@@ -84,7 +94,9 @@ class Sequences:
         return self.windows.hash
 
     def contexts(self, strategy: Strategy, seed: int, count_eos: bool = False) -> Flags:
-        """(N, T) bool, True where given, padding too: the windows' contexts, a token being a target where it overlaps one of theirs."""
+        """(N, T) bool, True where given, padding too: the windows' contexts, a token being a target
+        where it overlaps one of theirs.
+        """
         given = self.windows.contexts(strategy, seed, count_eos)
         if self.starts is None or self.stops is None:
             return given
@@ -101,11 +113,15 @@ class Sequences:
 class TextTask(Task):
     """A task on windows of a text."""
 
-    data: str = ""  # a folder of `tracformer prepare`, text files, a data set of the paper by name, or hf:OWNER/NAME
+    # a folder of `tracformer prepare`, text files, a data set of the paper by name, or
+    # hf:OWNER/NAME
+    data: str = ""
     split: str = "validation"  # of a prepared folder or named data set; files are read whole
     length: int = 128  # tokens of a window
     sequences: int = 1000  # windows, spread evenly over the text; 0: all there are
-    rows: str = "packed"  # documents run on, an end of text between them; "documents": each window is the beginning of a document
+    # documents run on, an end of text between them; "documents": each window is the beginning of a
+    # document
+    rows: str = "packed"
     documents: str = "separator"  # text files: what ends a document, as in `tracformer prepare`
     detokenize: str | None = None  # undo the tokenisation of wikitext, ptb, lambada or 1bw
     seed: int = 0  # of contexts and noise
@@ -116,7 +132,8 @@ class TextTask(Task):
             raise ValueError(f"rows is {self.rows!r}; allowed: {', '.join(ROWS)}")
         if self.length < 1 or self.sequences < 0:
             raise ValueError(
-                f"length is {self.length} and sequences {self.sequences}; a window has at least 1 token, and 0 means all windows"
+                f"length is {self.length} and sequences {self.sequences}; a window has at least 1 "
+                "token, and 0 means all windows"
             )
 
     def read(self, subject: Subject) -> Sequences:
@@ -130,11 +147,14 @@ class TextTask(Task):
             windows = _windows(place, self.length, self.sequences, self.rows, reference)
             read = _as_read(windows, own)
         except AlphabetError as error:
-            raise ValueError(f"{subject.name} cannot be asked about {self.data}: {error}") from error
+            raise ValueError(
+                f"{subject.name} cannot be asked about {self.data}: {error}"
+            ) from error
         longest = subject.model.config.max_length
         if read.tokens.shape[1] > longest:
             raise ValueError(
-                f"windows of {self.length} tokens take up to {read.tokens.shape[1]} in {subject.name}, which takes at most {longest}; "
+                f"windows of {self.length} tokens take up to {read.tokens.shape[1]} in "
+                f"{subject.name}, which takes at most {longest}; "
                 f"ask for a smaller length"
             )
         return read
@@ -146,7 +166,9 @@ class TextTask(Task):
         return {
             "name": self.options["data"],
             "sequences": len(read),
-            "windows": "its own tokens" if shared else "text windows of the first model's tokeniser, read in its own tokens",
+            "windows": "its own tokens"
+            if shared
+            else "text windows of the first model's tokeniser, read in its own tokens",
             "windows_tokenizer": read.windows.tokenizer.fingerprint,
         }
 
@@ -155,7 +177,13 @@ class TextTask(Task):
 
 
 @lru_cache(maxsize=16)
-def _windows(place: tuple[str, str, str, str | None], length: int, sequences: int, rows: str, tokenizer: Tokenizer) -> Windows:
+def _windows(
+    place: tuple[str, str, str, str | None],
+    length: int,
+    sequences: int,
+    rows: str,
+    tokenizer: Tokenizer,
+) -> Windows:
     stream, starts = _stream(place, tokenizer)
     if rows == "packed":
         first = np.arange(len(stream) // length) * length
@@ -165,20 +193,34 @@ def _windows(place: tuple[str, str, str, str | None], length: int, sequences: in
         first = starts[:-1][sizes >= length]
         have = f"the longest document of {place[0]} has {sizes.max()} tokens"
     if len(first) == 0:
-        raise ValueError(f"{have}, and windows of {length} are asked for; give more text, or a smaller length")
+        raise ValueError(
+            f"{have}, and windows of {length} are asked for; give more text, or a smaller length"
+        )
     wanted = sequences or len(first)
     if wanted > len(first):
-        raise ValueError(f"{place[0]} holds {len(first)} windows of {length} tokens, and {wanted} are asked for; 0 asks for all there are")
+        raise ValueError(
+            f"{place[0]} holds {len(first)} windows of {length} tokens, and {wanted} are asked "
+            "for; 0 asks for all there are"
+        )
     chosen = first[np.arange(wanted) * len(first) // wanted]
-    return Windows(np.stack([stream.read(start, start + length) for start in chosen.tolist()]), tokenizer)
+    return Windows(
+        np.stack([stream.read(start, start + length) for start in chosen.tolist()]), tokenizer
+    )
 
 
-def _stream(place: tuple[str, str, str, str | None], tokenizer: Tokenizer) -> tuple[Tokens, Integers]:
-    """All tokens, an end of text behind each document, and where documents start and the last one stops."""
+def _stream(
+    place: tuple[str, str, str, str | None], tokenizer: Tokenizer
+) -> tuple[Tokens, Integers]:
+    """All tokens, an end of text behind each document, and where documents start and
+    the last one stops.
+    """
     data, split, division, detokenize = place
     folder = _prepared(data)
     if folder is None:
-        return _encoded(documents(with_gaps_of(tokenizer, _source(data, split, division, detokenize))), tokenizer)
+        return _encoded(
+            documents(with_gaps_of(tokenizer, _source(data, split, division, detokenize))),
+            tokenizer,
+        )
     prepared = PreparedData.open(folder)
     part = prepared.split(split)
     if prepared.tokenizer.fingerprint == tokenizer.fingerprint:
@@ -190,8 +232,18 @@ def _stream(place: tuple[str, str, str, str | None], tokenizer: Tokenizer) -> tu
 def _prepared(data: str) -> Path | None:
     """The prepared folder that `data` names: itself, or the one inside a run."""
     if not data:
-        raise ValueError("no data named; give --data FOLDER or FILE, a data set of the paper by name, or data= in the task")
-    return next((folder for folder in (Path(data), Path(data) / "data") if (folder / MANIFEST_FILE).is_file()), None)
+        raise ValueError(
+            "no data named; give --data FOLDER or FILE, a data set of the paper by name, or data= "
+            "in the task"
+        )
+    return next(
+        (
+            folder
+            for folder in (Path(data), Path(data) / "data")
+            if (folder / MANIFEST_FILE).is_file()
+        ),
+        None,
+    )
 
 
 def _source(data: str, split: str, division: str, detokenize: str | None) -> Source:
@@ -201,7 +253,8 @@ def _source(data: str, split: str, division: str, detokenize: str | None) -> Sou
             return open_sources(data, documents=division, detokenize=detokenize)["train"]
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}. It was looked for at {Path(data).absolute()}; text files are read as they are, and "
+                f"{error}. It was looked for at {Path(data).absolute()}; text files are read as "
+                "they are, and "
                 "`tracformer prepare NAME --out FOLDER` fetches a named data set"
             ) from error
     options = {"detokenize": detokenize} if detokenize else {}
@@ -231,7 +284,9 @@ def _encoded(texts: Iterator[str], tokenizer: Tokenizer) -> tuple[Tokens, Intege
             break
     encode()
     tokens = np.concatenate(parts)
-    return Tokens([tokens], len(tokens)), np.concatenate(([0], np.cumsum([len(part) for part in parts])))
+    return Tokens([tokens], len(tokens)), np.concatenate(
+        ([0], np.cumsum([len(part) for part in parts]))
+    )
 
 
 @lru_cache(maxsize=16)
@@ -244,7 +299,8 @@ def _as_read(windows: Windows, own: Tokenizer) -> Sequences:
         return Sequences(windows.tokens, whole, sizes, own.eot_id, windows)
     if table is None or lengths is None:
         raise ValueError(
-            f"the tokeniser {own!r} does not spell its tokens byte by byte, so that it cannot be asked for another tokeniser's stretches "
+            f"the tokeniser {own!r} does not spell its tokens byte by byte, so that it cannot be "
+            "asked for another tokeniser's stretches "
             "of text; compare models of one tokeniser"
         )
     rows = [_respelled(b"".join(spelled), own, lengths) for spelled in windows.spelled]
@@ -252,12 +308,19 @@ def _as_read(windows: Windows, own: Tokenizer) -> Sequences:
     tokens = np.full((len(rows), counts.max()), own.eot_id, np.int64)
     starts, stops = np.zeros_like(tokens), np.zeros_like(tokens)
     for row, (ids, edges) in enumerate(rows):
-        tokens[row, : len(ids)], starts[row, : len(ids)], stops[row, : len(ids)] = ids, edges[:, 0], edges[:, 1]
+        tokens[row, : len(ids)], starts[row, : len(ids)], stops[row, : len(ids)] = (
+            ids,
+            edges[:, 0],
+            edges[:, 1],
+        )
     return Sequences(tokens, counts, lengths[tokens], own.eot_id, windows, starts, stops)
 
 
 def _respelled(window: bytes, own: Tokenizer, lengths: Integers) -> tuple[list[int], Integers]:
-    """A window's bytes in another tokeniser's ids, and (n, 2) the bytes each covers. Half a character at an edge is left out."""
+    """A window's bytes in another tokeniser's ids, and (n, 2) the bytes each covers.
+
+    Half a character at an edge is left out.
+    """
     ids: list[int] = []
     edges: list[tuple[int, int]] = []
     cuts = [-1, *(i for i, byte in enumerate(window) if byte == END[0]), len(window)]
@@ -266,13 +329,15 @@ def _respelled(window: bytes, own: Tokenizer, lengths: Integers) -> tuple[list[i
             ids.append(own.eot_id)
             edges.append((before, before + 1))
         at = before + 1
-        while at < after and window[at] & 0xC0 == 0x80:  # the rest of a character that began before the window
+        # the rest of a character that began before the window
+        while at < after and window[at] & 0xC0 == 0x80:
             at += 1
         segment = window[at:after].decode(errors="ignore")
         spelt = own.encode(segment, inside=True)
         if sum(int(lengths[i]) for i in spelt) != len(segment.encode()):
             raise ValueError(
-                f"the tokeniser {own!r} changes text before it spells it, so that it cannot be asked for another tokeniser's stretches of "
+                f"the tokeniser {own!r} changes text before it spells it, so that it cannot be "
+                "asked for another tokeniser's stretches of "
                 "text; compare models of one tokeniser"
             )
         for i in spelt:

@@ -19,7 +19,9 @@ def prompted(prompt: str | Sequence[int], spelling: Spelling) -> Frame:
     return frame(around(prompt, "", spelling), spelling, whole=False)
 
 
-def around(prompt: str | Sequence[int], suffix: str, spelling: Spelling, blank: str = "") -> Template:
+def around(
+    prompt: str | Sequence[int], suffix: str, spelling: Spelling, blank: str = ""
+) -> Template:
     """A blank between the two. Brackets in them are brackets."""
     if isinstance(prompt, str):
         return Template((prompt, suffix), (blank,))
@@ -47,11 +49,22 @@ class Writer:
         laid = self.of.blank([self.count])
         eot, [start] = self.spelling.tokenizer.eot_id, laid.starts
         asked = stack([laid] * len(seeds), self.runner.model.head.device)
-        stops = StopStrings(self.stop, lambda ids: self._read(ids)[1], eot, int(self.of.spaced[0]), self.sampler.required)
+        stops = StopStrings(
+            self.stop,
+            lambda ids: self._read(ids)[1],
+            eot,
+            int(self.of.spaced[0]),
+            self.sampler.required,
+        )
 
         def told(revealed: list[Revealed]) -> object:
             assert watch is not None
-            return watch([self.spelling.arrival(each, 0, first + each.row, 0, each.position - start) for each in revealed])
+            return watch(
+                [
+                    self.spelling.arrival(each, 0, first + each.row, 0, each.position - start)
+                    for each in revealed
+                ]
+            )
 
         filled = self.runner.fill(
             asked.tokens,
@@ -65,11 +78,19 @@ class Writer:
             watch=None if watch is None else told,
             top=self.top,
         )
-        fixed = f"mode {self.mode} with the length fixed beforehand, at {len(laid.tokens)} tokens: this model has no mode ar"
-        candidates: list[Candidates] = [()] * len(seeds) if filled.top is None else self.spelling.candidates(*filled.top)
+        fixed = (
+            f"mode {self.mode} with the length fixed beforehand, at {len(laid.tokens)} tokens: "
+            "this model has no mode ar"
+        )
+        candidates: list[Candidates] = (
+            [()] * len(seeds) if filled.top is None else self.spelling.candidates(*filled.top)
+        )
         samples = []
         for row, (seed, length) in enumerate(zip(seeds, filled.lengths.tolist(), strict=True)):
-            ids, log_probs = tuple(filled.tokens[row, start:length].tolist()), tuple(filled.log_probs[row, start:length].tolist())
+            ids, log_probs = (
+                tuple(filled.tokens[row, start:length].tolist()),
+                tuple(filled.log_probs[row, start:length].tolist()),
+            )
             ended = ids[-1] == eot
             text_ids = ids[:-1] if ended else ids
             text, stopped = stops.cut(text_ids)
@@ -84,7 +105,9 @@ class Writer:
                     seed=seed,
                     ended=ended,
                     mode=self.mode,
-                    note=broken if self.mode == "ar" else joined(fixed, as_revealed(self.runner.model, self.mode), broken),
+                    note=broken
+                    if self.mode == "ar"
+                    else joined(fixed, as_revealed(self.runner.model, self.mode), broken),
                     stopped=stopped,
                     candidates=candidates[row][start:length],
                 )

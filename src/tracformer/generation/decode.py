@@ -27,11 +27,13 @@ def fill(
 ) -> Filled:
     """Fill every target of the batch.
 
-    `sampler` and `order`: one for all or one a sequence. `seed`: one number means the same number for each sequence, so that it gets what
-    it would get alone. `only(row, position)` restricts a position to some tokens. `stop` ends a sequence (`ar`: end of text): a token, or
-    a function of row, position and token. `watch` is told of tokens as they come; with `drafts`, and an order that looks, also of what
-    has become the likeliest token of a position still open. `top`: so many candidates of each token. What stands at targets in `tokens`
-    is ignored. `insist`: ask in a mode that the weights were not trained for.
+    `sampler` and `order`: one for all or one a sequence. `seed`: one number means the same number
+    for each sequence, so that it gets what it would get alone. `only(row, position)` restricts a
+    position to some tokens. `stop` ends a sequence (`ar`: end of text): a token, or a function of
+    row, position and token. `watch` is told of tokens as they come; with `drafts`, and an order
+    that looks, also of what has become the likeliest token of a position still open. `top`: so many
+    candidates of each token. What stands at targets in `tokens` is ignored. `insist`: ask in a mode
+    that the weights were not trained for.
     """
     job = Job(model.config, tokens, context, mode, lengths, **rules)
     if mode == "diffusion":
@@ -45,28 +47,47 @@ def fill(
 
 @torch.no_grad()
 def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
-    """A diffusion model's own sampler, which decides itself when a token is revealed. Tokens behind the first that stops are dropped."""
+    """A diffusion model's own sampler, which decides itself when a token is revealed.
+
+    Tokens behind the first that stops are dropped.
+    """
     steps = check_reverse(model.config, job.samplers, job.order)
-    seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in job.seeds])  # the 64 bits that count, with a sign
+    # the 64 bits that count, with a sign
+    seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in job.seeds])
     question = (job.tokens, job.context, job.lengths, steps, seeds)
     top = Top.of_none((*job.tokens.shape, job.top)) if job.top else None
-    filled, log_probs = yield from model.ancestral_passes(*question, restrict=_restriction(job, top))  # type: ignore[operator]
+    filled, log_probs = yield from model.ancestral_passes(
+        *question, restrict=_restriction(job, top)
+    )  # type: ignore[operator]
     lengths = _stopped(job, filled)
     targets = targets_of(job.context, lengths)
     if job.watch is not None:
-        job.watch([Revealed(b, t, int(filled[b, t]), float(log_probs[b, t]), _likely(top, b, t)) for b, t in targets.nonzero().tolist()])
+        job.watch(
+            [
+                Revealed(b, t, int(filled[b, t]), float(log_probs[b, t]), _likely(top, b, t))
+                for b, t in targets.nonzero().tolist()
+            ]
+        )
     log_probs = torch.where(targets, log_probs.double(), 0.0)
     if top is not None:
         dropped = ~targets.cpu()
         top.tokens[dropped], top.log_probs[dropped] = -1, 0.0
-    return Filled(filled, log_probs.cpu(), lengths.cpu(), torch.where(targets, 0, -1).cpu(), top=top)
+    return Filled(
+        filled, log_probs.cpu(), lengths.cpu(), torch.where(targets, 0, -1).cpu(), top=top
+    )
 
 
-def check_reverse(config: ModelConfig, samplers: Sequence[Sampler], order: Order | Sequence[Order] | None) -> int | None:
-    """How many steps the order asks of the reverse process; None: the model's own number. A ValueError, where rules mean nothing to it."""
+def check_reverse(
+    config: ModelConfig, samplers: Sequence[Sampler], order: Order | Sequence[Order] | None
+) -> int | None:
+    """How many steps the order asks of the reverse process; None: the model's own number.
+
+    A ValueError, where rules mean nothing to it.
+    """
     if any(sampler.needs_history or sampler.required for sampler in samplers):
         raise ValueError(
-            "mode 'diffusion' reveals tokens in an order of its own: repetition_penalty, no_repeat_ngram and required mean nothing to it"
+            "mode 'diffusion' reveals tokens in an order of its own: repetition_penalty, "
+            "no_repeat_ngram and required mean nothing to it"
         )
     if order is None:
         return None
@@ -77,7 +98,8 @@ def check_reverse(config: ModelConfig, samplers: Sequence[Sampler], order: Order
 
 
 def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What the job's rules make of the logits (N, V) of where (B, T), see `peers.ancestral.Restrict`; None where they change nothing.
+    """What the job's rules make of the logits (N, V) of where (B, T), see
+    `peers.ancestral.Restrict`; None where they change nothing.
 
     The model's own candidates are noted in `top` on the way.
     """
@@ -97,7 +119,9 @@ def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor
             only = None if job.only is None else job.only(row, position)
             scores = adjusted(logits[number : number + 1], sampler, [Pick(sampler, 0.0, only=only)])
             if sampler.temperature == 0:  # the likeliest alone
-                scores = torch.full_like(scores, -torch.inf).scatter(1, scores.argmax(1, keepdim=True), 0.0)
+                scores = torch.full_like(scores, -torch.inf).scatter(
+                    1, scores.argmax(1, keepdim=True), 0.0
+                )
             rows.append(scores)
         return torch.cat(rows) if rows else logits
 
@@ -107,7 +131,9 @@ def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor
 def _likely(top: Top | None, row: int, position: int) -> Likely:
     if top is None:
         return ()
-    return tuple(zip(top.tokens[row, position].tolist(), top.log_probs[row, position].tolist(), strict=True))
+    return tuple(
+        zip(top.tokens[row, position].tolist(), top.log_probs[row, position].tolist(), strict=True)
+    )
 
 
 def _stopped(job: Job, filled: Tensor) -> Tensor:
@@ -115,9 +141,13 @@ def _stopped(job: Job, filled: Tensor) -> Tensor:
     lengths = job.lengths.clone()
     if job.stop is None:
         return lengths
-    for row, (tokens, targets) in enumerate(zip(filled.tolist(), targets_of(job.context, lengths).tolist(), strict=True)):
+    for row, (tokens, targets) in enumerate(
+        zip(filled.tolist(), targets_of(job.context, lengths).tolist(), strict=True)
+    ):
         for position, (token, target) in enumerate(zip(tokens, targets, strict=True)):
-            if target and (job.stop(row, position, token) if callable(job.stop) else token == job.stop):
+            if target and (
+                job.stop(row, position, token) if callable(job.stop) else token == job.stop
+            ):
                 lengths[row] = position + 1
                 break
     return lengths

@@ -1,15 +1,19 @@
-"""Who runs the model for the text level: the caller's own thread (`Here`), or an engine that many callers share (`engine.Request`).
+"""Who runs the model for the text level: the caller's own thread (`Here`), or an engine that many
+callers share (`engine.Request`).
 
-One client's share of an engine: calls that block in the client's thread, while the engine's computes.
+One client's share of an engine: calls that block in the client's thread, while the engine's
+computes.
 
-Many requests at once: one thread that alone computes with the model, and steps the sequences of all requests together.
+Many requests at once: one thread that alone computes with the model, and steps the sequences of all
+requests together.
 
     engine = Engine(lm.model)
     with engine.request() as request:            # in any thread, as many at a time as one likes
         lm.on(request).infill("Once [[3-8]] lived.")
 
-A request that comes while others are halfway joins them at the next step, and gets exactly what it would get alone (in float32: but for
-candidates that all but tie). Whole passes, such as scores and those of a reverse process, take turns with the steps.
+A request that comes while others are halfway joins them at the next step, and gets exactly what it
+would get alone (in float32: but for candidates that all but tie). Whole passes, such as scores and
+those of a reverse process, take turns with the steps.
 """
 
 import queue
@@ -41,8 +45,18 @@ class Runner(Protocol):
         """For its configuration, and what it can answer; to be computed with only inside `call`."""
         ...
 
-    def fill(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, **rules: Unpack[Rules]) -> Filled:
-        """As `generation.fill.fill`. `watch` is called in the caller's thread; `only` and `stop` in any."""
+    def fill(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        **rules: Unpack[Rules],
+    ) -> Filled:
+        """As `generation.fill.fill`.
+
+        `watch` is called in the caller's thread; `only` and `stop` in any.
+        """
         ...
 
     def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
@@ -60,7 +74,14 @@ class Here:
     def __init__(self, model: ConditionalModel) -> None:
         self.model = model
 
-    def fill(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, **rules: Unpack[Rules]) -> Filled:
+    def fill(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        **rules: Unpack[Rules],
+    ) -> Filled:
         return fill(self.model, tokens, context, mode, lengths, **rules)
 
     def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
@@ -84,9 +105,14 @@ class Closed(RuntimeError):  # noqa: N818
 
 
 class Work:
-    """One blocking call: a job for the filling loop, or passes of its own. What comes of it goes into the mail of the thread that waits."""
+    """One blocking call: a job for the filling loop, or passes of its own.
 
-    def __init__(self, request: "Request", job: Job | None = None, passes: Passes[Any] | None = None) -> None:
+    What comes of it goes into the mail of the thread that waits.
+    """
+
+    def __init__(
+        self, request: "Request", job: Job | None = None, passes: Passes[Any] | None = None
+    ) -> None:
         self.request, self.job, self.passes = request, job, passes
         self.mail: queue.SimpleQueue[list[Revealed] | End] = queue.SimpleQueue()
         self.left = False  # nobody waits for it any more
@@ -108,9 +134,11 @@ class End:
 
 
 class Request:
-    """A runner (see `runner.Runner`) whose calls block in the thread that makes them, while the engine computes.
+    """A runner (see `runner.Runner`) whose calls block in the thread that makes them, while the
+    engine computes.
 
-    As a context manager it tells the engine when a client that makes several calls is done: a closing engine waits for that.
+    As a context manager it tells the engine when a client that makes several calls is done: a
+    closing engine waits for that.
     """
 
     def __init__(self, engine: "Engine", deadline: float | None) -> None:
@@ -137,10 +165,19 @@ class Request:
             self.engine.changed.notify_all()
 
     def cancel(self) -> None:
-        """From any thread: its rows are free before the next step, and its waiting calls raise Cancelled."""
+        """From any thread: its rows are free before the next step, and its waiting
+        calls raise Cancelled.
+        """
         self._end(Cancelled("the request was cancelled"))
 
-    def fill(self, tokens: Tensor, context: Tensor, mode: str = "car", lengths: Tensor | None = None, **rules: Unpack[Rules]) -> Filled:
+    def fill(
+        self,
+        tokens: Tensor,
+        context: Tensor,
+        mode: str = "car",
+        lengths: Tensor | None = None,
+        **rules: Unpack[Rules],
+    ) -> Filled:
         watch = rules.pop("watch", None)
         job = Job(self.model.config, tokens, context, mode, lengths, **rules)
         if mode == "diffusion":
@@ -157,7 +194,9 @@ class Request:
         return job.result()
 
     def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
-        return _Session(self, self.call(lambda: open_session(self.model, tokens, context, mode, lengths)))
+        return _Session(
+            self, self.call(lambda: open_session(self.model, tokens, context, mode, lengths))
+        )
 
     def call(self, f: Callable[[], A]) -> A:
         result: A = self._wait(Work(self, passes=at_once(f)))
@@ -241,7 +280,9 @@ class Load:
 
 
 class Engine:
-    """At most `rows` sequences are filled at a time; those beyond wait, in the order of their coming."""
+    """At most `rows` sequences are filled at a time; those beyond wait, in the order
+    of their coming.
+    """
 
     def __init__(self, model: ConditionalModel, *, rows: int = 64) -> None:
         if rows < 1:
@@ -258,7 +299,10 @@ class Engine:
         self._thread.start()
 
     def request(self, deadline: float | None = None) -> Request:
-        """One client's share of the engine. deadline: a value of `time.monotonic()`, after which its calls raise DeadlineExceeded."""
+        """One client's share of the engine.
+
+        deadline: a value of `time.monotonic()`, after which its calls raise DeadlineExceeded.
+        """
         self.require_open()
         return Request(self, deadline)
 
@@ -267,10 +311,20 @@ class Engine:
         filling = self._filling
         with self.changed:
             coming = sum(work.job.left for work in self._coming if work.job is not None)
-        return Load(len(filling.rows), len(filling.waiting) + coming, filling.capacity, filling.steps, filling.tokens)
+        return Load(
+            len(filling.rows),
+            len(filling.waiting) + coming,
+            filling.capacity,
+            filling.steps,
+            filling.tokens,
+        )
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Take nothing new, and end. `drain`: first finish what runs, for at most `timeout` seconds; what is then left raises Cancelled."""
+        """Take nothing new, and end.
+
+        `drain`: first finish what runs, for at most `timeout` seconds; what is then left raises
+        Cancelled.
+        """
         with self.changed:
             self._closing = True
             self._stopping |= not drain
@@ -311,7 +365,13 @@ class Engine:
     def _turn(self) -> bool:
         """One pass of a call, one step. False: the end."""
         with self.changed:
-            while not (self._coming or self._jobs or self._calls or self._stopping or (self._closing and self.open_requests == 0)):
+            while not (
+                self._coming
+                or self._jobs
+                or self._calls
+                or self._stopping
+                or (self._closing and self.open_requests == 0)
+            ):
                 self.changed.wait()
             idle = not (self._coming or self._jobs or self._calls)
             if self._stopping or idle:
@@ -362,7 +422,10 @@ class Engine:
             work.mail.put(End())
 
     def _start_over(self, error: Exception) -> None:
-        """A failure that is no job's own: nothing is known of those that had begun. Those that only waited go on waiting."""
+        """A failure that is no job's own: nothing is known of those that had begun.
+
+        Those that only waited go on waiting.
+        """
         self._filling.reset()
         jobs = list(self._jobs)
         lost = [job for job in jobs if job.begun] or jobs

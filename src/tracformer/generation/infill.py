@@ -1,16 +1,20 @@
-"""What holds for every text that is filled or written: which tokens may come, and what its reader must know.
+"""What holds for every text that is filled or written: which tokens may come, and what its reader
+must know.
 
 A second opinion on fillings, from the same model: the whole text read from left to right.
 
-    log p(filling | before, after) = log p(filling | before) + log p(after | before, filling) - log p(after | before)
+    log p(filling | before, after) = log p(filling | before)
+                                     + log p(after | before, filling) - log p(after | before)
 
-Mode `car` answers the left side at once, knowing what follows from the start; mode `ar` answers the right side, and notices where what
-follows no longer fits. The last term is the same for all fillings of a text. Two estimates of one number err in different places: the
-sum of both makes up for some of it.
+Mode `car` answers the left side at once, knowing what follows from the start; mode `ar` answers the
+right side, and notices where what follows no longer fits. The last term is the same for all
+fillings of a text. Two estimates of one number err in different places: the sum of both makes up
+for some of it.
 
 From texts with blanks to texts without: lengths, then samples or a search, then text again.
 
-Every sample of every text is one sequence with its own seed; sequences of like length go through the filling loop together.
+Every sample of every text is one sequence with its own seed; sequences of like length go through
+the filling loop together.
 """
 
 from collections.abc import Sequence
@@ -25,11 +29,29 @@ from tracformer.generation.decode import check_reverse
 from tracformer.generation.engine import Runner
 from tracformer.generation.length_posterior import Prior
 from tracformer.generation.orders import Order, orders_in
-from tracformer.generation.results import Arrival, Candidates, Infilled, LengthChoice, Watch, Watcher, heeded
+from tracformer.generation.results import (
+    Arrival,
+    Candidates,
+    Infilled,
+    LengthChoice,
+    Watch,
+    Watcher,
+    heeded,
+)
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.scheduler import Revealed, fit
 from tracformer.generation.search import Found, require_exact, search
-from tracformer.generation.template import Frame, Laid, Stacked, Template, frame, parse, parse_lengths, spans_of, stack
+from tracformer.generation.template import (
+    Frame,
+    Laid,
+    Stacked,
+    Template,
+    frame,
+    parse,
+    parse_lengths,
+    spans_of,
+    stack,
+)
 from tracformer.generation.token_text import HALF, Spelling
 from tracformer.model.base import BOUND, ConditionalModel
 from tracformer.rng import derived_seed
@@ -38,14 +60,19 @@ from tracformer.rng import derived_seed
 def text_rules(sampler: Sampler, spelling: Spelling, allowed: Sequence[int] = ()) -> Sampler:
     """The sampler, with every token banned that is not text and that it does not name itself."""
     named = {*sampler.allowed, *sampler.required, *allowed}
-    return replace(sampler, banned=tuple(sorted({*sampler.banned, *(set(spelling.special) - named)})))
+    return replace(
+        sampler, banned=tuple(sorted({*sampler.banned, *(set(spelling.special) - named)}))
+    )
 
 
 def as_revealed(model: ConditionalModel, mode: str) -> str:
     """A note, where fillings in this mode have no probability of their own."""
     if model.answers[mode] != BOUND:
         return ""
-    return "log p is each token's when it was revealed, not that of the whole filling: score gives a bound on that"
+    return (
+        "log p is each token's when it was revealed, not that of the whole filling: score gives a "
+        "bound on that"
+    )
 
 
 def not_utf8(what: str, text: str) -> str:
@@ -66,16 +93,30 @@ def word_start(of: Frame, laid: Laid, position: int, spelling: Spelling) -> tupl
 def require_left_to_right(model: ConditionalModel) -> None:
     if "ar" not in model.config.modes:
         modes = ", ".join(model.config.modes)
-        raise ValueError(f"reread asks how texts read from left to right, in mode 'ar'; this model was trained for: {modes}")
+        raise ValueError(
+            "reread asks how texts read from left to right, in mode 'ar'; this model was trained "
+            f"for: {modes}"
+        )
 
 
-def ranked(runner: Runner, results: Sequence[Infilled], own: Sequence[float], batch: int) -> list[Infilled]:
-    """Fillings of one text, the best by both opinions first. own: the first opinion on each, in nats."""
+def ranked(
+    runner: Runner, results: Sequence[Infilled], own: Sequence[float], batch: int
+) -> list[Infilled]:
+    """Fillings of one text, the best by both opinions first.
+
+    own: the first opinion on each, in nats.
+    """
     again = left_to_right(runner, [result.token_ids for result in results], batch)
     # Asked in mode `ar`, the first opinion is a part of the second.
-    both = [second if result.mode == "ar" else first + second for result, first, second in zip(results, own, again, strict=True)]
+    both = [
+        second if result.mode == "ar" else first + second
+        for result, first, second in zip(results, own, again, strict=True)
+    ]
     order = sorted(range(len(results)), key=lambda i: -both[i])
-    said = f"of {len(results)} candidates, ranked by how the whole text reads too: log p %.3f from left to right"
+    said = (
+        f"of {len(results)} candidates, ranked by how the whole text reads too: log p %.3f from "
+        "left to right"
+    )
     return [replace(results[i], note=joined(results[i].note, said % again[i])) for i in order]
 
 
@@ -84,9 +125,14 @@ def left_to_right(runner: Runner, sequences: Sequence[Sequence[int]], batch: int
     """log p of each whole sequence."""
     values: list[float] = []
     for start in range(0, len(sequences), batch):
-        some = [Laid(list(sequence), [False] * len(sequence), (0,), (len(sequence),)) for sequence in sequences[start : start + batch]]
+        some = [
+            Laid(list(sequence), [False] * len(sequence), (0,), (len(sequence),))
+            for sequence in sequences[start : start + batch]
+        ]
         asked = stack(some, runner.model.head.device)
-        found = runner.call(partial(runner.model.log_prob, asked.tokens, asked.context, "ar", asked.lengths))
+        found = runner.call(
+            partial(runner.model.log_prob, asked.tokens, asked.context, "ar", asked.lengths)
+        )
         values += found.double().sum(1).tolist()
     return values
 
@@ -120,22 +166,35 @@ class Options:
         if self.top < 0:
             raise ValueError(f"top is {self.top}; it must be zero (none) or more")
         if self.length_draws < 2:
-            raise ValueError(f"length_draws is {self.length_draws}; a standard error needs at least 2")
+            raise ValueError(
+                f"length_draws is {self.length_draws}; a standard error needs at least 2"
+            )
         if self.best_of and self.best_of < self.n:
-            raise ValueError(f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain samples")
+            raise ValueError(
+                f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain "
+                "samples"
+            )
         if self.lengths not in unknown.HOW:
             raise ValueError(f"lengths is {self.lengths!r}; allowed: {', '.join(unknown.HOW)}")
         method = None if self.search is None else parse_search(self.search)[0]
         if self.reread and not self.best_of and method != "beam":
-            raise ValueError("reread ranks candidates: ask for several with best_of, or with search beam:WIDTH")
+            raise ValueError(
+                "reread ranks candidates: ask for several with best_of, or with search beam:WIDTH"
+            )
         if method is None:
             return
         if self.best_of:
-            raise ValueError(f"best_of is {self.best_of} and search is {self.search!r}; only one of them can pick the results")
+            raise ValueError(
+                f"best_of is {self.best_of} and search is {self.search!r}; only one of them can "
+                "pick the results"
+            )
         if self.order is not None:
             raise ValueError("search goes from left to right; leave order out")
         if self.sampler != Sampler(banned=self.sampler.banned, allowed=self.sampler.allowed):
-            raise ValueError("search draws nothing: of the sampler's settings only banned and allowed mean something to it")
+            raise ValueError(
+                "search draws nothing: of the sampler's settings only banned and allowed mean "
+                "something to it"
+            )
 
     @property
     def draws(self) -> int:
@@ -168,7 +227,9 @@ class Job(NamedTuple):
     seed: int
 
 
-def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str | Template], options: Options) -> list[list[Infilled]]:
+def infill_texts(
+    runner: Runner, spelling: Spelling, texts: Sequence[str | Template], options: Options
+) -> list[list[Infilled]]:
     check_options(runner.model, options)
     rules = text_rules(options.sampler, spelling)
     seeds = [derived_seed(options.seed, i) for i in range(options.draws)]
@@ -186,12 +247,17 @@ def infill_texts(runner: Runner, spelling: Spelling, texts: Sequence[str | Templ
     ]
     watch = None if options.watch is None else heeded(options.watch)
     filled: dict[tuple[int, int], Infilled] = {}
-    by_length = sorted(jobs, key=lambda job: len(job.laid.tokens))  # stable: little padding, and the order of samples among equals
+    # stable: little padding, and the order of samples among equals
+    by_length = sorted(jobs, key=lambda job: len(job.laid.tokens))
     for start in range(0, len(jobs), options.batch):
         some = by_length[start : start + options.batch]
-        for job, result in zip(some, _filled(runner, spelling, some, tasks, options, rules, watch), strict=True):
+        for job, result in zip(
+            some, _filled(runner, spelling, some, tasks, options, rules, watch), strict=True
+        ):
             filled[job.text, job.sample] = result
-    results = [[filled[number, sample] for sample in range(len(seeds))] for number in range(len(tasks))]
+    results = [
+        [filled[number, sample] for sample in range(len(seeds))] for number in range(len(tasks))
+    ]
     return [_best(runner, each, options) for each in results] if options.best_of else results
 
 
@@ -207,16 +273,23 @@ def check_options(model: ConditionalModel, options: Options) -> None:
         orders_in(options.mode, options.order, 1)
 
 
-def ask(model: ConditionalModel, spelling: Spelling, text: str | Template, options: Options) -> Asked:
+def ask(
+    model: ConditionalModel, spelling: Spelling, text: str | Template, options: Options
+) -> Asked:
     """The text as the model is asked about it; or a ValueError, where it cannot be."""
     template = parse(text)
     of = frame(template, spelling, options.whole)
     wanted = [parse_lengths(content) for content in template.contents]
     ranges, room = of.fitting(wanted, model.config.max_length, options.max_blank)
     if not _holds(of, min(sum(high for _, high in ranges), room), options.sampler, spelling):
-        hint = " (behind a space a blank begins with a token that has one)" if any(of.spaced) else ""
+        hint = (
+            " (behind a space a blank begins with a token that has one)" if any(of.spaced) else ""
+        )
         count = len(set(options.sampler.required))
-        raise ValueError(f"{count} tokens are required, and the blanks have no place for all of them{hint}: make them larger")
+        raise ValueError(
+            f"{count} tokens are required, and the blanks have no place for all of them{hint}: "
+            "make them larger"
+        )
     return Asked(of, ranges, room)
 
 
@@ -225,12 +298,20 @@ def parse_search(text: str) -> tuple[str, int]:
     method, _, number = text.partition(":")
     if method not in ("beam", "best-first") or not number.isdecimal() or int(number) == 0:
         raise ValueError(
-            f"search is {text!r}; allowed: beam:WIDTH, for instance beam:8, or best-first:BUDGET, for instance best-first:2000"
+            f"search is {text!r}; allowed: beam:WIDTH, for instance beam:8, or best-first:BUDGET, "
+            "for instance best-first:2000"
         )
     return method, int(number)
 
 
-def _task(runner: Runner, spelling: Spelling, text: str | Template, options: Options, rules: Sampler, seeds: Sequence[int]) -> Task:
+def _task(
+    runner: Runner,
+    spelling: Spelling,
+    text: str | Template,
+    options: Options,
+    rules: Sampler,
+    seeds: Sequence[int],
+) -> Task:
     model = runner.model
     of, ranges, room = ask(model, spelling, text, options)
     note = f"mode {options.mode} {limit}" if (limit := model.limits.get(options.mode)) else ""
@@ -239,8 +320,13 @@ def _task(runner: Runner, spelling: Spelling, text: str | Template, options: Opt
         return Task(of, [tuple(low for low, _ in ranges)] * len(seeds), [None] * len(seeds), note)
     if not unknown.can_weigh(model):
         missing = " and ".join(mode for mode in ("car", "ar") if mode not in model.config.modes)
-        said = f"lengths are the middle of their ranges: weighing them needs mode {missing}, which this model was not trained in"
-        return Task(of, [unknown.middle(ranges, room)] * len(seeds), [None] * len(seeds), joined(note, said))
+        said = (
+            f"lengths are the middle of their ranges: weighing them needs mode {missing}, which "
+            "this model was not trained in"
+        )
+        return Task(
+            of, [unknown.middle(ranges, room)] * len(seeds), [None] * len(seeds), joined(note, said)
+        )
     choices = _choices(runner, spelling, of, ranges, room, options, rules, seeds)
     return Task(of, [choice.chosen for choice in choices], list(choices), note)
 
@@ -259,10 +345,13 @@ def _choices(
     enough = [_holds(of, sum(vector), options.sampler, spelling) for vector in found.vectors]
     if not any(enough):
         raise ValueError(
-            f"{len(set(options.sampler.required))} tokens are required; the blanks' lengths do not reach that: write larger ranges"
+            f"{len(set(options.sampler.required))} tokens are required; the blanks' lengths do not "
+            "reach that: write larger ranges"
         )
     found = unknown.Candidates(
-        [vector for vector, kept in zip(found.vectors, enough, strict=True) if kept], found.log_prior[enough], found.log_share[enough]
+        [vector for vector, kept in zip(found.vectors, enough, strict=True) if kept],
+        found.log_prior[enough],
+        found.log_share[enough],
     )
     layouts = [of.blank(vector) for vector in found.vectors]
     weighed = unknown.masses(
@@ -281,7 +370,9 @@ def _choices(
 def _holds(of: Frame, count: int, sampler: Sampler, spelling: Spelling) -> bool:
     """Do blanks of so many tokens together have a place for every required one?"""
     required, starts = set(sampler.required), sum(of.spaced)
-    return len(required) <= count - starts or fit(required, count - starts, [required.intersection(spelling.word_starts)] * starts)
+    return len(required) <= count - starts or fit(
+        required, count - starts, [required.intersection(spelling.word_starts)] * starts
+    )
 
 
 def _filled(
@@ -297,7 +388,12 @@ def _filled(
 
     def told(revealed: list[Revealed]) -> object:
         assert watch is not None
-        return watch([_arrival(jobs[each.row], each, spelling, each.draft or options.best_of > 0) for each in revealed])
+        return watch(
+            [
+                _arrival(jobs[each.row], each, spelling, each.draft or options.best_of > 0)
+                for each in revealed
+            ]
+        )
 
     result = runner.fill(
         asked.tokens,
@@ -307,17 +403,26 @@ def _filled(
         sampler=rules,
         seed=[job.seed for job in jobs],
         order=options.order,
-        only=lambda row, position: word_start(tasks[jobs[row].text].frame, jobs[row].laid, position, spelling),
+        only=lambda row, position: word_start(
+            tasks[jobs[row].text].frame, jobs[row].laid, position, spelling
+        ),
         watch=None if watch is None else told,
         top=options.top,
         drafts=isinstance(options.watch, Watcher),
     )
-    candidates: list[Candidates] = [()] * len(jobs) if result.top is None else spelling.candidates(*result.top)
+    candidates: list[Candidates] = (
+        [()] * len(jobs) if result.top is None else spelling.candidates(*result.top)
+    )
     rows = zip(jobs, result.tokens.tolist(), result.log_probs.tolist(), candidates, strict=True)
-    return [_infilled(spelling, tasks[job.text], job, tokens, shares, likely, options.mode) for job, tokens, shares, likely in rows]
+    return [
+        _infilled(spelling, tasks[job.text], job, tokens, shares, likely, options.mode)
+        for job, tokens, shares, likely in rows
+    ]
 
 
-def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, rules: Sampler) -> list[Infilled]:
+def _searched(
+    runner: Runner, spelling: Spelling, task: Task, options: Options, rules: Sampler
+) -> list[Infilled]:
     assert options.search is not None
     method, number = parse_search(options.search)
     laid = task.frame.blank(task.lengths[0])
@@ -344,51 +449,108 @@ def _searched(runner: Runner, spelling: Spelling, task: Task, options: Options, 
         open_session=runner.session,
     )
     results = []
-    for each, candidates in zip(found, _searched_candidates(runner, spelling, found, asked, options), strict=True):
+    for each, candidates in zip(
+        found, _searched_candidates(runner, spelling, found, asked, options), strict=True
+    ):
         if each.proven:
-            said = f"{method} search: proven; no filling of these lengths but those before it is more probable"
+            said = (
+                f"{method} search: proven; no filling of these lengths but those before it is more "
+                "probable"
+            )
         elif method == "beam":
             said = f"beam search of width {number}: approximate"
         else:
-            said = f"best-first search gave up after {each.expanded} nodes: not proven the most probable"
+            said = (
+                f"best-first search gave up after {each.expanded} nodes: not proven the most "
+                "probable"
+            )
         noted = task._replace(note=joined(task.note, said))
         job = Job(0, 0, laid, options.seed)
-        results.append(_infilled(spelling, noted, job, each.tokens.tolist(), each.log_probs.tolist(), candidates, options.mode))
+        results.append(
+            _infilled(
+                spelling,
+                noted,
+                job,
+                each.tokens.tolist(),
+                each.log_probs.tolist(),
+                candidates,
+                options.mode,
+            )
+        )
     results = _distinct(results)
-    return ranked(runner, results, [each.log_prob for each in results], options.batch)[: options.n] if options.reread else results
+    return (
+        ranked(runner, results, [each.log_prob for each in results], options.batch)[: options.n]
+        if options.reread
+        else results
+    )
 
 
-def _searched_candidates(runner: Runner, spelling: Spelling, found: Sequence[Found], asked: Stacked, options: Options) -> list[Candidates]:
-    """Search keeps no candidates of what it passes by: whole passes over what it found give them."""
+def _searched_candidates(
+    runner: Runner, spelling: Spelling, found: Sequence[Found], asked: Stacked, options: Options
+) -> list[Candidates]:
+    """Search keeps no candidates of what it passes by: whole passes over what it
+    found give them.
+    """
     if not options.top:
         return [()] * len(found)
     candidates: list[Candidates] = []
     for start in range(0, len(found), options.batch):
         tokens = torch.stack([each.tokens for each in found[start : start + options.batch]])
-        question = (tokens, asked.context.expand_as(tokens), options.mode, asked.lengths.expand(len(tokens)), options.top)
+        question = (
+            tokens,
+            asked.context.expand_as(tokens),
+            options.mode,
+            asked.lengths.expand(len(tokens)),
+            options.top,
+        )
         candidates += spelling.candidates(*runner.call(partial(runner.model.candidates, *question)))
     return candidates
 
 
 def _infilled(
-    spelling: Spelling, task: Task, job: Job, tokens: list[int], log_probs: list[float], candidates: Candidates, mode: str
+    spelling: Spelling,
+    task: Task,
+    job: Job,
+    tokens: list[int],
+    log_probs: list[float],
+    candidates: Candidates,
+    mode: str,
 ) -> Infilled:
     length = len(job.laid.tokens)
     text, spans = spans_of(task.frame, job.laid, tokens, log_probs, spelling, candidates=candidates)
     note = joined(task.note, not_utf8("a filling", "".join(span.text for span in spans)))
     log_prob = sum(span.log_prob for span in spans)
-    return Infilled(text, spans, log_prob, job.seed, mode, tuple(tokens[:length]), task.choices[job.sample], note)
+    return Infilled(
+        text,
+        spans,
+        log_prob,
+        job.seed,
+        mode,
+        tuple(tokens[:length]),
+        task.choices[job.sample],
+        note,
+    )
 
 
 def _best(runner: Runner, results: list[Infilled], options: Options) -> list[Infilled]:
-    """The most probable; where lengths differ, by the posterior of the length times the filling's probability given it."""
+    """The most probable; where lengths differ, by the posterior of the length times the filling's
+    probability given it.
+    """
 
     def own(result: Infilled) -> float:
         choice = result.length_choice
-        return result.log_prob + (choice.log_probabilities[choice.lengths.index(choice.chosen)] if choice is not None else 0.0)
+        return result.log_prob + (
+            choice.log_probabilities[choice.lengths.index(choice.chosen)]
+            if choice is not None
+            else 0.0
+        )
 
     best = _distinct(sorted(results, key=own, reverse=True))
-    return (ranked(runner, best, [own(each) for each in best], options.batch) if options.reread else best)[: options.n]
+    return (
+        ranked(runner, best, [own(each) for each in best], options.batch)
+        if options.reread
+        else best
+    )[: options.n]
 
 
 def _distinct(results: list[Infilled]) -> list[Infilled]:
@@ -400,4 +562,6 @@ def _distinct(results: list[Infilled]) -> list[Infilled]:
 
 
 def _arrival(job: Job, revealed: Revealed, spelling: Spelling, draft: bool) -> Arrival:
-    return spelling.arrival(revealed, job.text, job.sample, *job.laid.place(revealed.position), draft)
+    return spelling.arrival(
+        revealed, job.text, job.sample, *job.laid.place(revealed.position), draft
+    )

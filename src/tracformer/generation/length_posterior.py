@@ -1,29 +1,37 @@
 """How long a blank of unknown length should be.
 
-The probability of a filling given its blank falls with every token, so lengths cannot be compared by it. What can be compared is the
-mass of a length: all that the model, read from left to right, gives to the texts with k tokens in the blank,
+The probability of a filling given its blank falls with every token, so lengths cannot be compared
+by it. What can be compared is the mass of a length: all that the model, read from left to right,
+gives to the texts with k tokens in the blank,
 
     M_k = sum over fillings f in F_k of p(prefix, f, suffix, end of text),
 
-p being mode `ar`, which knows no length beforehand, and F_k the fillings of k tokens that are allowed: no end of text in a blank, a word
-start where a space moved into the blank, the caller's banned and allowed tokens. Texts of different length are different documents, so
-the masses add up; times a prior over k they give, normalised, the posterior of k. (Without the end of text, for a fragment, M_k is the
-probability that after the prefix come k allowed tokens and then the suffix, whatever follows. These events do not exclude each other, and
-where there is no suffix they are nested: M_k is then the probability of going on for at least k tokens, which never rises with k.)
+p being mode `ar`, which knows no length beforehand, and F_k the fillings of k tokens that are
+allowed: no end of text in a blank, a word start where a space moved into the blank, the caller's
+banned and allowed tokens. Texts of different length are different documents, so the masses add up;
+times a prior over k they give, normalised, the posterior of k. (Without the end of text, for a
+fragment, M_k is the probability that after the prefix come k allowed tokens and then the suffix,
+whatever follows. These events do not exclude each other, and where there is no suffix they are
+nested: M_k is then the probability of going on for at least k tokens, which never rises with k.)
 
-The sum is estimated by importance sampling, with mode `car`, which sees both sides, as the proposal. Each target t has a set A_t of
-allowed tokens, the same whatever the other tokens are, so F_k is their product. A filling is drawn token by token from
+The sum is estimated by importance sampling, with mode `car`, which sees both sides, as the
+proposal. Each target t has a set A_t of allowed tokens, the same whatever the other tokens are, so
+F_k is their product. A filling is drawn token by token from
 
-    q'(f) = product over t of  q(f_t | given, f_<t) / Z_t(f_<t),   Z_t(f_<t) = sum over v in A_t of q(v | given, f_<t),
+    q'(f) = product over t of  q(f_t | given, f_<t) / Z_t(f_<t),
+    Z_t(f_<t) = sum over v in A_t of q(v | given, f_<t),
 
-which is a distribution over F_k (each factor sums to one over A_t) and positive on all of it, as every softmax is. Hence
+which is a distribution over F_k (each factor sums to one over A_t) and positive on all of it, as
+every softmax is. Hence
 
     E_q'[p(f) / q'(f)] = sum over F_k of q'(f) p(f) / q'(f) = M_k:
 
-the mean of these ratios over independent draws is unbiased. With the model's own q(f) in place of q'(f) it would not be: that mean tends to
-the sum of p(f) / (Z_1 Z_2 ...), too large, and more so for longer blanks.
+the mean of these ratios over independent draws is unbiased. With the model's own q(f) in place of
+q'(f) it would not be: that mean tends to the sum of p(f) / (Z_1 Z_2 ...), too large, and more so
+for longer blanks.
 
-If `car` and `ar` agreed perfectly the ratio would be M_k for every draw; how far they differ is what the standard errors show.
+If `car` and `ar` agreed perfectly the ratio would be M_k for every draw; how far they differ is
+what the standard errors show.
 """
 
 from collections import Counter
@@ -43,8 +51,10 @@ from tracformer.generation.template import Laid, Stacked, stack
 from tracformer.model.base import ConditionalModel
 from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms
 
-Prior = Callable[[int], float] | Mapping[int, float]  # over one blank's number of tokens, of any total; blanks are independent
-Only = Callable[[int, int], Sequence[int] | None]  # (layout, position) -> the tokens that may stand there, or None for all
+# over one blank's number of tokens, of any total; blanks are independent
+Prior = Callable[[int], float] | Mapping[int, float]
+# (layout, position) -> the tokens that may stand there, or None for all
+Only = Callable[[int, int], Sequence[int] | None]
 Range = tuple[int, int]
 
 MOST = 256  # length vectors that are weighed
@@ -57,23 +67,39 @@ class Candidates(NamedTuple):
 
     vectors: list[tuple[int, ...]]
     log_prior: Tensor  # (K,) what multiplies the mass when they are ranked
-    log_share: Tensor  # (K,) what multiplies it when one is sampled: the prior or, where they were drawn from it, how often each came
+    # (K,) what multiplies it when one is sampled: the prior or, where they were drawn from it, how
+    # often each came
+    log_share: Tensor
 
 
 class Masses(NamedTuple):
     log_masses: Tensor  # (K,) float64: log of the unbiased estimate
-    standard_errors: Tensor  # (K,) of the logs, by the delta method: the relative standard error of the mass
+    # (K,) of the logs, by the delta method: the relative standard error of the mass
+    standard_errors: Tensor
 
 
 def can_weigh(model: ConditionalModel) -> bool:
     return {"car", "ar"} <= set(model.config.modes)
 
 
-def candidates(ranges: Sequence[Range], room: int, prior: Prior | None = None, seed: int = 0, most: int = MOST) -> Candidates:
-    """All length vectors of at most `room` tokens together or, if there are more than `most`, that many drawn from the prior."""
+def candidates(
+    ranges: Sequence[Range], room: int, prior: Prior | None = None, seed: int = 0, most: int = MOST
+) -> Candidates:
+    """All length vectors of at most `room` tokens together or, if there are more than `most`, that
+    many drawn from the prior.
+    """
     weights = [_prior_weights(prior, low, high) for low, high in ranges]
-    if _tails([(np.array(w > 0, float), low) for w, (low, _) in zip(weights, ranges, strict=True)], room)[0][room] <= most:
-        weighty = [[low + i for i in np.flatnonzero(w).tolist()] for w, (low, _) in zip(weights, ranges, strict=True)]
+    if (
+        _tails(
+            [(np.array(w > 0, float), low) for w, (low, _) in zip(weights, ranges, strict=True)],
+            room,
+        )[0][room]
+        <= most
+    ):
+        weighty = [
+            [low + i for i in np.flatnonzero(w).tolist()]
+            for w, (low, _) in zip(weights, ranges, strict=True)
+        ]
         counts = Counter(_grid(weighty, room) if all(weighty) else ())
         drawn = False
     else:
@@ -81,14 +107,25 @@ def candidates(ranges: Sequence[Range], room: int, prior: Prior | None = None, s
         drawn = True
     vectors = sorted(counts)
     if not vectors:
-        raise ValueError(f"the prior gives no weight to any length that fits: the ranges are {_shown(ranges)}, of {room} tokens in all")
-    log_prior = torch.tensor([_log_prior(vector, weights, ranges) for vector in vectors], dtype=torch.float64)
-    log_share = torch.tensor([counts[vector] / most for vector in vectors], dtype=torch.float64).log() if drawn else log_prior
+        raise ValueError(
+            f"the prior gives no weight to any length that fits: the ranges are {_shown(ranges)}, "
+            f"of {room} tokens in all"
+        )
+    log_prior = torch.tensor(
+        [_log_prior(vector, weights, ranges) for vector in vectors], dtype=torch.float64
+    )
+    log_share = (
+        torch.tensor([counts[vector] / most for vector in vectors], dtype=torch.float64).log()
+        if drawn
+        else log_prior
+    )
     return Candidates(vectors, log_prior, log_share)
 
 
 def middle(ranges: Sequence[Range], room: int) -> tuple[int, ...]:
-    """The middle of each range, the longest shortened until all fit: for models that cannot weigh lengths."""
+    """The middle of each range, the longest shortened until all fit: for models that
+    cannot weigh lengths.
+    """
     lengths = [(low + high) // 2 for low, high in ranges]
     while sum(lengths) > room:
         spare = [length - low for length, (low, _) in zip(lengths, ranges, strict=True)]
@@ -108,22 +145,36 @@ def masses(
     batch: int = 16,
     runner: Runner | None = None,
 ) -> Masses:
-    """The mass of each layout's blanks, from `draws` fillings each. `rules` may ban and allow tokens; it must change nothing else.
+    """The mass of each layout's blanks, from `draws` fillings each. `rules` may ban and allow
+    tokens; it must change nothing else.
 
     `runner`: who runs the model, if not this thread.
     """
     if draws < 2:
         raise ValueError(f"length_draws is {draws}; a standard error needs at least 2")
     if rules != Sampler(banned=rules.banned, allowed=rules.allowed):
-        raise ValueError(f"lengths are weighed with the model's own probabilities; the rules may only ban and allow tokens, not {rules}")
+        raise ValueError(
+            "lengths are weighed with the model's own probabilities; the rules may only ban and "
+            f"allow tokens, not {rules}"
+        )
     base = derived_seed(seed, PROPOSALS)
-    jobs = [(layout, derived_seed(base, 1 + layout * draws + draw)) for layout in range(len(layouts)) for draw in range(draws)]
+    jobs = [
+        (layout, derived_seed(base, 1 + layout * draws + draw))
+        for layout in range(len(layouts))
+        for draw in range(draws)
+    ]
     runner = runner or Here(model)
     ratios: list[Tensor] = []
     for start in range(0, len(jobs), batch):
         numbers, seeds = zip(*jobs[start : start + batch], strict=True)
         ratios.append(
-            _log_ratios(runner, stack([layouts[i] for i in numbers], model.head.device), seeds, rules, _renumbered(only, numbers))
+            _log_ratios(
+                runner,
+                stack([layouts[i] for i in numbers], model.head.device),
+                seeds,
+                rules,
+                _renumbered(only, numbers),
+            )
         )
     return summarise(torch.cat(ratios).unflatten(0, (len(layouts), draws)))
 
@@ -131,19 +182,29 @@ def masses(
 def summarise(log_ratios: Tensor) -> Masses:
     """log of the mean of exp(log_ratios) (K, draws), and its standard error."""
     draws = log_ratios.shape[1]
-    top = log_ratios.amax(1, keepdim=True).clamp(min=-1e300)  # a filling the model calls impossible has ratio zero
+    # a filling the model calls impossible has ratio zero
+    top = log_ratios.amax(1, keepdim=True).clamp(min=-1e300)
     ratios = (log_ratios - top).exp()
     mean = ratios.mean(1)
     return Masses(mean.log() + top[:, 0], ratios.std(1) / draws**0.5 / mean)
 
 
-def choose(found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]) -> list[LengthChoice]:
-    """One choice a seed. `sample`: by the posterior, each with its own random number. `rank`: the likeliest, the next likeliest, ..."""
+def choose(
+    found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]
+) -> list[LengthChoice]:
+    """One choice a seed.
+
+    `sample`: by the posterior, each with its own random number. `rank`: the likeliest, the next
+    likeliest, ...
+    """
     if how not in HOW:
         raise ValueError(f"lengths is {how!r}; allowed: {', '.join(HOW)}")
     log_weights = weighed.log_masses + found.log_prior
     if not log_weights.max() > -torch.inf:
-        raise ValueError("no length of the blanks has any probability under the model; write other lengths or other text around them")
+        raise ValueError(
+            "no length of the blanks has any probability under the model; write other lengths or "
+            "other text around them"
+        )
     if how == "rank":
         ranked = log_weights.argsort(descending=True, stable=True).tolist()
         chosen = [ranked[i % len(ranked)] for i in range(len(seeds))]
@@ -151,15 +212,27 @@ def choose(found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]) -
         u = uniforms(seeds, [0] * len(seeds), LENGTH)
         shares = (weighed.log_masses + found.log_share).softmax(0)
         chosen = inverse_cdf(shares.expand(len(seeds), -1), u).tolist()
-    vectors, values, errors = tuple(found.vectors), tuple(log_weights.tolist()), tuple(weighed.standard_errors.tolist())
+    vectors, values, errors = (
+        tuple(found.vectors),
+        tuple(log_weights.tolist()),
+        tuple(weighed.standard_errors.tolist()),
+    )
     return [LengthChoice(vectors, values, errors, found.vectors[i]) for i in chosen]
 
 
-def _log_ratios(runner: Runner, asked: Stacked, seeds: Sequence[int], rules: Sampler, only: Only | None) -> Tensor:
+def _log_ratios(
+    runner: Runner, asked: Stacked, seeds: Sequence[int], rules: Sampler, only: Only | None
+) -> Tensor:
     """(B,) float64: log p(text) - log q'(filling), for one filling of each sequence."""
-    filled = runner.fill(asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only)
+    filled = runner.fill(
+        asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only
+    )
     assert filled.drawn is not None
-    log_p = runner.call(lambda: runner.model.log_prob(filled.tokens, torch.zeros_like(asked.context), "ar", asked.lengths))
+    log_p = runner.call(
+        lambda: runner.model.log_prob(
+            filled.tokens, torch.zeros_like(asked.context), "ar", asked.lengths
+        )
+    )
     log_p = log_p.double().sum(1).cpu()
     return log_p - filled.drawn.sum(1)
 
@@ -169,7 +242,10 @@ def _renumbered(only: Only | None, numbers: Sequence[int]) -> Only | None:
 
 
 def _prior_weights(prior: Prior | None, low: int, high: int) -> NDArray[np.float64]:
-    """(high - low + 1,) of total 1 (or 0). A blank of fixed length has nothing to choose, so the prior is not asked."""
+    """(high - low + 1,) of total 1 (or 0).
+
+    A blank of fixed length has nothing to choose, so the prior is not asked.
+    """
     if prior is None or low == high:
         values = [1.0] * (high - low + 1)
     elif isinstance(prior, Mapping):
@@ -179,18 +255,27 @@ def _prior_weights(prior: Prior | None, low: int, high: int) -> NDArray[np.float
     weights = np.array(values)
     if not np.isfinite(weights).all() or weights.min() < 0:
         wrong = next(i for i, value in enumerate(values) if not (np.isfinite(value) and value >= 0))
-        raise ValueError(f"the prior gives length {low + wrong} the weight {values[wrong]}; weights are finite and not negative")
+        raise ValueError(
+            f"the prior gives length {low + wrong} the weight {values[wrong]}; weights are finite "
+            "and not negative"
+        )
     return weights / weights.sum() if weights.sum() > 0 else weights
 
 
-def _log_prior(vector: Sequence[int], weights: Sequence[NDArray[np.float64]], ranges: Sequence[Range]) -> float:
-    factors = np.array([w[length - low] for length, w, (low, _) in zip(vector, weights, ranges, strict=True)])
+def _log_prior(
+    vector: Sequence[int], weights: Sequence[NDArray[np.float64]], ranges: Sequence[Range]
+) -> float:
+    factors = np.array(
+        [w[length - low] for length, w, (low, _) in zip(vector, weights, ranges, strict=True)]
+    )
     with np.errstate(divide="ignore"):
         return float(np.log(factors).sum())
 
 
 def _grid(lengths: Sequence[Sequence[int]], room: int) -> Iterator[tuple[int, ...]]:
-    """Every vector of at most `room` in all, each blank's length one of its own, which are in rising order."""
+    """Every vector of at most `room` in all, each blank's length one of its own,
+    which are in rising order.
+    """
     if not lengths:
         yield ()
         return
@@ -200,7 +285,9 @@ def _grid(lengths: Sequence[Sequence[int]], room: int) -> Iterator[tuple[int, ..
         yield from ((length, *others) for others in _grid(rest, room - length))
 
 
-def _tails(weights: Sequence[tuple[NDArray[np.float64], int]], room: int) -> list[NDArray[np.float64]]:
+def _tails(
+    weights: Sequence[tuple[NDArray[np.float64], int]], room: int
+) -> list[NDArray[np.float64]]:
     """tails[i][r]: the weight of all ways to give blanks i, i+1, ... at most r tokens together."""
     tails = [np.ones(room + 1)]
     for values, low in reversed(weights):
@@ -211,16 +298,25 @@ def _tails(weights: Sequence[tuple[NDArray[np.float64], int]], room: int) -> lis
     return tails
 
 
-def _draw(ranges: Sequence[Range], weights: Sequence[NDArray[np.float64]], room: int, seed: int, most: int) -> list[tuple[int, ...]]:
-    """Vectors from the prior, given that they fit: blank by blank, each length weighed by what it leaves for the rest."""
+def _draw(
+    ranges: Sequence[Range], weights: Sequence[NDArray[np.float64]], room: int, seed: int, most: int
+) -> list[tuple[int, ...]]:
+    """Vectors from the prior, given that they fit: blank by blank, each length weighed by what it
+    leaves for the rest.
+    """
     tails = _tails([(w, low) for w, (low, _) in zip(weights, ranges, strict=True)], room)
-    u = uniforms([seed] * (most * len(ranges)), range(1, most * len(ranges) + 1), LENGTH).view(most, len(ranges))
+    u = uniforms([seed] * (most * len(ranges)), range(1, most * len(ranges) + 1), LENGTH).view(
+        most, len(ranges)
+    )
     vectors = []
     for row in u:
         left, vector = room, []
         for blank, (low, high) in enumerate(ranges):
             lengths = range(low, min(high, left) + 1)
-            odds = torch.tensor([weights[blank][k - low] * tails[blank + 1][left - k] for k in lengths], dtype=torch.float64)
+            odds = torch.tensor(
+                [weights[blank][k - low] * tails[blank + 1][left - k] for k in lengths],
+                dtype=torch.float64,
+            )
             vector.append(lengths[int(inverse_cdf(odds[None], row[blank : blank + 1]))])
             left -= vector[-1]
         vectors.append(tuple(vector))

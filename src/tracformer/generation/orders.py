@@ -1,6 +1,8 @@
-"""Whose turn it is: in AC generation any position may come next, and every target that is filled becomes context for the rest.
+"""Whose turn it is: in AC generation any position may come next, and every target that is filled
+becomes context for the rest.
 
-An order looks only at what is already revealed (and at its own random numbers), so a sample's probability is exact given its order.
+An order looks only at what is already revealed (and at its own random numbers), so a sample's
+probability is exact given its order.
 """
 
 import math
@@ -20,11 +22,14 @@ MOST_STEPS = 2**53  # times are uniform numbers of 53 bits
 class Order(Protocol):
     looks: bool  # does it need the logits of every open position?
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
-        """Which of one sequence's open `positions` (M,), ascending, are filled now, as indices into them; at least one.
+    def turn(
+        self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
+    ) -> Tensor:
+        """Which of one sequence's open `positions` (M,), ascending, are filled now, as indices into
+        them; at least one.
 
-        Of more than `most` only the first, by the order's own rank. `logits` (M, V) are the model's own at these positions, where the
-        order looks.
+        Of more than `most` only the first, by the order's own rank. `logits` (M, V) are the model's
+        own at these positions, where the order looks.
         """
         ...
 
@@ -39,7 +44,9 @@ class LeftToRight:
     def __post_init__(self) -> None:
         _at_least_one(self.k)
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+    def turn(
+        self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
+    ) -> Tensor:
         return torch.arange(len(positions))[: self.k][:most]
 
 
@@ -53,7 +60,9 @@ class RandomOrder:
     def __post_init__(self) -> None:
         _at_least_one(self.k)
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+    def turn(
+        self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
+    ) -> Tensor:
         keys = uniforms([seed] * len(positions), positions, ORDER)
         return keys.argsort(stable=True)[: self.k][:most].sort().values
 
@@ -63,7 +72,8 @@ class ByConfidence:
     """The k positions the model is surest of, or all above a threshold (and at least the surest).
 
     Among equals the leftmost: where nothing is given a model may be equally sure everywhere.
-    `probability`: of the likeliest token. `entropy`: minus the entropy, in nats. `margin`: likeliest less second likeliest.
+    `probability`: of the likeliest token. `entropy`: minus the entropy, in nats. `margin`:
+    likeliest less second likeliest.
     """
 
     by: str = "probability"
@@ -78,13 +88,19 @@ class ByConfidence:
         if self.threshold is not None and math.isnan(self.threshold):
             raise ValueError("threshold is nan; it must be a number")
         if self.threshold is not None and self.k != 1:
-            raise ValueError(f"k is {self.k} and threshold is {self.threshold}: give the number of tokens a step or a threshold, not both")
+            raise ValueError(
+                f"k is {self.k} and threshold is {self.threshold}: give the number of tokens a "
+                "step or a threshold, not both"
+            )
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+    def turn(
+        self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
+    ) -> Tensor:
         assert logits is not None
         sure = self.confidence(logits).cpu()
         grain = 1e-10 if logits.dtype == torch.float64 else 1e-5
-        ranked = (sure / grain).round().argsort(descending=True, stable=True)  # rounding noise may not decide between equals
+        # rounding noise may not decide between equals
+        ranked = (sure / grain).round().argsort(descending=True, stable=True)
         if self.threshold is None:
             return ranked[: self.k][:most].sort().values
         above = ranked[(sure >= self.threshold)[ranked]]
@@ -95,12 +111,19 @@ class ByConfidence:
         if self.by == "entropy":
             return (log_probs.exp() * log_probs.clamp(min=-1e30)).sum(-1)
         best = log_probs.topk(min(2, logits.shape[-1]), dim=-1).values.exp()
-        return best[:, 0] if self.by == "probability" or best.shape[1] == 1 else best[:, 0] - best[:, 1]
+        return (
+            best[:, 0]
+            if self.by == "probability" or best.shape[1] == 1
+            else best[:, 0] - best[:, 1]
+        )
 
 
 @dataclass(frozen=True)
 class GivenOrder:
-    """The caller's own: positions of the sequence in the order of their turns; k at a time. Those not named come last, left to right."""
+    """The caller's own: positions of the sequence in the order of their turns; k at a time.
+
+    Those not named come last, left to right.
+    """
 
     positions: tuple[int, ...]
     k: int = 1
@@ -111,7 +134,9 @@ class GivenOrder:
         if len(set(self.positions)) < len(self.positions):
             raise ValueError(f"the order names a position twice: {list(self.positions)}")
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+    def turn(
+        self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
+    ) -> Tensor:
         rank = {position: i for i, position in enumerate(self.positions)}
         ranks = torch.tensor([rank.get(int(p), len(rank) + int(p)) for p in positions])
         return ranks.argsort(stable=True)[: self.k][:most].sort().values
@@ -121,8 +146,9 @@ class GivenOrder:
 class Ancestral:
     """Masked diffusion's sampler in `steps` equal steps of time.
 
-    Under its reverse process each target is revealed at a uniform time of its own, so all that the process decides besides the tokens
-    is in which step each position's time falls; a step in which none falls changes nothing and needs no model.
+    Under its reverse process each target is revealed at a uniform time of its own, so all that the
+    process decides besides the tokens is in which step each position's time falls; a step in which
+    none falls changes nothing and needs no model.
     """
 
     steps: int
@@ -130,24 +156,35 @@ class Ancestral:
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MOST_STEPS:
-            raise ValueError(f"steps is {self.steps}; it must be at least 1 and at most {MOST_STEPS}")
+            raise ValueError(
+                f"steps is {self.steps}; it must be at least 1 and at most {MOST_STEPS}"
+            )
 
-    def turn(self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None) -> Tensor:
+    def turn(
+        self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
+    ) -> Tensor:
         times = uniforms([seed] * len(positions), positions, TIME)
         step = (times * self.steps).long()
-        last = times.argsort(descending=True, stable=True)[: int((step == step.max()).sum())]  # time runs from 1 to 0
+        # time runs from 1 to 0
+        last = times.argsort(descending=True, stable=True)[: int((step == step.max()).sum())]
         return last[:most].sort().values
 
 
-def parse_order(text: str | None, k: int = 1, threshold: float | None = None, steps: int = 0) -> Order:
-    """An order by its name: left-to-right, random, ancestral, or a confidence (probability, entropy, margin).
+def parse_order(
+    text: str | None, k: int = 1, threshold: float | None = None, steps: int = 0
+) -> Order:
+    """An order by its name: left-to-right, random, ancestral, or a confidence (probability,
+    entropy, margin).
 
     Without a name: ancestral if steps are given, else from left to right.
     """
     if text is None:
         text = "ancestral" if steps else "left-to-right"
     if threshold is not None and text not in CONFIDENCES:
-        raise ValueError(f"a threshold goes with an order by confidence ({', '.join(CONFIDENCES)}), not with {text!r}")
+        raise ValueError(
+            f"a threshold goes with an order by confidence ({', '.join(CONFIDENCES)}), not with "
+            f"{text!r}"
+        )
     if steps and text != "ancestral":
         raise ValueError(f"steps go with the order 'ancestral', not with {text!r}")
     if text == "left-to-right":
@@ -156,16 +193,23 @@ def parse_order(text: str | None, k: int = 1, threshold: float | None = None, st
         return RandomOrder(k)
     if text == "ancestral":
         if k != 1:
-            raise ValueError(f"k is {k}: the order 'ancestral' is set by steps, not by tokens a step")
+            raise ValueError(
+                f"k is {k}: the order 'ancestral' is set by steps, not by tokens a step"
+            )
         return Ancestral(steps or 64)
     if text in CONFIDENCES:
         return ByConfidence(text, k, threshold)
-    raise ValueError(f"order is {text!r}; allowed: left-to-right, random, ancestral, {', '.join(CONFIDENCES)}")
+    raise ValueError(
+        f"order is {text!r}; allowed: left-to-right, random, ancestral, {', '.join(CONFIDENCES)}"
+    )
 
 
 def orders_for(order: Order | Sequence[Order], batch: int) -> list[Order]:
     if isinstance(order, str):
-        raise ValueError(f"order is {order!r}; give an order itself, for instance ByConfidence('entropy'), or parse_order({order!r})")
+        raise ValueError(
+            f"order is {order!r}; give an order itself, for instance ByConfidence('entropy'), or "
+            f"parse_order({order!r})"
+        )
     if not isinstance(order, Sequence):
         return [order] * batch
     if len(order) != batch:
@@ -176,7 +220,10 @@ def orders_for(order: Order | Sequence[Order], batch: int) -> list[Order]:
 def orders_in(mode: str, order: Order | Sequence[Order] | None, batch: int) -> list[Order]:
     orders = orders_for(LeftToRight() if order is None else order, batch)
     if mode != "ac" and any(each != LeftToRight() for each in orders):
-        raise ValueError(f"mode {mode!r} goes from left to right, one token at a time; other orders are for mode 'ac'")
+        raise ValueError(
+            f"mode {mode!r} goes from left to right, one token at a time; other orders are for "
+            "mode 'ac'"
+        )
     return orders
 
 

@@ -1,6 +1,7 @@
 """What the text level answers with: plain frozen records, each with `to_dict()` for JSON.
 
-Log-probabilities are natural logarithms, the model's own, before temperature or any other change of the sampler.
+Log-probabilities are natural logarithms, the model's own, before temperature or any other change of
+the sampler.
 """
 
 import dataclasses
@@ -13,7 +14,9 @@ from typing import Any
 @dataclass(frozen=True)
 class Record:
     def to_dict(self) -> dict[str, Any]:
-        """Names to numbers, strings, lists and dicts, as JSON has them; an infinite or undefined number becomes None."""
+        """Names to numbers, strings, lists and dicts, as JSON has them; an infinite or undefined
+        number becomes None.
+        """
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
@@ -27,14 +30,16 @@ class Candidate(Record):
     log_prob: float
 
 
-Candidates = tuple[tuple[Candidate, ...], ...]  # of each token, likeliest first; empty where none were asked for
+# of each token, likeliest first; empty where none were asked for
+Candidates = tuple[tuple[Candidate, ...], ...]
 
 
 @dataclass(frozen=True)
 class Span(Record):
-    """One blank's filling, or one marked part. `text[start:stop]` of the result is its text; its tokens start at `first_token` of the
-    sequence. A token that is half of a UTF-8 character shows as U+FFFD in `tokens`; in `text` the halves come together. `candidates`, where
-    they were asked for: the likeliest tokens in each token's place, likeliest first.
+    """One blank's filling, or one marked part. `text[start:stop]` of the result is its text; its
+    tokens start at `first_token` of the sequence. A token that is half of a UTF-8 character shows
+    as U+FFFD in `tokens`; in `text` the halves come together. `candidates`, where they were asked
+    for: the likeliest tokens in each token's place, likeliest first.
     """
 
     start: int
@@ -53,9 +58,11 @@ class Span(Record):
 
 @dataclass(frozen=True)
 class LengthChoice(Record):
-    """How a length was chosen: by `log_weights`, one for each candidate, the logarithm of (estimated mass times prior).
+    """How a length was chosen: by `log_weights`, one for each candidate, the logarithm of
+    (estimated mass times prior).
 
-    A candidate is one length a blank, in the order of the blanks, fixed ones too. `standard_errors` are those of the log-weights.
+    A candidate is one length a blank, in the order of the blanks, fixed ones too. `standard_errors`
+    are those of the log-weights.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -77,8 +84,9 @@ class LengthChoice(Record):
 
 @dataclass(frozen=True)
 class Infilled(Record):
-    """A text with its blanks filled. `log_prob` is of all fillings together, given the rest and their lengths: exact under `car` and `ar`;
-    under `ac` exact given the order, one token a step. `token_ids` is the whole sequence, with the end of text where it was given.
+    """A text with its blanks filled. `log_prob` is of all fillings together, given the rest and
+    their lengths: exact under `car` and `ar`; under `ac` exact given the order, one token a step.
+    `token_ids` is the whole sequence, with the end of text where it was given.
     """
 
     text: str
@@ -93,7 +101,10 @@ class Infilled(Record):
 
 @dataclass(frozen=True)
 class Scored(Record):
-    """Marked parts given the rest. `kind` says what the numbers are: exact joint, marginal of each token, or bound on the joint."""
+    """Marked parts given the rest.
+
+    `kind` says what the numbers are: exact joint, marginal of each token, or bound on the joint.
+    """
 
     text: str
     spans: tuple[Span, ...]
@@ -119,8 +130,9 @@ class Marginal(Record):
 
 @dataclass(frozen=True)
 class Sampled(Record):
-    """A text from its prompt on. `token_ids` and `log_probs` are of all that was generated, end of text included where it came (`ended`).
-    Where a stop string came it is named in `stopped`, and `text` ends before it.
+    """A text from its prompt on. `token_ids` and `log_probs` are of all that was generated, end of
+    text included where it came (`ended`). Where a stop string came it is named in `stopped`, and
+    `text` ends before it.
     """
 
     text: str
@@ -137,9 +149,11 @@ class Sampled(Record):
 
 @dataclass(frozen=True)
 class Arrival(Record):
-    """One token as it comes, for `watch`: sample number `sample` of text number `text`, token `index` of blank `blank`, all from 0.
+    """One token as it comes, for `watch`: sample number `sample` of text number `text`, token
+    `index` of blank `blank`, all from 0.
 
-    A draft may still change: what looks likeliest in a place that is open, or a sample that need not be among the best.
+    A draft may still change: what looks likeliest in a place that is open, or a sample that need
+    not be among the best.
     """
 
     text: int
@@ -154,7 +168,9 @@ class Arrival(Record):
 
 
 class Watcher:
-    """A `watch` that hears more than a function does: drafts too, and each sample's lengths before its first token."""
+    """A `watch` that hears more than a function does: drafts too, and each sample's lengths before
+    its first token.
+    """
 
     def __call__(self, arrivals: list[Arrival]) -> object:
         """Tokens and drafts as they come. Returns False when it wants to hear no more."""

@@ -1,7 +1,9 @@
-"""From logits to a token: temperature, truncation, repetition control, constraints, and one uniform number.
+"""From logits to a token: temperature, truncation, repetition control, constraints, and one uniform
+number.
 
-A token is the inverse of the cumulative distribution, in order of ids, at the row's own uniform number: one number a position, whatever
-else is in the batch. Everything is computed in float64, so that a batch changes a choice only where the numbers all but touch.
+A token is the inverse of the cumulative distribution, in order of ids, at the row's own uniform
+number: one number a position, whatever else is in the batch. Everything is computed in float64, so
+that a batch changes a choice only where the numbers all but touch.
 """
 
 import math
@@ -18,7 +20,10 @@ from tracformer import native
 from tracformer.rng import inverse_cdf
 
 NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
-NOTHING_LEFT = "no token is left to choose from: what is banned, allowed, required and not to be repeated contradicts itself here"
+NOTHING_LEFT = (
+    "no token is left to choose from: what is banned, allowed, required and not to be repeated "
+    "contradicts itself here"
+)
 
 
 def _require(holds: bool, name: str, value: float, allowed: str) -> None:
@@ -34,21 +39,36 @@ class Sampler:
     top_k: int = 0  # only the k likeliest; 0: all
     top_p: float = 1.0  # only the likeliest whose probabilities reach p together
     min_p: float = 0.0  # only those at least this fraction of the likeliest
-    repetition_penalty: float = 1.0  # divides positive logits, multiplies negative ones, of tokens that the sequence already has
-    no_repeat_ngram: int = 0  # no n tokens in a row that already stand together to the left; 0: off. For left to right
+    # divides positive logits, multiplies negative ones, of tokens that the sequence already has
+    repetition_penalty: float = 1.0
+    # no n tokens in a row that already stand together to the left; 0: off. For left to right
+    no_repeat_ngram: int = 0
     banned: tuple[int, ...] = ()  # never these
     allowed: tuple[int, ...] = ()  # only these; empty: all
     required: tuple[int, ...] = ()  # each of these at least once in what is filled
 
     def __post_init__(self) -> None:
         for name in ("banned", "allowed", "required"):
-            object.__setattr__(self, name, tuple(map(operator.index, getattr(self, name))))  # whatever sequence of integers was given
-        _require(0 <= self.temperature < math.inf, "temperature", self.temperature, "zero (greedy) or a positive number")
+            # whatever sequence of integers was given
+            object.__setattr__(self, name, tuple(map(operator.index, getattr(self, name))))
+        _require(
+            0 <= self.temperature < math.inf,
+            "temperature",
+            self.temperature,
+            "zero (greedy) or a positive number",
+        )
         _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "a positive number")
-        _require(self.no_repeat_ngram >= 0, "no_repeat_ngram", self.no_repeat_ngram, "zero (off) or more")
+        _require(
+            0 < self.repetition_penalty < math.inf,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a positive number",
+        )
+        _require(
+            self.no_repeat_ngram >= 0, "no_repeat_ngram", self.no_repeat_ngram, "zero (off) or more"
+        )
         if overlap := set(self.required) & set(self.banned):
             raise ValueError(f"token {min(overlap)} is both required and banned")
         if self.allowed and (outside := set(self.required) - set(self.allowed)):
@@ -72,18 +92,26 @@ class Pick:
     uniform: float
     left: Sequence[int] = ()  # the tokens right before the position, as far as they are known
     seen: Sequence[int] = ()  # every known token of the sequence
-    only: Sequence[int] | None = None  # at this position only these: constraints of the caller, and required tokens whose time has come
-    never: int | None = None  # at this position not this one: an end, while required tokens are missing
+    # at this position only these: constraints of the caller, and required tokens whose time has
+    # come
+    only: Sequence[int] | None = None
+    # at this position not this one: an end, while required tokens are missing
+    never: int | None = None
 
 
 class Chosen(NamedTuple):
     tokens: Tensor  # (N,)
-    drawn: Tensor  # (N,) float64: with which log-probability each was drawn, of the sampler's distribution
+    # (N,) float64: with which log-probability each was drawn, of the sampler's distribution
+    drawn: Tensor
     own: Tensor  # (N,) float64: the model's own log-probability of each, whatever the sampler
 
 
 def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
-    """A token a row of logits (N, V). Compiled code chooses where there is some, but for rows whose choice depends on tokens before it."""
+    """A token a row of logits (N, V).
+
+    Compiled code chooses where there is some, but for rows whose choice depends on tokens before
+    it.
+    """
     compiled = logits.device.type == "cpu" and logits.dtype == torch.float32 and native.ready()
     slow = [row for row, pick in enumerate(picks) if pick.sampler.needs_history or not compiled]
     if not slow:
@@ -91,7 +119,10 @@ def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     if len(slow) == len(picks):
         return _plain(logits, picks)
     fast = sorted(set(range(len(picks))) - set(slow))
-    parts = (_plain(logits[slow], [picks[row] for row in slow]), _compiled(logits[fast], [picks[row] for row in fast]))
+    parts = (
+        _plain(logits[slow], [picks[row] for row in slow]),
+        _compiled(logits[fast], [picks[row] for row in fast]),
+    )
     places = torch.tensor(slow + fast).argsort()
     return Chosen(*(torch.cat(each)[places] for each in zip(*parts, strict=True)))
 
@@ -99,7 +130,10 @@ def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
 def _plain(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     """Rows that share a sampler are computed together."""
     chosen = torch.empty(len(picks), dtype=torch.int64, device=logits.device)
-    drawn, own = (torch.zeros(len(picks), dtype=torch.float64, device=logits.device) for _ in range(2))  # the likeliest comes for certain
+    # the likeliest comes for certain
+    drawn, own = (
+        torch.zeros(len(picks), dtype=torch.float64, device=logits.device) for _ in range(2)
+    )
     groups: dict[Sampler, list[int]] = {}
     for row, pick in enumerate(picks):
         groups.setdefault(pick.sampler, []).append(row)
@@ -110,7 +144,9 @@ def _plain(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
             chosen[rows] = scores.argmax(1)
         else:
             odds = scores.softmax(1)
-            chosen[rows] = inverse_cdf(odds, torch.tensor([picks[row].uniform for row in rows], dtype=torch.float64))
+            chosen[rows] = inverse_cdf(
+                odds, torch.tensor([picks[row].uniform for row in rows], dtype=torch.float64)
+            )
             drawn[rows] = odds.gather(1, chosen[rows, None])[:, 0].log()
         own[rows] = mine.double().log_softmax(1).gather(1, chosen[rows, None])[:, 0]
     return Chosen(chosen, drawn, own)
@@ -127,10 +163,21 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
         restricted = banned or sampler.allowed or pick.only is not None
         limits = (banned, sampler.allowed, None if pick.only is None else tuple(pick.only))
         which.append(masks.setdefault(limits, len(masks)) if restricted else -1)
-        rules.append((sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p, pick.uniform))
-    forbidden = torch.stack([_forbidden(*limits, V) for limits in masks]) if masks else torch.empty(0, V, dtype=torch.bool)
+        rules.append(
+            (sampler.temperature, sampler.top_k, sampler.top_p, sampler.min_p, pick.uniform)
+        )
+    forbidden = (
+        torch.stack([_forbidden(*limits, V) for limits in masks])
+        if masks
+        else torch.empty(0, V, dtype=torch.bool)
+    )
     chosen = Chosen(
-        *torch.ops.tracformer.choose(logits.contiguous(), forbidden, torch.tensor(which), torch.tensor(rules, dtype=torch.float64))
+        *torch.ops.tracformer.choose(
+            logits.contiguous(),
+            forbidden,
+            torch.tensor(which),
+            torch.tensor(rules, dtype=torch.float64),
+        )
     )
     if min(chosen.tokens.tolist()) < 0:
         raise ValueError(NOTHING_LEFT)
@@ -138,7 +185,9 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
 
 
 def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
-    """(N, V) float64: the logits of the distribution that is sampled, minus infinity where it may not go."""
+    """(N, V) float64: the logits of the distribution that is sampled, minus infinity
+    where it may not go.
+    """
     scores = logits.to(torch.float64, copy=True)
     V = scores.shape[1]
     _check_ids(sampler, V)
@@ -154,7 +203,8 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
         raise ValueError(NOTHING_LEFT)
     if sampler.temperature == 0:
         return scores
-    return truncated((scores - best) / sampler.temperature, sampler)  # less the best, no temperature is too low for float64
+    # less the best, no temperature is too low for float64
+    return truncated((scores - best) / sampler.temperature, sampler)
 
 
 def permitted(scores: Tensor, sampler: Sampler) -> Tensor:
@@ -167,7 +217,10 @@ def permitted(scores: Tensor, sampler: Sampler) -> Tensor:
 
 
 def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
-    """top-k, then top-p, then min-p, each on what the one before left. The likeliest token always stays."""
+    """top-k, then top-p, then min-p, each on what the one before left.
+
+    The likeliest token always stays.
+    """
     if 0 < sampler.top_k < scores.shape[1]:
         least = scores.topk(sampler.top_k, dim=1).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
@@ -175,13 +228,17 @@ def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
         scores = scores.masked_fill(scores < _nucleus_floor(scores, sampler.top_p), -torch.inf)
     if sampler.min_p > 0:
         log_probs = scores.log_softmax(1)
-        floor = log_probs.amax(1, keepdim=True) + torch.tensor(sampler.min_p, dtype=torch.float64).log().to(scores.device)
+        floor = log_probs.amax(1, keepdim=True) + torch.tensor(
+            sampler.min_p, dtype=torch.float64
+        ).log().to(scores.device)
         scores = scores.masked_fill(log_probs < floor, -torch.inf)
     return scores
 
 
 def _nucleus_floor(scores: Tensor, top_p: float) -> Tensor:
-    """(N, 1): the lowest score of the smallest set of likeliest tokens whose probabilities reach top_p."""
+    """(N, 1): the lowest score of the smallest set of likeliest tokens whose
+    probabilities reach top_p.
+    """
     total = scores.logsumexp(1, keepdim=True)
     count = min(NUCLEUS_FIRST, scores.shape[1])
     while True:
@@ -200,7 +257,9 @@ def _penalise(scores: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> None:
         if sampler.repetition_penalty != 1.0 and pick.seen:
             ids = torch.tensor(sorted(set(pick.seen)), device=scores.device)
             values = row[ids]
-            row[ids] = torch.where(values > 0, values / sampler.repetition_penalty, values * sampler.repetition_penalty)
+            row[ids] = torch.where(
+                values > 0, values / sampler.repetition_penalty, values * sampler.repetition_penalty
+            )
         for token in _would_repeat(pick.left, sampler.no_repeat_ngram):
             row[token] = -torch.inf
 
@@ -210,7 +269,9 @@ def _would_repeat(left: Sequence[int], n: int) -> set[int]:
     if n == 0 or len(left) < n - 1:
         return set()
     ending = tuple(left[len(left) - (n - 1) :])
-    return {left[i + n - 1] for i in range(len(left) - n + 1) if tuple(left[i : i + n - 1]) == ending}
+    return {
+        left[i + n - 1] for i in range(len(left) - n + 1) if tuple(left[i : i + n - 1]) == ending
+    }
 
 
 @lru_cache(maxsize=64)
@@ -224,7 +285,9 @@ def _all_but(ids: tuple[int, ...], vocab_size: int, device: torch.device) -> Ten
 
 
 @lru_cache(maxsize=64)
-def _forbidden(banned: tuple[int, ...], allowed: tuple[int, ...], only: tuple[int, ...] | None, vocab_size: int) -> Tensor:
+def _forbidden(
+    banned: tuple[int, ...], allowed: tuple[int, ...], only: tuple[int, ...] | None, vocab_size: int
+) -> Tensor:
     """(V,): which tokens these rules exclude together."""
     here = torch.device("cpu")
     mask = torch.zeros(vocab_size, dtype=torch.bool)
@@ -239,4 +302,6 @@ def _forbidden(banned: tuple[int, ...], allowed: tuple[int, ...], only: tuple[in
 def _check_ids(sampler: Sampler, vocab_size: int) -> None:
     for name in ("banned", "allowed", "required"):
         if wrong := [i for i in getattr(sampler, name) if not 0 <= i < vocab_size]:
-            raise ValueError(f"{name} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
+            raise ValueError(
+                f"{name} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}"
+            )

@@ -2,12 +2,15 @@
 
 One call of `fill`: its sequences, its rules, and what has come of them so far.
 
-Bookkeeping is in plain lists and numbers: a step asks little of each sequence, and tensors of one element are slow.
+Bookkeeping is in plain lists and numbers: a step asks little of each sequence, and tensors of one
+element are slow.
 
-The one loop that fills holes: ask the sessions, pick tokens, reveal them. It holds sequences of many jobs, which come and go.
+The one loop that fills holes: ask the sessions, pick tokens, reveal them. It holds sequences of
+many jobs, which come and go.
 
-CAR and AR go from left to right, each token conditioned on all before it; AC goes in any order. A sample depends on its own seed,
-never on its neighbours: same seed, same sample, alone or in any company, cached or not.
+CAR and AR go from left to right, each token conditioned on all before it; AC goes in any order. A
+sample depends on its own seed, never on its neighbours: same seed, same sample, alone or in any
+company, cached or not.
 """
 
 from bisect import bisect_left
@@ -30,7 +33,9 @@ from tracformer.rng import uniforms
 
 
 def fit(tokens: Collection[int], free: int, limited: Sequence[Collection[int]]) -> bool:
-    """A place for each token, among `free` ones that hold any and `limited` ones that hold only those named: a matching of both."""
+    """A place for each token, among `free` ones that hold any and `limited` ones that hold only
+    those named: a matching of both.
+    """
     if len(tokens) <= free:
         return True
     taken: dict[int, int] = {}  # which limited place a token has
@@ -47,13 +52,17 @@ def fit(tokens: Collection[int], free: int, limited: Sequence[Collection[int]]) 
     return free + sum(seat(place, set()) for place in range(len(limited))) >= len(tokens)
 
 
-Only = Callable[[int, int], Sequence[int] | None]  # (row, position) -> the tokens that may stand there, or None for all
-Stop = Callable[[int, int, int], bool]  # (row, position, token) -> does the sequence end with this token?
+# (row, position) -> the tokens that may stand there, or None for all
+Only = Callable[[int, int], Sequence[int] | None]
+# (row, position, token) -> does the sequence end with this token?
+Stop = Callable[[int, int, int], bool]
 Likely = tuple[tuple[int, float], ...]  # tokens and their log-probabilities, likeliest first
 
 
 class Revealed(NamedTuple):
-    """One token, as it comes; or a draft: what the model thinks likeliest at a position that is still open."""
+    """One token, as it comes; or a draft: what the model thinks likeliest at a
+    position that is still open.
+    """
 
     row: int
     position: int
@@ -81,7 +90,9 @@ class Rules(TypedDict, total=False):
 
 
 class Top(NamedTuple):
-    """The likeliest tokens where one was filled, likeliest first; token -1 elsewhere, and where the vocabulary has fewer."""
+    """The likeliest tokens where one was filled, likeliest first; token -1 elsewhere, and where the
+    vocabulary has fewer.
+    """
 
     tokens: Tensor  # (B, T, top)
     log_probs: Tensor  # (B, T, top) float64
@@ -94,15 +105,21 @@ class Top(NamedTuple):
 @dataclass(frozen=True)
 class Filled:
     tokens: Tensor  # (B, T)
-    log_probs: Tensor  # (B, T) the model's own, before any sampler's change; zero where given. float64
+    # (B, T) the model's own, before any sampler's change; zero where given. float64
+    log_probs: Tensor
     lengths: Tensor  # (B,) shorter than asked where the stop token came
     steps: Tensor  # (B, T) in which step of its sequence a token was revealed; -1 where given
-    drawn: Tensor | None = None  # (B, T) with which log-probability each came: the sampler's, constraints included. Not of diffusion
+    # (B, T) with which log-probability each came: the sampler's, constraints included. Not of
+    # diffusion
+    drawn: Tensor | None = None
     top: Top | None = None  # where candidates were asked for
 
     @property
     def log_prob(self) -> Tensor:
-        """(B,): of all that was filled, given the rest. Exact under `car` and `ar`; under `ac` exact given the order, one token a step."""
+        """(B,): of all that was filled, given the rest.
+
+        Exact under `car` and `ar`; under `ac` exact given the order, one token a step.
+        """
         return self.log_probs.sum(1)
 
 
@@ -133,9 +150,24 @@ class Row:
     """One sequence on its way."""
 
     def __init__(
-        self, job: "Job", number: int, tokens: list[int], opened: list[int], length: int, sampler: Sampler, seed: int, order: Order
+        self,
+        job: "Job",
+        number: int,
+        tokens: list[int],
+        opened: list[int],
+        length: int,
+        sampler: Sampler,
+        seed: int,
+        order: Order,
     ):
-        self.job, self.number, self.length, self.sampler, self.seed, self.order = job, number, length, sampler, seed, order
+        self.job, self.number, self.length, self.sampler, self.seed, self.order = (
+            job,
+            number,
+            length,
+            sampler,
+            seed,
+            order,
+        )
         self.tokens = tokens  # known where not open
         self.open = opened  # positions, ascending
         self.slot = -1  # its row of the session
@@ -144,13 +176,24 @@ class Row:
         self.drafts: dict[int, int] = {}  # what the watcher was last told of open positions
         self.missing = set(sampler.required)
         if len(self.missing) > len(self.open):
-            raise ValueError(f"{len(self.missing)} tokens are required, but sequence {number} has only {len(self.open)} to fill")
+            raise ValueError(
+                f"{len(self.missing)} tokens are required, but sequence {number} has only "
+                f"{len(self.open)} to fill"
+            )
 
     def turn(self, logits: Tensor | None) -> list[int]:
-        """Which of the open positions are filled now, as indices into them. logits (M, V): of all of them, where the order looks."""
+        """Which of the open positions are filled now, as indices into them.
+
+        logits (M, V): of all of them, where the order looks.
+        """
         turn = self._turn(max(1, len(self.open) - len(self.missing)), logits)
-        while len(turn) > 1 and self.missing and not fit(self.missing, *self._others({self.open[i] for i in turn})):
-            turn = self._turn(len(turn) - 1, logits)  # what stays open must hold every required token
+        while (
+            len(turn) > 1
+            and self.missing
+            and not fit(self.missing, *self._others({self.open[i] for i in turn}))
+        ):
+            # what stays open must hold every required token
+            turn = self._turn(len(turn) - 1, logits)
         return turn
 
     def _turn(self, most: int, logits: Tensor | None) -> list[int]:
@@ -179,14 +222,16 @@ class Row:
         """The required tokens that the sequence would not have, did it end with this position."""
         if not self.sampler.required:
             return set()
-        return set(self.sampler.required) - {each.token for each in self.arrived if each.position <= position}
+        return set(self.sampler.required) - {
+            each.token for each in self.arrived if each.position <= position
+        }
 
     def _only(self, position: int) -> Sequence[int] | None:
         return None if self.job.only is None else self.job.only(self.number, position)
 
     def _others(self, but: Collection[int]) -> tuple[int, list[set[int]]]:
-        """Of the open positions besides these: how many hold any token, counted no further than it matters; and which of the missing
-        tokens each of the others holds.
+        """Of the open positions besides these: how many hold any token, counted no further than it
+        matters; and which of the missing tokens each of the others holds.
         """
         free, limited = 0, []
         for position in self.open:
@@ -204,12 +249,25 @@ class Row:
         self.tokens[answer.position] = answer.token
         self.missing.discard(answer.token)
         self.drafts.pop(answer.position, None)
-        self.arrived.append(Arrived(answer.position, answer.token, answer.log_prob, answer.drawn, self.step, answer.candidates))
+        self.arrived.append(
+            Arrived(
+                answer.position,
+                answer.token,
+                answer.log_prob,
+                answer.drawn,
+                self.step,
+                answer.candidates,
+            )
+        )
 
     def changed(self, drafts: Sequence[Revealed]) -> list[Revealed]:
         """Those of open positions that are not what was drafted last."""
         still = set(self.open)
-        new = [each for each in drafts if each.position in still and self.drafts.get(each.position) != each.token]
+        new = [
+            each
+            for each in drafts
+            if each.position in still and self.drafts.get(each.position) != each.token
+        ]
         self.drafts.update((each.position, each.token) for each in new)
         return new
 
@@ -220,7 +278,9 @@ class Row:
 
 
 class Job:
-    """Checked when it is made, in whatever thread; from then on only the filling loop changes it, until it is done."""
+    """Checked when it is made, in whatever thread; from then on only the filling loop changes it,
+    until it is done.
+    """
 
     def __init__(
         self,
@@ -246,16 +306,43 @@ class Job:
             raise ValueError(f"top is {top}; it must be zero (none) or more")
         self.tokens, self.context, self.lengths, self.mode = tokens, context, lengths, mode
         self.samplers, self.seeds = _one_each(sampler, seed, len(tokens))
-        self.order, self.only, self.stop, self.watch, self.top, self.drafts = order, only, stop, watch, min(top, config.vocab_size), drafts
-        self.end = stop if not callable(stop) else stop.end if isinstance(stop, StopStrings) else None  # not picked too early
+        self.order, self.only, self.stop, self.watch, self.top, self.drafts = (
+            order,
+            only,
+            stop,
+            watch,
+            min(top, config.vocab_size),
+            drafts,
+        )
+        # not picked too early
+        self.end = (
+            stop if not callable(stop) else stop.end if isinstance(stop, StopStrings) else None
+        )
         self.error: BaseException | None = None
         self.rows: list[Row] = []
         if mode != "diffusion":
             orders = orders_in(mode, order, len(tokens))
             opens = targets_of(context, lengths).cpu().numpy()
-            each = zip(tokens.tolist(), opens, lengths.tolist(), self.samplers, self.seeds, orders, strict=True)
+            each = zip(
+                tokens.tolist(),
+                opens,
+                lengths.tolist(),
+                self.samplers,
+                self.seeds,
+                orders,
+                strict=True,
+            )
             self.rows = [
-                Row(self, number, ids, opened.nonzero()[0].tolist(), length, rules, own_seed, own_order)
+                Row(
+                    self,
+                    number,
+                    ids,
+                    opened.nonzero()[0].tolist(),
+                    length,
+                    rules,
+                    own_seed,
+                    own_order,
+                )
                 for number, (ids, opened, length, rules, own_seed, own_order) in enumerate(each)
             ]
         self.left = sum(bool(row.open) for row in self.rows)  # rows that are not filled yet
@@ -269,22 +356,36 @@ class Job:
         return self.left == 0 or self.error is not None
 
     def take(self, answers: Sequence[Answer]) -> int:
-        """What one step answered for some of its rows. Returns how many tokens that is. What its own callbacks raise comes through."""
+        """What one step answered for some of its rows.
+
+        Returns how many tokens that is. What its own callbacks raise comes through.
+        """
         revealed: list[Revealed] = []
         for answer in answers:
             row, position, token = answer.row, answer.position, answer.token
             if position >= row.length:  # it ended with another token of this step
                 continue
             row.reveal(answer)
-            revealed.append(Revealed(row.number, position, token, answer.log_prob, answer.candidates))
-            stops = self.stop(row.number, position, token) if callable(self.stop) else token == self.stop
+            revealed.append(
+                Revealed(row.number, position, token, answer.log_prob, answer.candidates)
+            )
+            stops = (
+                self.stop(row.number, position, token)
+                if callable(self.stop)
+                else token == self.stop
+            )
             if stops and not row.lacking(position):
                 row.end(position)
         for row in {answer.row for answer in answers}:
             row.step += 1
             self.left -= not row.open
         if (watch := self.watch) is not None:  # another thread may take it away
-            drafts = [draft for answer in answers if answer.drafts for draft in answer.row.changed(answer.drafts)]
+            drafts = [
+                draft
+                for answer in answers
+                if answer.drafts
+                for draft in answer.row.changed(answer.drafts)
+            ]
             if watch(sorted(revealed) + drafts if drafts else sorted(revealed)) is False:
                 self.watch = None
         return len(revealed)
@@ -294,8 +395,17 @@ class Job:
         if self.error is not None:
             raise self.error
         filled, shape = self.tokens.cpu().clone(), self.tokens.shape
-        log_probs, drawn, steps = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64), torch.full(shape, -1)
-        arrived = [(row.number, each) for row in self.rows for each in row.arrived if each.position < row.length]
+        log_probs, drawn, steps = (
+            torch.zeros(shape, dtype=torch.float64),
+            torch.zeros(shape, dtype=torch.float64),
+            torch.full(shape, -1),
+        )
+        arrived = [
+            (row.number, each)
+            for row in self.rows
+            for each in row.arrived
+            if each.position < row.length
+        ]
         at = (
             torch.tensor([number for number, _ in arrived], dtype=torch.int64),
             torch.tensor([each.position for _, each in arrived], dtype=torch.int64),
@@ -305,19 +415,31 @@ class Job:
         drawn[at] = torch.tensor([each.drawn for _, each in arrived], dtype=torch.float64)
         steps[at] = torch.tensor([each.step for _, each in arrived], dtype=torch.int64)
         lengths = torch.tensor([row.length for row in self.rows])
-        return Filled(filled.to(self.tokens.device), log_probs, lengths, steps, drawn, self._candidates(arrived, at))
+        return Filled(
+            filled.to(self.tokens.device),
+            log_probs,
+            lengths,
+            steps,
+            drawn,
+            self._candidates(arrived, at),
+        )
 
-    def _candidates(self, arrived: list[tuple[int, Arrived]], at: tuple[Tensor, Tensor]) -> Top | None:
+    def _candidates(
+        self, arrived: list[tuple[int, Arrived]], at: tuple[Tensor, Tensor]
+    ) -> Top | None:
         if not self.top:
             return None
         found = Top.of_none((*self.tokens.shape, self.top))
         if arrived:
-            likely = torch.tensor([each.candidates for _, each in arrived], dtype=torch.float64)  # (N, top, 2); ids are exact in float64
+            # (N, top, 2); ids are exact in float64
+            likely = torch.tensor([each.candidates for _, each in arrived], dtype=torch.float64)
             found.tokens[at], found.log_probs[at] = likely[..., 0].long(), likely[..., 1]
         return found
 
 
-def _one_each(sampler: Sampler | Sequence[Sampler], seed: int | Sequence[int], batch: int) -> tuple[list[Sampler], list[int]]:
+def _one_each(
+    sampler: Sampler | Sequence[Sampler], seed: int | Sequence[int], batch: int
+) -> tuple[list[Sampler], list[int]]:
     samplers = [sampler] * batch if isinstance(sampler, Sampler) else list(sampler)
     seeds = [int(seed)] * batch if isinstance(seed, int | Integral) else [int(s) for s in seed]
     for name, given in (("samplers", samplers), ("seeds", seeds)):
@@ -330,12 +452,16 @@ A = TypeVar("A")
 
 
 class Filling:
-    """At most `capacity` sequences at a time, of at most `length` tokens; others wait, in the order of their coming.
+    """At most `capacity` sequences at a time, of at most `length` tokens; others wait, in the order
+    of their coming.
 
-    What goes wrong for one job (rules that contradict each other, a callback that fails) ends that job alone.
+    What goes wrong for one job (rules that contradict each other, a callback that fails) ends that
+    job alone.
     """
 
-    def __init__(self, model: ConditionalModel, capacity: int, length: int, *, cached: bool = True) -> None:
+    def __init__(
+        self, model: ConditionalModel, capacity: int, length: int, *, cached: bool = True
+    ) -> None:
         self.model, self.capacity, self.length, self.cached = model, capacity, length, cached
         self.sessions: dict[str, Session] = {}  # of each mode
         self.waiting: deque[Row] = deque()
@@ -357,8 +483,13 @@ class Filling:
 
     @torch.no_grad()
     def step(self) -> list[Job]:
-        """Let in who waits; then every sequence gets its next token, or as many as its order takes at once. Returns the jobs that ended."""
-        coming = [self.waiting.popleft() for _ in range(min(len(self.waiting), self.capacity - len(self.rows)))]
+        """Let in who waits; then every sequence gets its next token, or as many as its order takes
+        at once. Returns the jobs that ended.
+        """
+        coming = [
+            self.waiting.popleft()
+            for _ in range(min(len(self.waiting), self.capacity - len(self.rows)))
+        ]
         self.rows += coming
         _together(coming, self._admit)
         answers: dict[Job, list[Answer]] = {}
@@ -381,41 +512,78 @@ class Filling:
         device = self.model.head.device
         for mode, mine in _by_mode(row for row in rows if row.slot < 0).items():
             if mode not in self.sessions:
-                self.sessions[mode] = empty_session(self.model, mode, self.capacity, self.length, cached=self.cached)
+                self.sessions[mode] = empty_session(
+                    self.model, mode, self.capacity, self.length, cached=self.cached
+                )
             width = max(row.length for row in mine)
-            tokens = torch.tensor([row.tokens[: row.length] + [0] * (width - row.length) for row in mine], device=device)
+            tokens = torch.tensor(
+                [row.tokens[: row.length] + [0] * (width - row.length) for row in mine],
+                device=device,
+            )
             unknown = torch.zeros(len(mine), width, dtype=torch.bool, device=device)
             at = [(number, position) for number, row in enumerate(mine) for position in row.open]
             unknown[tuple(torch.tensor(at, device=device).T)] = True
-            slots = self.sessions[mode].admit(tokens, ~unknown, torch.tensor([row.length for row in mine], device=device))
+            slots = self.sessions[mode].admit(
+                tokens, ~unknown, torch.tensor([row.length for row in mine], device=device)
+            )
             for row, slot in zip(mine, slots.tolist(), strict=True):
                 row.slot = slot
         return []
 
     def _answers(self, rows: Sequence[Row]) -> list[Answer]:
-        """What comes next in each row. Nothing is changed but what sessions know of tokens already revealed."""
+        """What comes next in each row.
+
+        Nothing is changed but what sessions know of tokens already revealed.
+        """
         turns: list[tuple[Row, int]] = []
         drafts: dict[Row, list[Revealed]] = {}
         parts: list[Tensor] = []
         for mode, mine in _by_mode(rows).items():
-            some, logits = self._turns(self.sessions[mode], sorted(mine, key=lambda row: row.slot), drafts)
+            some, logits = self._turns(
+                self.sessions[mode], sorted(mine, key=lambda row: row.slot), drafts
+            )
             turns += some
             parts.append(logits)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, V)
-        draws = uniforms([row.seed for row, _ in turns], [position for _, position in turns]).tolist()
-        chosen, drawn, own = choose(logits, [row.pick(position, u) for (row, position), u in zip(turns, draws, strict=True)])
+        draws = uniforms(
+            [row.seed for row, _ in turns], [position for _, position in turns]
+        ).tolist()
+        chosen, drawn, own = choose(
+            logits, [row.pick(position, u) for (row, position), u in zip(turns, draws, strict=True)]
+        )
         for mode, session in self.sessions.items():
-            self._reveal(session, [i for i, (row, _) in enumerate(turns) if row.job.mode == mode], turns, chosen)
+            self._reveal(
+                session,
+                [i for i, (row, _) in enumerate(turns) if row.job.mode == mode],
+                turns,
+                chosen,
+            )
         likely = _likely([row.job.top for row, _ in turns], logits)
         found = zip(turns, chosen.tolist(), own.tolist(), drawn.tolist(), likely, strict=True)
-        return [Answer(row, at, token, value, odds, top, drafts.pop(row, [])) for (row, at), token, value, odds, top in found]
+        return [
+            Answer(row, at, token, value, odds, top, drafts.pop(row, []))
+            for (row, at), token, value, odds, top in found
+        ]
 
-    def _turns(self, session: Session, rows: Sequence[Row], drafts: dict[Row, list[Revealed]]) -> tuple[list[tuple[Row, int]], Tensor]:
-        """The positions that are filled in this step, and their logits (N, V). rows: ascending by slot."""
-        asked = [(row, row.open if row.order.looks else [row.open[i] for i in row.turn(None)]) for row in rows]
+    def _turns(
+        self, session: Session, rows: Sequence[Row], drafts: dict[Row, list[Revealed]]
+    ) -> tuple[list[tuple[Row, int]], Tensor]:
+        """The positions that are filled in this step, and their logits (N, V).
+
+        rows: ascending by slot.
+        """
+        asked = [
+            (row, row.open if row.order.looks else [row.open[i] for i in row.turn(None)])
+            for row in rows
+        ]
         device = self.model.head.device
-        slots, places = zip(*((row.slot, position) for row, positions in asked for position in positions), strict=True)
-        logits = session.logits(torch.tensor(slots, device=device), torch.tensor(places, device=device))
+        slots, places = zip(
+            *((row.slot, position) for row, positions in asked for position in positions),
+            strict=True,
+        )
+        logits = session.logits(
+            torch.tensor(slots, device=device), torch.tensor(places, device=device)
+        )
         if not any(row.order.looks for row in rows):
             return [(row, position) for row, positions in asked for position in positions], logits
         turns: list[tuple[Row, int]] = []
@@ -433,7 +601,9 @@ class Filling:
             start += len(positions)
         return turns, logits[kept]
 
-    def _reveal(self, session: Session, mine: list[int], turns: list[tuple[Row, int]], tokens: Tensor) -> None:
+    def _reveal(
+        self, session: Session, mine: list[int], turns: list[tuple[Row, int]], tokens: Tensor
+    ) -> None:
         if mine:
             at = torch.tensor([(turns[i][0].slot, turns[i][1]) for i in mine], device=tokens.device)
             session.reveal(at[:, 0], at[:, 1], tokens if len(mine) == len(turns) else tokens[mine])
@@ -467,7 +637,9 @@ def _drafts(row: Row, logits: Tensor) -> list[Revealed]:
     """The likeliest token of each open position; logits (M, V) are of all of them."""
     best = permitted(logits.double().log_softmax(1), row.sampler).max(1)
     found = zip(row.open, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Revealed(row.number, position, token, value, draft=True) for position, token, value in found]
+    return [
+        Revealed(row.number, position, token, value, draft=True) for position, token, value in found
+    ]
 
 
 def _likely(tops: Sequence[int], logits: Tensor) -> list[Likely]:

@@ -1,7 +1,8 @@
 """The most probable fillings, by exact search over the chain rule.
 
-Log-probabilities are never positive, so what a partial filling has so far bounds all of its completions from above. Best-first search
-opens the partial fillings with the highest bounds; once no open bound exceeds a complete filling, that filling is proven best.
+Log-probabilities are never positive, so what a partial filling has so far bounds all of its
+completions from above. Best-first search opens the partial fillings with the highest bounds; once
+no open bound exceeds a complete filling, that filling is proven best.
 """
 
 import heapq
@@ -19,7 +20,8 @@ from tracformer.generation.sessions import Session
 from tracformer.model.base import EXACT, ConditionalModel, check_batch, targets_of, without_targets
 
 METHODS = ("best-first", "beam")
-SIBLINGS = 64  # children remembered of an opened node; should search want more of them, the node is asked again
+# children remembered of an opened node; should search want more of them, the node is asked again
+SIBLINGS = 64
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,17 @@ def search(
 ) -> list[Found]:
     """At most `n` different fillings of one sequence's targets, the most probable first.
 
-    `best-first` is exact and opens `width` nodes at once. Past `budget` opened nodes it gives up, and says so by `proven=False`: then the
-    list holds what was complete by then or, if nothing was, the best open nodes completed greedily. `beam` keeps the `width` best
-    partial fillings of each length, and has proven something only if it never dropped one. `banned` tokens are never used,
-    `only(0, position)` restricts a position; what stands at targets in `tokens` is ignored. `open_session`: who answers instead of the
-    model itself (see `runner.Runner.session`).
+    `best-first` is exact and opens `width` nodes at once. Past `budget` opened nodes it gives up,
+    and says so by `proven=False`: then the list holds what was complete by then or, if nothing was,
+    the best open nodes completed greedily. `beam` keeps the `width` best partial fillings of each
+    length, and has proven something only if it never dropped one. `banned` tokens are never used,
+    `only(0, position)` restricts a position; what stands at targets in `tokens` is ignored.
+    `open_session`: who answers instead of the model itself (see `runner.Runner.session`).
     """
     if tokens.dim() != 2 or len(tokens) != 1:
-        raise ValueError(f"tokens has shape {tuple(tokens.shape)}; search takes one sequence at a time, (1, T)")
+        raise ValueError(
+            f"tokens has shape {tuple(tokens.shape)}; search takes one sequence at a time, (1, T)"
+        )
     tokens = without_targets(tokens, context)
     lengths = check_batch(model.config, tokens, context, mode, lengths, insist)
     require_exact(model, mode)
@@ -68,21 +73,32 @@ def search(
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
     positions: list[int] = targets_of(context, lengths)[0].nonzero()[:, 0].tolist()
-    choices = [_choices(p, model.config.vocab_size, banned, only).to(tokens.device) for p in positions]
-    ask = partial(sessions.open_session, model, cached=cached) if open_session is None else open_session
+    choices = [
+        _choices(p, model.config.vocab_size, banned, only).to(tokens.device) for p in positions
+    ]
+    ask = (
+        partial(sessions.open_session, model, cached=cached)
+        if open_session is None
+        else open_session
+    )
     session = ask(tokens, context, mode, lengths)
     tree = _Tree(session, positions, choices)
     if not positions:
         leaves = [(_Node(), True)]
     else:
-        leaves = _best_first(tree, n, width, budget) if method == "best-first" else _beam(tree, n, width)
+        leaves = (
+            _best_first(tree, n, width, budget) if method == "best-first" else _beam(tree, n, width)
+        )
     return [_found(tokens[0], tree, leaf, proven) for leaf, proven in leaves]
 
 
 def require_exact(model: ConditionalModel, mode: str) -> None:
     if model.answers.get(mode) != EXACT:
         exact = ", ".join(name for name in model.config.modes if model.answers.get(name) == EXACT)
-        raise ValueError(f"mode is {mode!r}; search needs an exact joint probability, which this model has in: {exact or 'no mode'}")
+        raise ValueError(
+            f"mode is {mode!r}; search needs an exact joint probability, which this model has in: "
+            f"{exact or 'no mode'}"
+        )
 
 
 class _Node(NamedTuple):
@@ -125,16 +141,28 @@ class _Tree:
         return len(node.prefix) == len(self.positions)
 
     def open(self, asked: Sequence[_Opened], most: int) -> list[_Opened]:
-        """The next best `most` children of each node, beyond those tried. One forked session answers for all."""
+        """The next best `most` children of each node, beyond those tried.
+
+        One forked session answers for all.
+        """
         device = self.choices[0].device
         session = self.session.select([0] * len(asked))
-        known = [(row, self.positions[i], token) for row, each in enumerate(asked) for i, token in enumerate(each.node.prefix)]
+        known = [
+            (row, self.positions[i], token)
+            for row, each in enumerate(asked)
+            for i, token in enumerate(each.node.prefix)
+        ]
         if known:
             session.reveal(*torch.tensor(known, device=device).unbind(1))
-        nexts = torch.tensor([self.positions[len(each.node.prefix)] for each in asked], device=device)
+        nexts = torch.tensor(
+            [self.positions[len(each.node.prefix)] for each in asked], device=device
+        )
         logits = session.logits(torch.arange(len(asked), device=device), nexts)
         self.expanded += len(asked)
-        return [self.children(row, each, most) for row, each in zip(logits.double().log_softmax(1), asked, strict=True)]
+        return [
+            self.children(row, each, most)
+            for row, each in zip(logits.double().log_softmax(1), asked, strict=True)
+        ]
 
     def children(self, log_probs: Tensor, asked: _Opened, most: int) -> _Opened:
         """log_probs: (V,), over the whole vocabulary whatever the choices."""
@@ -149,7 +177,8 @@ class _Tree:
 def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Node, bool]]:
     """Complete fillings, each with whether it is proven."""
     tick = count()  # among equals the deeper, then the earlier
-    queue: list[tuple[float, int, int, _Opened, int]] = []  # (-bound, -depth, tick, opened, rank): all children from `rank` on
+    # (-bound, -depth, tick, opened, rank): all children from `rank` on
+    queue: list[tuple[float, int, int, _Opened, int]] = []
     best: list[_Node] = []  # the n best complete fillings so far
 
     def promising(bound: float) -> bool:
@@ -188,7 +217,9 @@ def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Nod
 
 def _again(opened: _Opened) -> _Opened:
     """The same node, to be asked for the children that come after these."""
-    return replace(opened, tried=opened.tried | {token for token, _ in opened.children}, children=[])
+    return replace(
+        opened, tried=opened.tried | {token for token, _ in opened.children}, children=[]
+    )
 
 
 def _greedily(tree: _Tree, asked: list[_Opened]) -> list[_Node]:
@@ -213,17 +244,27 @@ def _beam(tree: _Tree, n: int, width: int) -> list[tuple[_Node, bool]]:
     return [(node, not dropped) for node in beams]
 
 
-def _choices(position: int, vocab_size: int, banned: Sequence[int], only: Callable[[int, int], Sequence[int] | None] | None) -> Tensor:
+def _choices(
+    position: int,
+    vocab_size: int,
+    banned: Sequence[int],
+    only: Callable[[int, int], Sequence[int] | None] | None,
+) -> Tensor:
     """Ids that may stand at the position, ascending."""
     named = only(0, position) if only is not None else None
     for what, ids in (("banned", banned), ("allowed", named or ())):
         if wrong := [i for i in ids if not 0 <= i < vocab_size]:
-            raise ValueError(f"{what} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}")
+            raise ValueError(
+                f"{what} token {wrong[0]} is out of range; ids are 0..{vocab_size - 1}"
+            )
     mask = torch.full((vocab_size,), named is None)
     mask[torch.tensor([] if named is None else list(named), dtype=torch.int64)] = True
     mask[torch.tensor(list(banned), dtype=torch.int64)] = False
     if not mask.any():
-        raise ValueError(f"no token is left to choose from at position {position}: the banned and allowed tokens contradict each other")
+        raise ValueError(
+            f"no token is left to choose from at position {position}: the banned and allowed "
+            "tokens contradict each other"
+        )
     return mask.nonzero()[:, 0]
 
 

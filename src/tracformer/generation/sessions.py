@@ -1,7 +1,8 @@
-"""What the filling loop asks of a model: the logits of some positions, given all that is known so far.
+"""What the filling loop asks of a model: the logits of some positions, given all that is known so
+far.
 
-A session has a fixed number of rows, one a sequence; sequences come and go. Where a model has a cache for the mode, that is its session;
-any other model answers by whole passes.
+A session has a fixed number of rows, one a sequence; sequences come and go. Where a model has a
+cache for the mode, that is its session; any other model answers by whole passes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ AT_ONCE = 16  # sequences of a whole pass
 
 class Session(Protocol):
     def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        """Take in sequences, tokens and context (N, T), lengths (N,): the rows (N,) that they got, ascending."""
+        """Take in sequences, tokens and context (N, T), lengths (N,): the rows (N,)
+        that they got, ascending.
+        """
         ...
 
     def release(self, rows: Tensor | Sequence[int]) -> None:
@@ -31,12 +34,17 @@ class Session(Protocol):
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None: ...
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
-        """A session of some of the sequences, in any order and number; what happens to it does not touch this one."""
+        """A session of some of the sequences, in any order and number; what happens to it does not
+        touch this one.
+        """
         ...
 
 
 class WholePasses:
-    """Any model, any mode. Unless the mode is a chain rule of its own, what is revealed counts as given."""
+    """Any model, any mode.
+
+    Unless the mode is a chain rule of its own, what is revealed counts as given.
+    """
 
     def __init__(self, model: ConditionalModel, mode: str, rows: int, length: int) -> None:
         self.model, self.mode, self.batch = model, mode, AT_ONCE
@@ -52,7 +60,8 @@ class WholePasses:
             raise ValueError(f"{N} sequences do not fit: {len(self.free)} rows are free")
         rows = torch.tensor(self.free[:N], device=tokens.device)
         context = context & (torch.arange(T, device=tokens.device) < lengths[:, None])
-        self.tokens[rows, :T] = tokens.masked_fill(~context, 0).to(self.tokens.dtype)  # what is not known yet must not matter
+        # what is not known yet must not matter
+        self.tokens[rows, :T] = tokens.masked_fill(~context, 0).to(self.tokens.dtype)
         self.context[rows, :T], self.lengths[rows] = context, lengths
         self.free = self.free[N:]
         return rows
@@ -71,7 +80,11 @@ class WholePasses:
             wanted = torch.zeros(len(some), width, dtype=torch.bool, device=rows.device)
             wanted[which[mine] - start, positions[mine]] = True
             tokens, context = self.tokens[some, :width], self.context[some, :width]
-            parts.append(self.model.logits_at(tokens, context, self.mode, self.lengths[some], wanted, insist=True))
+            parts.append(
+                self.model.logits_at(
+                    tokens, context, self.mode, self.lengths[some], wanted, insist=True
+                )
+            )
         return torch.cat(parts)
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
@@ -82,19 +95,31 @@ class WholePasses:
     def select(self, rows: Tensor | Sequence[int]) -> Self:
         index = torch.as_tensor(rows, device=self.tokens.device)
         chosen = type(self)(self.model, self.mode, 0, 0)
-        chosen.tokens, chosen.context, chosen.lengths = (x[index] for x in (self.tokens, self.context, self.lengths))
+        chosen.tokens, chosen.context, chosen.lengths = (
+            x[index] for x in (self.tokens, self.context, self.lengths)
+        )
         return chosen
 
 
-def empty_session(model: ConditionalModel, mode: str, rows: int, length: int, *, cached: bool = True) -> Session:
-    """The model's cache where it has one for the mode and `cached` allows, else whole passes. Whether the weights were trained for the mode
-    is the caller's to check.
+def empty_session(
+    model: ConditionalModel, mode: str, rows: int, length: int, *, cached: bool = True
+) -> Session:
+    """The model's cache where it has one for the mode and `cached` allows, else whole passes.
+    Whether the weights were trained for the mode is the caller's to check.
     """
     session: Session | None = model.empty_cache(mode, rows, length) if cached else None
     return session or WholePasses(model, mode, rows, length)
 
 
-def open_session(model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, *, cached: bool = True) -> Session:
+def open_session(
+    model: ConditionalModel,
+    tokens: Tensor,
+    context: Tensor,
+    mode: str,
+    lengths: Tensor,
+    *,
+    cached: bool = True,
+) -> Session:
     """A session with these sequences in it, in their order."""
     session = empty_session(model, mode, *tokens.shape, cached=cached)
     session.admit(tokens, context, lengths)

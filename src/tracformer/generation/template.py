@@ -1,8 +1,9 @@
 r"""Blanks in text: `[[...]]`, and where their tokens stand.
 
-What a blank holds: nothing (`[[]]`, the model chooses the length), a number of tokens (`[[8]]`), a range (`[[3-8]]`); in a text to score,
-the literal text itself. `\[[` and `\]]` write the two characters; right before either, `\\` writes one backslash. Of more than two `[` in
-a row the last two open a blank; of more than two `]` the first two close it.
+What a blank holds: nothing (`[[]]`, the model chooses the length), a number of tokens (`[[8]]`), a
+range (`[[3-8]]`); in a text to score, the literal text itself. `\[[` and `\]]` write the two
+characters; right before either, `\\` writes one backslash. Of more than two `[` in a row the last
+two open a blank; of more than two `]` the first two close it.
 
 >>> parse("Once upon a time [[3-8]] lived.").contents
 ('3-8',)
@@ -21,7 +22,8 @@ from torch import Tensor
 from tracformer.generation.results import Candidates, Span
 from tracformer.generation.token_text import Spelling
 
-MARK = re.compile(r"(?<!\\)(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")  # a row of backslashes is tried once, from its first
+# a row of backslashes is tried once, from its first
+MARK = re.compile(r"(?<!\\)(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
 ROW = re.compile(r"\[*")
 
 
@@ -30,7 +32,8 @@ class Template(NamedTuple):
 
     pieces: tuple[str, ...]
     contents: tuple[str, ...]
-    first: tuple[int, ...] | None = None  # the tokens of pieces[0], where they are given and not those of its text
+    # the tokens of pieces[0], where they are given and not those of its text
+    first: tuple[int, ...] | None = None
 
 
 class Lengths(NamedTuple):
@@ -41,7 +44,8 @@ class Lengths(NamedTuple):
 
 
 def parse(text: str | Template, required: bool = True) -> Template:
-    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one without any where they are `required`.
+    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one
+    without any where they are `required`.
 
     What is cut already stays as it is: so a caller asks about texts in which brackets are brackets.
     """
@@ -68,21 +72,35 @@ def parse(text: str | Template, required: bool = True) -> Template:
         current = []
     if opened >= 0:
         raise ValueError(
-            f"the blank that opens at character {opened} is not closed; write ]] behind it, or \\[[ for the characters themselves"
+            f"the blank that opens at character {opened} is not closed; write ]] behind it, or "
+            "\\[[ for the characters themselves"
         )
     if not parts and required:
-        raise ValueError("the text has no blank; write [[8]] for eight tokens to be filled, or [[ and ]] around what is to be scored")
+        raise ValueError(
+            "the text has no blank; write [[8]] for eight tokens to be filled, or [[ and ]] around "
+            "what is to be scored"
+        )
     return Template((*parts[0::2], "".join(current) + text[at:]), tuple(parts[1::2]))
 
 
 def write(pieces: Sequence[str], contents: Sequence[str]) -> str:
     """The text that `parse` cuts into these: literal brackets are escaped."""
     if len(pieces) != len(contents) + 1:
-        raise ValueError(f"{len(contents)} blanks need {len(contents) + 1} pieces around them, not {len(pieces)}")
-    if wrong := next((content for content in contents if content.startswith("[") or content.endswith("]")), None):
-        raise ValueError(f"a blank cannot hold text that begins with [ or ends with ]: {_shown(wrong)}; leave the bracket outside")
+        raise ValueError(
+            f"{len(contents)} blanks need {len(contents) + 1} pieces around them, not {len(pieces)}"
+        )
+    if wrong := next(
+        (content for content in contents if content.startswith("[") or content.endswith("]")), None
+    ):
+        raise ValueError(
+            f"a blank cannot hold text that begins with [ or ends with ]: {_shown(wrong)}; leave "
+            "the bracket outside"
+        )
     *before, last = escaped(pieces)
-    opened = [piece + "[[" + _escape(content, before="]") for piece, content in zip(before, contents, strict=True)]
+    opened = [
+        piece + "[[" + _escape(content, before="]")
+        for piece, content in zip(before, contents, strict=True)
+    ]
     return "]]".join([*opened, last])
 
 
@@ -98,14 +116,17 @@ def parse_lengths(content: str) -> Lengths:
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", content)
     if match is None:
         raise ValueError(
-            f"a blank holds {_shown(content)}; write [[]], a number of tokens such as [[8]], a range such as [[3-8]], "
+            f"a blank holds {_shown(content)}; write [[]], a number of tokens such as [[8]], a "
+            "range such as [[3-8]], "
             "or \\[[ for the characters themselves"
         )
     low, high = int(match[1]), int(match[2] or match[1])
     if low == 0:
         raise ValueError(f"a blank asks for {content} tokens; the least is 1")
     if high < low:
-        raise ValueError(f"a blank asks for {content} tokens; write the smaller number first: [[{high}-{low}]]")
+        raise ValueError(
+            f"a blank asks for {content} tokens; write the smaller number first: [[{high}-{low}]]"
+        )
     return Lengths(low, high)
 
 
@@ -137,7 +158,11 @@ def stack(sequences: Sequence[Laid], device: torch.device) -> Stacked:
     tokens = [each.tokens + [0] * (width - len(each.tokens)) for each in sequences]
     context = [each.context + [True] * (width - len(each.context)) for each in sequences]
     lengths = [len(each.tokens) for each in sequences]
-    return Stacked(torch.tensor(tokens, device=device), torch.tensor(context, device=device), torch.tensor(lengths, device=device))
+    return Stacked(
+        torch.tensor(tokens, device=device),
+        torch.tensor(context, device=device),
+        torch.tensor(lengths, device=device),
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +185,12 @@ class Frame:
             starts.append(len(tokens))
             tokens += [*fill, *ids]
             context += [False] * len(fill) + [True] * len(ids)
-        return Laid(tokens + list(self.end), context + [True] * len(self.end), tuple(starts), tuple(map(len, fills)))
+        return Laid(
+            tokens + list(self.end),
+            context + [True] * len(self.end),
+            tuple(starts),
+            tuple(map(len, fills)),
+        )
 
     def blank(self, lengths: Sequence[int]) -> Laid:
         """The sequence with blanks of these lengths; what stands in them does not matter."""
@@ -172,40 +202,62 @@ class Frame:
         def read(fills: Sequence[Sequence[int]]) -> str:
             text, given = self.texts[0], list(self.ids[0])
             for number, fill in enumerate(fills[:-1]):
-                text += spelling.filling(text, given, fill, self.spaced[number]) + self.texts[number + 1]
+                text += (
+                    spelling.filling(text, given, fill, self.spaced[number])
+                    + self.texts[number + 1]
+                )
                 given += [*fill, *self.ids[number + 1]]
             return spelling.filling(text, given, fills[-1], self.spaced[len(fills) - 1])
 
         return read
 
-    def fitting(self, wanted: Sequence[Lengths], max_length: int, max_blank: int) -> tuple[list[tuple[int, int]], int]:
+    def fitting(
+        self, wanted: Sequence[Lengths], max_length: int, max_blank: int
+    ) -> tuple[list[tuple[int, int]], int]:
         """The range of each blank, cut to what can fit, and the room that all blanks share."""
         room = max_length - self.given
         if room < len(wanted):
             raise ValueError(
-                f"the given text has {self.given} tokens{' with its end of text' if self.end else ''} and {len(wanted)} blanks; "
+                f"the given text has {self.given} "
+                f"tokens{' with its end of text' if self.end else ''} and {len(wanted)} blanks; "
                 f"this model takes {max_length} tokens in all: shorten the text"
             )
         least = sum(low for low, _ in wanted)
         if least > room:
             raise ValueError(
-                f"the blanks ask for {least} tokens where {room} fit: the given text has {self.given} of the model's {max_length}; "
+                f"the blanks ask for {least} tokens where {room} fit: the given text has "
+                f"{self.given} of the model's {max_length}; "
                 "ask for fewer or shorten the text"
             )
-        return [(low, min(max(low, max_blank) if high is None else high, room - least + low)) for low, high in wanted], room
+        return [
+            (low, min(max(low, max_blank) if high is None else high, room - least + low))
+            for low, high in wanted
+        ], room
 
 
 def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
-    """Tokenise the pieces. Where tokens begin with spaces, one space right before a blank moves into the blank."""
+    """Tokenise the pieces.
+
+    Where tokens begin with spaces, one space right before a blank moves into the blank.
+    """
     *before, last = template.pieces
-    fixed = template.first is not None  # tokens that are given stay as they are, with their last space
+    # tokens that are given stay as they are, with their last space
+    fixed = template.first is not None
     spaced = tuple(
-        piece.endswith(" ") and spelling.moves_spaces and (i > 0 or (not fixed and spelling.may_move_from(piece[:-1])))
+        piece.endswith(" ")
+        and spelling.moves_spaces
+        and (i > 0 or (not fixed and spelling.may_move_from(piece[:-1])))
         for i, piece in enumerate(before)
     )
-    texts = (*(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)), last)
+    texts = (
+        *(piece[:-1] if moved else piece for piece, moved in zip(before, spaced, strict=True)),
+        last,
+    )
     encode = spelling.tokenizer.encode
-    ids = tuple(template.first or () if fixed and i == 0 else tuple(encode(text, i > 0)) if text else () for i, text in enumerate(texts))
+    ids = tuple(
+        template.first or () if fixed and i == 0 else tuple(encode(text, i > 0)) if text else ()
+        for i, text in enumerate(texts)
+    )
     return Frame(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
 
 
@@ -218,28 +270,50 @@ def spans_of(
     texts: Sequence[str] | None = None,
     candidates: Candidates = (),
 ) -> tuple[str, tuple[Span, ...]]:
-    """The whole text, and its blanks. tokens, log_probs, candidates: of the whole sequence; texts: of the blanks, where they are known."""
+    """The whole text, and its blanks.
+
+    tokens, log_probs, candidates: of the whole sequence; texts: of the blanks, where they are
+    known.
+    """
     text, spans = of.texts[0], []
-    for number, (first, length, after) in enumerate(zip(laid.starts, laid.lengths, of.texts[1:], strict=True)):
+    for number, (first, length, after) in enumerate(
+        zip(laid.starts, laid.lengths, of.texts[1:], strict=True)
+    ):
         ids = tuple(tokens[first : first + length])
-        filling = spelling.filling(text, tokens[:first], ids, of.spaced[number]) if texts is None else texts[number]
-        shares, likely = tuple(log_probs[first : first + length]), candidates[first : first + length]
+        filling = (
+            spelling.filling(text, tokens[:first], ids, of.spaced[number])
+            if texts is None
+            else texts[number]
+        )
+        shares, likely = (
+            tuple(log_probs[first : first + length]),
+            candidates[first : first + length],
+        )
         names = tuple(spelling.token(each, first=first + i == 0) for i, each in enumerate(ids))
-        spans.append(Span(len(text), len(text) + len(filling), filling, ids, names, shares, first, likely))
+        spans.append(
+            Span(len(text), len(text) + len(filling), filling, ids, names, shares, first, likely)
+        )
         text += filling + after
     return text, tuple(spans)
 
 
 def literal_fills(template: Template, of: Frame, spelling: Spelling) -> list[tuple[str, list[int]]]:
-    """For a text to score: each blank's own text, with the space that moved into it, and its tokens."""
+    """For a text to score: each blank's own text, with the space that moved into it,
+    and its tokens.
+    """
     fills = []
     for number, (content, moved) in enumerate(zip(template.contents, of.spaced, strict=True)):
         if not content:
-            raise ValueError("a pair of brackets to score is empty; write the text to score between [[ and ]]")
+            raise ValueError(
+                "a pair of brackets to score is empty; write the text to score between [[ and ]]"
+            )
         text = " " + content if moved else content
         ids = spelling.tokenizer.encode(text, inside=number > 0 or bool(of.ids[0]))
         if not ids:
-            raise ValueError(f"{_shown(content)} is nothing to the model's tokeniser, so there is nothing to score; mark more of the text")
+            raise ValueError(
+                f"{_shown(content)} is nothing to the model's tokeniser, so there is nothing to "
+                "score; mark more of the text"
+            )
         fills.append((text, ids))
     return fills
 
@@ -249,7 +323,8 @@ def _escape(text: str, before: str = "") -> str:
     escaped = MARK.sub(lambda match: match["slashes"] * 2 + "\\" + match["bracket"], text)
     if not before:
         return escaped
-    edge = re.search(rf"(?<!\\)(\\*)({re.escape(before)}?)\Z", escaped)  # backslashes that would be read as escaping the blank's brackets
+    # backslashes that would be read as escaping the blank's brackets
+    edge = re.search(rf"(?<!\\)(\\*)({re.escape(before)}?)\Z", escaped)
     assert edge is not None
     return escaped[: edge.start()] + edge[1] * 2 + edge[2]
 

@@ -1,17 +1,22 @@
-"""The configuration as transformers wants it: the core's fields and checks, beside the keys that transformers keeps for itself.
+"""The configuration as transformers wants it: the core's fields and checks, beside the keys that
+transformers keeps for itself.
 
-From transformers' inputs to the core's question: who is given, which tokens are true, how long each sequence is.
+From transformers' inputs to the core's question: who is given, which tokens are true, how long each
+sequence is.
 
-transformers writes a question as `input_ids` with the mask id at the targets, and the answers as `labels`, -100 where there is none.
-The core wants `tokens`, the true text, and `context`, who of it is given. In mode `ac` the tokens under the mask are never read. In
-`car` and `ar` the prefix is: a target's true token comes from its label, or from `input_ids` where `context` says that a token which is
-spelled out is a target.
+transformers writes a question as `input_ids` with the mask id at the targets, and the answers as
+`labels`, -100 where there is none. The core wants `tokens`, the true text, and `context`, who of it
+is given. In mode `ac` the tokens under the mask are never read. In `car` and `ar` the prefix is: a
+target's true token comes from its label, or from `input_ids` where `context` says that a token
+which is spelled out is a target.
 
 The two model classes of transformers: hidden states, and the masked language model.
 
-Tracformer on the Hugging Face side: import this, and `AutoConfig`, `AutoModel` and `AutoModelForMaskedLM` know "tracformer".
+Tracformer on the Hugging Face side: import this, and `AutoConfig`, `AutoModel` and
+`AutoModelForMaskedLM` know "tracformer".
 
-The folder is the core's own: the same `config.json`, the same tensor names in `model.safetensors`. Either side reads what the other wrote.
+The folder is the core's own: the same `config.json`, the same tensor names in `model.safetensors`.
+Either side reads what the other wrote.
 """
 
 import copy
@@ -38,11 +43,20 @@ transformers = optional_package("transformers", "tracformer.hf", "hf")
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TracformerConfig))
 # What PreTrainedConfig takes beside its own dataclass fields.
-OPTIONS = {"attn_implementation", "experts_implementation", "name_or_path", "num_labels", "output_attentions", "quantization_config"}
+OPTIONS = {
+    "attn_implementation",
+    "experts_implementation",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "quantization_config",
+}
 
 
 class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore[misc, name-defined]
-    """Takes every field of `TracformerConfig`, by its name there or by transformers' usual one; refuses a key that neither side knows."""
+    """Takes every field of `TracformerConfig`, by its name there or by transformers' usual one;
+    refuses a key that neither side knows.
+    """
 
     model_type = TracformerConfig.model_type
     attribute_map = {  # noqa: RUF012
@@ -51,7 +65,8 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
         "num_attention_heads": "n_head",
         "max_position_embeddings": "max_length",
     }
-    max_length: int = TracformerConfig.max_length  # declared, since transformers takes an undeclared `max_length` for one of `generate`
+    # declared, since transformers takes an undeclared `max_length` for one of `generate`
+    max_length: int = TracformerConfig.max_length
 
     def __init__(self, **values: Any) -> None:
         values = {self.attribute_map.get(key, key): value for key, value in values.items()}
@@ -59,8 +74,18 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
         named = values.pop("model_type", self.model_type)
         if named != self.model_type:
             raise ValueError(f"model_type is {named!r}; expected {self.model_type!r}")
-        foreign = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)} | FOREIGN_KEYS | OPTIONS
-        core = TracformerConfig.from_dict({key: value for key, value in values.items() if key not in foreign and not key.startswith("_")})
+        foreign = (
+            {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
+            | FOREIGN_KEYS
+            | OPTIONS
+        )
+        core = TracformerConfig.from_dict(
+            {
+                key: value
+                for key, value in values.items()
+                if key not in foreign and not key.startswith("_")
+            }
+        )
         for key, value in core.to_dict().items():
             setattr(self, key, value)
         super().__init__(**{key: value for key, value in values.items() if key not in FIELDS})
@@ -73,8 +98,12 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
         """The core's configuration, checked anew: transformers lets anyone set an attribute."""
         return TracformerConfig.from_dict({name: getattr(self, name) for name in FIELDS})
 
-    def get_text_config(self, decoder: Any = None, encoder: Any = None) -> "TracformerPretrainedConfig":
-        """Itself: transformers would take our fields `encoder` and `decoder`, which are words, for configurations inside this one."""
+    def get_text_config(
+        self, decoder: Any = None, encoder: Any = None
+    ) -> "TracformerPretrainedConfig":
+        """Itself: transformers would take our fields `encoder` and `decoder`, which are words, for
+        configurations inside this one.
+        """
         return self
 
     @property
@@ -95,7 +124,10 @@ class Batch(NamedTuple):
 
 
 def default_mode(config: TracformerConfig) -> str:
-    """A masked language model's question is `ac`: every target from what is given alone. Else what the weights were trained for."""
+    """A masked language model's question is `ac`: every target from what is given alone.
+
+    Else what the weights were trained for.
+    """
     return next(mode for mode in ("ac", "car", "ar") if mode in config.modes)
 
 
@@ -112,9 +144,16 @@ def read_batch(
     check_mode(config, mode, insist)
     if input_ids.dim() != 2:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T)")
-    for name, tensor in (("attention_mask", attention_mask), ("labels", labels), ("context", context)):
+    for name, tensor in (
+        ("attention_mask", attention_mask),
+        ("labels", labels),
+        ("context", context),
+    ):
         if tensor is not None and tensor.shape != input_ids.shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must have that of input_ids, {tuple(input_ids.shape)}")
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}; it must have that of input_ids, "
+                f"{tuple(input_ids.shape)}"
+            )
     lengths = lengths_of(attention_mask, input_ids)
     inside = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
     masked = input_ids == config.mask_id
@@ -122,25 +161,36 @@ def read_batch(
         context = ~masked
     elif bool((wrong := context.bool() & masked & inside).any()):
         raise ValueError(
-            f"context gives {_place(wrong)}, where input_ids holds the mask {config.mask_id}; a given token must be spelled out"
+            f"context gives {_place(wrong)}, where input_ids holds the mask {config.mask_id}; a "
+            "given token must be spelled out"
         )
-    tokens = input_ids if labels is None else _with_labels(config, input_ids, labels, context, inside)
+    tokens = (
+        input_ids if labels is None else _with_labels(config, input_ids, labels, context, inside)
+    )
     unknown = tokens == config.mask_id
     answered = inside
     if mode != "ac":
-        before = (unknown & inside).cumsum(1) - (unknown & inside).long()  # unknown tokens among x_<t
+        # unknown tokens among x_<t
+        before = (unknown & inside).cumsum(1) - (unknown & inside).long()
         if bool((wrong := ~context & inside & (before > 0)).any()):
             raise ValueError(
-                f"mode {mode!r} predicts a target from the true text before it, and {_place(wrong)} follows a mask without a label; "
-                "give labels for every masked token, leave one mask a sequence, or use mode 'ac' with weights trained for it"
+                f"mode {mode!r} predicts a target from the true text before it, and "
+                f"{_place(wrong)} follows a mask without a label; "
+                "give labels for every masked token, leave one mask a sequence, or use mode 'ac' "
+                "with weights trained for it"
             )
         answered = inside & (before == 0)
     tokens = tokens.masked_fill(unknown, 0)
-    return Batch(mode, tokens, context, check_batch(config, tokens, context, mode, lengths, insist), answered)
+    return Batch(
+        mode, tokens, context, check_batch(config, tokens, context, mode, lengths, insist), answered
+    )
 
 
 def lengths_of(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
-    """(B,): how many tokens of each row are text. Padding stands on the right; anything else would shift positions."""
+    """(B,): how many tokens of each row are text.
+
+    Padding stands on the right; anything else would shift positions.
+    """
     B, T = input_ids.shape
     if attention_mask is None:
         return torch.full((B,), T, device=input_ids.device)
@@ -148,20 +198,27 @@ def lengths_of(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
     lengths = text.sum(1)
     if bool((wrong := ~text & (torch.arange(T, device=text.device) < lengths[:, None])).any()):
         raise ValueError(
-            f"attention_mask leaves out {_place(wrong)} and keeps what follows; padding must stand on the right, without holes: "
+            f"attention_mask leaves out {_place(wrong)} and keeps what follows; padding must stand "
+            "on the right, without holes: "
             "set tokenizer.padding_side = 'right'"
         )
     return lengths
 
 
-def _with_labels(config: TracformerConfig, input_ids: Tensor, labels: Tensor, context: Tensor, inside: Tensor) -> Tensor:
+def _with_labels(
+    config: TracformerConfig, input_ids: Tensor, labels: Tensor, context: Tensor, inside: Tensor
+) -> Tensor:
     """The text with every labelled target spelled out."""
     labelled = labels != IGNORED
     if bool((wrong := labelled & ((labels < 0) | (labels >= config.vocab_size))).any()):
-        raise ValueError(f"label {int(labels[wrong][0])} is out of range; labels must lie in 0..{config.vocab_size - 1} or be {IGNORED}")
+        raise ValueError(
+            f"label {int(labels[wrong][0])} is out of range; labels must lie in "
+            f"0..{config.vocab_size - 1} or be {IGNORED}"
+        )
     if bool((wrong := labelled & (context | ~inside)).any()):
         raise ValueError(
-            f"labels names {_place(wrong)}, which is given or padding; labels must be {IGNORED} everywhere but at masked tokens "
+            f"labels names {_place(wrong)}, which is given or padding; labels must be {IGNORED} "
+            "everywhere but at masked tokens "
             "(with DataCollatorForLanguageModeling: mask_replace_prob=1.0, random_replace_prob=0.0)"
         )
     return torch.where(labelled, labels, input_ids)
@@ -180,8 +237,9 @@ HUB_OPTIONS = ("repo_id", "private", "token", "revision", "create_pr", "commit_m
 class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[misc, name-defined]
     """Owns the core's modules under the core's names, so that both sides write the same file.
 
-    `core` is the same model as a `Tracformer`: log-probabilities, and whatever else the library does with one.
-    `attention` names one of the library's implementations; transformers' `attn_implementation` has no say here and is refused.
+    `core` is the same model as a `Tracformer`: log-probabilities, and whatever else the library
+    does with one. `attention` names one of the library's implementations; transformers'
+    `attn_implementation` has no say here and is refused.
     """
 
     config_class = TracformerPretrainedConfig
@@ -202,7 +260,10 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
 
     @property
     def core(self) -> Tracformer:
-        """A `Tracformer` over these very modules. Made anew at each call: there is no second state that could fall behind."""
+        """A `Tracformer` over these very modules.
+
+        Made anew at each call: there is no second state that could fall behind.
+        """
         core: Tracformer = copy.copy(self._shell)
         core._modules = self._modules
         core.config = self.config.to_core()
@@ -212,13 +273,18 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """transformers' own, but strict: it would fill a missing tensor with random numbers and skip an unexpected one."""
-        options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}  # so that all complaints come at once, from here
+        """transformers' own, but strict: it would fill a missing tensor with random numbers and
+        skip an unexpected one.
+        """
+        # so that all complaints come at once, from here
+        options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}
         if TracformerConfig.old_tensor_names:
             options["key_mapping"] = tensor_patterns(TracformerConfig.old_tensor_names)
         model, info = super().from_pretrained(*args, output_loading_info=True, **options)
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        found = {name: shape for name, shape in expected.items() if name not in info["missing_keys"]}
+        found = {
+            name: shape for name, shape in expected.items() if name not in info["missing_keys"]
+        }
         found.update(dict.fromkeys(info["unexpected_keys"], ()))
         found.update({name: tuple(shape) for name, shape, _ in info["mismatched_keys"]})
         storage.compare(Path(model.name_or_path), found, expected)
@@ -242,8 +308,17 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         if push_to_hub and is_main_process:
             push_folder(save_directory, hub.pop("repo_id", Path(save_directory).name), **hub)
 
-    def push_to_hub(self, repo_id: str, *, tokenizer: Any = None, evaluation: Evaluation | None = None, **options: Any) -> str:
-        """Upload weights, configuration, card and, if given, the tokeniser (of either library); see `push_folder` for the options."""
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        tokenizer: Any = None,
+        evaluation: Evaluation | None = None,
+        **options: Any,
+    ) -> str:
+        """Upload weights, configuration, card and, if given, the tokeniser (of either library); see
+        `push_folder` for the options.
+        """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             if tokenizer is not None:
@@ -252,18 +327,25 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
             return push_folder(folder, repo_id, evaluation=evaluation, **options)
 
     def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None, every_n_layers: int = 1, offload: bool = False
+        self,
+        gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
     ) -> None:
         """Recompute each block in the backward pass (`Tracformer.checkpoint_activations`)."""
         asked = dict(gradient_checkpointing_kwargs or {})
         if asked.pop("use_reentrant", False) or asked or every_n_layers != 1 or offload:
             raise ValueError(
-                f"gradient checkpointing was asked for with {dict(gradient_checkpointing_kwargs or {})}, every_n_layers={every_n_layers}, "
-                f"offload={offload}; Tracformer recomputes every block, without reentrance and without offloading, and takes no options"
+                "gradient checkpointing was asked for with "
+                f"{dict(gradient_checkpointing_kwargs or {})}, every_n_layers={every_n_layers}, "
+                f"offload={offload}; Tracformer recomputes every block, without reentrance and "
+                "without offloading, and takes no options"
             )
         super().gradient_checkpointing_enable({"use_reentrant": False})
 
-    def set_attn_implementation(self, attn_implementation: Any, allow_all_kernels: bool = False) -> None:
+    def set_attn_implementation(
+        self, attn_implementation: Any, allow_all_kernels: bool = False
+    ) -> None:
         _require_own_attention(attn_implementation)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -275,32 +357,48 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
     def get_output_embeddings(self) -> None:
         """None: the head is the input embedding itself, less the mask."""
 
-    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> nn.Module:
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **options: Any
+    ) -> nn.Module:
         """The embedding as it is: one row a token, and one for the mask behind them."""
         if new_num_tokens not in (None, self.config.vocab_size + 1):
             raise ValueError(
-                f"new_num_tokens is {new_num_tokens}, but the embedding has {self.config.vocab_size} tokens and the mask behind them, "
-                "which a resized table would misplace; fine-tune with a grown vocabulary through `tracformer train init=FOLDER`"
+                f"new_num_tokens is {new_num_tokens}, but the embedding has "
+                f"{self.config.vocab_size} tokens and the mask behind them, "
+                "which a resized table would misplace; fine-tune with a grown vocabulary through "
+                "`tracformer train init=FOLDER`"
             )
         return self.embedding
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the core's constructor has drawn the weights, and a tensor missing from a file is an error."""
+        """Nothing: the core's constructor has drawn the weights, and a tensor
+        missing from a file is an error.
+        """
 
     def _states(
-        self, core: Tracformer, token_type_ids: Tensor | None, unsupported: Mapping[str, Any], **inputs: Any
+        self,
+        core: Tracformer,
+        token_type_ids: Tensor | None,
+        unsupported: Mapping[str, Any],
+        **inputs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Final states (N, d) of the positions that can be answered, and those positions as flat rows (N,)."""
+        """Final states (N, d) of the positions that can be answered, and those
+        positions as flat rows (N,).
+        """
         if token_type_ids is not None and bool(token_type_ids.any()):
             raise ValueError("token_type_ids names a second segment; Tracformer has no segments")
         if wanted := [name for name, value in unsupported.items() if value]:
-            raise ValueError(f"{wanted[0]} was asked for; Tracformer returns its final states alone")
+            raise ValueError(
+                f"{wanted[0]} was asked for; Tracformer returns its final states alone"
+            )
         batch = read_batch(core.config, **inputs)
         return core.hidden(batch.tokens, batch.context, batch.mode, batch.lengths, batch.answered)
 
 
 class TracformerModel(TracformerPreTrainedModel):
-    """`last_hidden_state` (B, T, d): what the model knows of each position from the others; a token never enters its own state."""
+    """`last_hidden_state` (B, T, d): what the model knows of each position from the others; a token
+    never enters its own state.
+    """
 
     def forward(
         self,
@@ -315,8 +413,17 @@ class TracformerModel(TracformerPreTrainedModel):
         return_dict: bool | None = None,
     ) -> Any:
         """Mode and context as for `TracformerForMaskedLM`; zero in the padding."""
-        unsupported = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "mode": mode, "context": context, "insist": insist}
+        unsupported = {
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+        }
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "mode": mode,
+            "context": context,
+            "insist": insist,
+        }
         hidden, rows = self._states(self.core, token_type_ids, unsupported, **inputs)
         output = outputs.BaseModelOutput(last_hidden_state=_spread(hidden, rows, input_ids.shape))
         return output if _wants_dict(return_dict, self.config) else output.to_tuple()
@@ -341,24 +448,40 @@ class TracformerForMaskedLM(TracformerPreTrainedModel):
     ) -> Any:
         """Logits (B, T, vocab_size) and, with labels, the mean of -log p over the labelled targets.
 
-        Given is what is not the mask id, or what `context` (B, T) says. `mode` is `ac` where the weights know it, else `car`. In `car` and
-        `ar` the prefix encoder reads the true text: labels where there are any, so a loss is exact. Without labels only what stands before
-        the first unknown token, and that token, can be answered: logits behind it are zero, as in the padding; a second mask is an error.
+        Given is what is not the mask id, or what `context` (B, T) says. `mode` is `ac` where the
+        weights know it, else `car`. In `car` and `ar` the prefix encoder reads the true text:
+        labels where there are any, so a loss is exact. Without labels only what stands before the
+        first unknown token, and that token, can be answered: logits behind it are zero, as in the
+        padding; a second mask is an error.
 
-        `num_items_in_batch` replaces the divisor: the labels of all micro-batches and ranks, which Trainer counts. No label: loss zero.
+        `num_items_in_batch` replaces the divisor: the labels of all micro-batches and ranks, which
+        Trainer counts. No label: loss zero.
         """
         core = self.core
-        unsupported = {"output_hidden_states": output_hidden_states, "output_attentions": output_attentions}
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "mode": mode, "context": context}
+        unsupported = {
+            "output_hidden_states": output_hidden_states,
+            "output_attentions": output_attentions,
+        }
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "labels": labels,
+            "mode": mode,
+            "context": context,
+        }
         hidden, rows = self._states(core, token_type_ids, unsupported, insist=insist, **inputs)
         loss = None
         if labels is not None:
             answers = labels.flatten()[rows].long()
             chosen = (answers != IGNORED).nonzero()[:, 0]
-            total = likelihood.weighted_nll(hidden[chosen], core.head, answers[chosen], None, core.head_bias)
+            total = likelihood.weighted_nll(
+                hidden[chosen], core.head, answers[chosen], None, core.head_bias
+            )
             count = len(chosen) if num_items_in_batch is None else num_items_in_batch
             loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
-        logits = _spread(likelihood.logits_of(hidden, core.head, core.head_bias), rows, input_ids.shape)
+        logits = _spread(
+            likelihood.logits_of(hidden, core.head, core.head_bias), rows, input_ids.shape
+        )
         output = outputs.MaskedLMOutput(loss=loss, logits=logits)
         return output if _wants_dict(return_dict, self.config) else output.to_tuple()
 
@@ -367,7 +490,11 @@ def _spread(values: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
     """(N, K) values of some flat rows into (B, T, K), zero elsewhere."""
     if len(rows) == shape.numel():
         return values.unflatten(0, shape)
-    return values.new_zeros(shape.numel(), values.shape[-1]).index_copy(0, rows, values).unflatten(0, shape)
+    return (
+        values.new_zeros(shape.numel(), values.shape[-1])
+        .index_copy(0, rows, values)
+        .unflatten(0, shape)
+    )
 
 
 def _wants_dict(return_dict: bool | None, config: TracformerPretrainedConfig) -> bool:
@@ -378,13 +505,25 @@ def _require_own_attention(name: Any) -> None:
     """ "eager" is what transformers writes for a model's own code."""
     if name not in (None, "eager"):
         raise ValueError(
-            f"attn_implementation is {name!r}, but transformers' attentions do not know Tracformer's geometry; leave it out and choose one "
+            f"attn_implementation is {name!r}, but transformers' attentions do not know "
+            "Tracformer's geometry; leave it out and choose one "
             f"of the library's with attention=: {', '.join(implementations())}"
         )
 
 
-__all__ = ["TracformerForMaskedLM", "TracformerModel", "TracformerPretrainedConfig", "model_card", "push_folder", "write_model_card"]
+__all__ = [
+    "TracformerForMaskedLM",
+    "TracformerModel",
+    "TracformerPretrainedConfig",
+    "model_card",
+    "push_folder",
+    "write_model_card",
+]
 
-transformers.AutoConfig.register(TracformerPretrainedConfig.model_type, TracformerPretrainedConfig, exist_ok=True)
+transformers.AutoConfig.register(
+    TracformerPretrainedConfig.model_type, TracformerPretrainedConfig, exist_ok=True
+)
 transformers.AutoModel.register(TracformerPretrainedConfig, TracformerModel, exist_ok=True)
-transformers.AutoModelForMaskedLM.register(TracformerPretrainedConfig, TracformerForMaskedLM, exist_ok=True)
+transformers.AutoModelForMaskedLM.register(
+    TracformerPretrainedConfig, TracformerForMaskedLM, exist_ok=True
+)

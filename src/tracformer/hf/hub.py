@@ -1,4 +1,5 @@
-"""The model card: what the model is, how to load it, and its evaluation, as markdown with the front matter that the hub reads.
+"""The model card: what the model is, how to load it, and its evaluation, as markdown with the front
+matter that the hub reads.
 
 Upload a model's folder to the Hugging Face hub.
 """
@@ -18,7 +19,7 @@ CARD_FILE = "README.md"
 Evaluation = Mapping[str, Mapping[str, float | str]]  # row -> column -> value
 
 QUESTIONS = {
-    "car": "each target from what is given and all before it; their product is the exact probability of the filling",
+    "car": "each target from what is given and all before it; their product is exact",
     "ac": "each target from what is given alone: a marginal",
     "ar": "left to right, from what stands before; exact",
 }
@@ -50,10 +51,14 @@ def model_card(
     datasets: Sequence[str] = (),
     language: str | None = None,
 ) -> str:
-    """`evaluation` maps a row of the table (a data set and its contexts) to its columns. Name the kind of answer in a column of
-    perplexities, exact, marginal or bound: they do not compare.
+    """`evaluation` maps a row of the table (a data set and its contexts) to its columns. Name the
+    kind of answer in a column of perplexities, exact, marginal or bound: they do not compare.
     """
-    front: dict[str, object] = {"license": license, "library_name": "tracformer", "pipeline_tag": "fill-mask"}
+    front: dict[str, object] = {
+        "license": license,
+        "library_name": "tracformer",
+        "pipeline_tag": "fill-mask",
+    }
     front["tags"] = list(dict.fromkeys(("tracformer", "infilling", "fill-mask", *tags)))
     if datasets:
         front["datasets"] = list(datasets)
@@ -62,11 +67,16 @@ def model_card(
     with torch.device("meta"):
         size = Tracformer(config, attention="reference").num_parameters()
     facts = [
-        f"A Tracformer of {size:,} parameters ({config.n_layer} encoder and {config.n_layer} decoder layers, width {config.d_model}) for "
-        f"sequences of up to {config.max_length} tokens out of {config.vocab_size:,}. It fills holes anywhere in a sequence."
+        f"A Tracformer of {size:,} parameters ({config.n_layer} encoder and {config.n_layer} "
+        f"decoder layers, width {config.d_model}) for "
+        f"sequences of up to {config.max_length} tokens out of {config.vocab_size:,}. It fills "
+        "holes anywhere in a sequence."
     ]
     if tokenizer is not None:
-        facts.append(f"Tokeniser: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.fingerprint}`.")
+        facts.append(
+            f"Tokeniser: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 "
+            f"`{tokenizer.fingerprint}`."
+        )
     modes = "\n".join(f"- `{mode}`: {QUESTIONS[mode]}" for mode in config.modes)
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
@@ -82,15 +92,25 @@ def model_card(
 def evaluation_table(evaluation: Evaluation) -> str:
     """A markdown table with every column that any row has, in the order of first mention.
 
-    >>> print(evaluation_table({"wikitext103": {"answer": "exact", "perplexity": 29.376}, "ptb": {"perplexity": 100.0}}))
+    >>> wikitext = {"answer": "exact", "perplexity": 29.376}
+    >>> print(evaluation_table({"wikitext103": wikitext, "ptb": {"perplexity": 100.0}}))
     |  | answer | perplexity |
     |---|---|---|
     | wikitext103 | exact | 29.38 |
     | ptb |  | 100 |
     """
     columns = list(dict.fromkeys(column for row in evaluation.values() for column in row))
-    lines = [["", *columns], *([name, *(_cell(row.get(column, "")) for column in columns)] for name, row in evaluation.items())]
-    rendered = ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines]
+    lines = [
+        ["", *columns],
+        *(
+            [name, *(_cell(row.get(column, "")) for column in columns)]
+            for name, row in evaluation.items()
+        ),
+    ]
+    rendered = [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |"
+        for line in lines
+    ]
     return "\n".join([rendered[0], "|---" * (len(columns) + 1) + "|", *rendered[1:]])
 
 
@@ -107,7 +127,16 @@ def write_model_card(
 ) -> Path:
     """Write the card of the folder's model as its `README.md`, over one that is there."""
     config = storage.load_config(folder, TracformerConfig)
-    card = model_card(config, tokenizer, evaluation, name=name, license=license, tags=tags, datasets=datasets, language=language)
+    card = model_card(
+        config,
+        tokenizer,
+        evaluation,
+        name=name,
+        license=license,
+        tags=tags,
+        datasets=datasets,
+        language=language,
+    )
     path = Path(folder) / CARD_FILE
     write_atomically(path, card)
     return path
@@ -117,7 +146,8 @@ def _cell(value: float | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# What belongs to a model. A training run keeps its checkpoints and logs close by, and they are nobody else's business.
+# What belongs to a model. A training run keeps its checkpoints and logs close by, and they are
+# nobody else's business.
 FILES = [
     CARD_FILE,
     "LICENSE",
@@ -142,12 +172,14 @@ def push_folder(
     create_pr: bool = False,
     commit_message: str | None = None,
 ) -> str:
-    """Create the repository where there is none, upload what belongs to the model, and return the address of the commit.
+    """Create the repository where there is none, upload what belongs to the model, and return the
+    address of the commit.
 
     The card is written into the folder first, unless it has one and there is no evaluation to add.
     """
     huggingface_hub = optional_package("huggingface_hub", "uploading to the Hugging Face hub", "hf")
-    storage.load_config(folder, TracformerConfig)  # a folder without a model stops here, before anything is created
+    # a folder without a model stops here, before anything is created
+    storage.load_config(folder, TracformerConfig)
     if evaluation is not None or not (Path(folder) / CARD_FILE).is_file():
         write_model_card(folder, evaluation=evaluation, name=repo_id)
     api = huggingface_hub.HfApi(token=token)

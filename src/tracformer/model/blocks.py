@@ -36,7 +36,9 @@ class FeedForward(nn.Module):
 
 
 class Angles(NamedTuple):
-    """cos and sin of position * base^(-2i/D), each (..., 1, D/2), with the head dimension left to broadcast."""
+    """cos and sin of position * base^(-2i/D), each (..., 1, D/2), with the head
+    dimension left to broadcast.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -54,20 +56,29 @@ def rotary_angles(positions: Tensor, head_size: int, base: float, dtype: torch.d
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """x (..., H, D) with the pair (x_i, x_{i+D/2}) turned by its angle; in the angles' precision, returned in x's."""
+    """x (..., H, D) with the pair (x_i, x_{i+D/2}) turned by its angle; in the angles' precision,
+    returned in x's.
+    """
     a, b = x.to(angles.cos.dtype).chunk(2, dim=-1)
     cos, sin = angles
-    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1).to(x.dtype)
+    return torch.cat(
+        (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1
+    ).to(x.dtype)
 
 
-def split_heads(x: Tensor, angles: Angles, n_head: int, parts: int = 1, turned: int = 1) -> tuple[Tensor, ...]:
-    """`parts` tensors (..., H, D) of a projection's output x (..., parts * H * D), the first `turned` of them at their angles.
+def split_heads(
+    x: Tensor, angles: Angles, n_head: int, parts: int = 1, turned: int = 1
+) -> tuple[Tensor, ...]:
+    """`parts` tensors (..., H, D) of a projection's output x (..., parts * H * D), the first
+    `turned` of them at their angles.
 
-    Compiled code does it in one pass and returns the angles' dtype: under autocast on a CPU float32, in which the attentions are exact.
-    Otherwise x's.
+    Compiled code does it in one pass and returns the angles' dtype: under autocast on a CPU
+    float32, in which the attentions are exact. Otherwise x's.
     """
     if _serves(x, angles):
-        flat = Angles(*(each.expand(*x.shape[:-1], 1, -1).flatten(0, -3).contiguous() for each in angles))
+        flat = Angles(
+            *(each.expand(*x.shape[:-1], 1, -1).flatten(0, -3).contiguous() for each in angles)
+        )
         outs = _SplitHeads.apply(x.flatten(0, -2), *flat, n_head, parts, turned)
         return tuple(out.view(*x.shape[:-1], *out.shape[1:]) for out in outs)
     split = x.unflatten(-1, (parts, n_head, -1)).unbind(-3)
@@ -81,10 +92,14 @@ def _serves(x: Tensor, angles: Angles) -> bool:
 
 
 class _SplitHeads(torch.autograd.Function):
-    """A rotation's transpose is the rotation by the opposite angle, so nothing but the angles is kept."""
+    """A rotation's transpose is the rotation by the opposite angle, so nothing but
+    the angles is kept.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, n_head: int, parts: int, turned: int) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, n_head: int, parts: int, turned: int
+    ) -> tuple[Tensor, ...]:
         ctx.turned, ctx.dtype = turned, x.dtype
         ctx.save_for_backward(cos, sin)
         return tuple(torch.ops.tracformer.heads_forward(x, cos, sin, n_head, parts, turned))
@@ -119,7 +134,9 @@ class Block(nn.Module):
         self.feedforward = FeedForward(d_model)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, angles: Angles, read: Callable[..., Tensor], answer_from: int = 0) -> Tensor:
+    def forward(
+        self, x: Tensor, angles: Angles, read: Callable[..., Tensor], answer_from: int = 0
+    ) -> Tensor:
         """Run rows x (B, S, d);
 
         `read(q, k, v)` is their attention. Rows before `answer_from` are keys only, and not
@@ -134,7 +151,9 @@ class Block(nn.Module):
         """Return queries, keys and values (..., H, D) of states x (..., d), rotated to their
         positions.
         """
-        q, k, v = split_heads(self.qkv(self.norm_attention(x)), angles, self.n_head, parts=3, turned=2)
+        q, k, v = split_heads(
+            self.qkv(self.norm_attention(x)), angles, self.n_head, parts=3, turned=2
+        )
         return q, k, v
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:

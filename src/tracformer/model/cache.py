@@ -1,13 +1,16 @@
 """What a cache keeps of one layer: keys and values, a row a sequence.
 
-What left-to-right generation remembers, so that a token costs one position of the prefix encoder and one of the decoder.
+What left-to-right generation remembers, so that a token costs one position of the prefix encoder
+and one of the decoder.
 
-The suffix encoder reads only what is given: it runs once. The prefix encoder is causal: position t is encoded when x_t is known, and a
-layer reads only its own few keys. Each decoder layer keeps its keys and values of both sides, prefix slots first, then suffix slots,
-and a query reads every s-th of them.
+The suffix encoder reads only what is given: it runs once. The prefix encoder is causal: position t
+is encoded when x_t is known, and a layer reads only its own few keys. Each decoder layer keeps its
+keys and values of both sides, prefix slots first, then suffix slots, and a query reads every s-th
+of them.
 
-A cache has a fixed number of rows, one a sequence. Sequences come (`admit`) and go (`release`) while others are halfway: nothing is
-moved or allocated anew. The caller holds the cache; the model keeps nothing.
+A cache has a fixed number of rows, one a sequence. Sequences come (`admit`) and go (`release`)
+while others are halfway: nothing is moved or allocated anew. The caller holds the cache; the model
+keeps nothing.
 """
 
 from collections.abc import Sequence
@@ -31,13 +34,17 @@ GATHERED_AT_ONCE = 2**24  # elements of keys: 64 MiB in float32
 
 
 class Slots:
-    """Keys and values of one layer, (rows, slots, d) each, read and written by flat index row * slots + slot."""
+    """Keys and values of one layer, (rows, slots, d) each, read and written by flat
+    index row * slots + slot.
+    """
 
     def __init__(self, like: Tensor, rows: int, slots: int) -> None:
         self.slots = slots
-        self.keys, self.values = (like.new_empty(rows * slots, like.shape[-1]) for _ in range(2))  # memory is touched as rows fill
+        # memory is touched as rows fill
+        self.keys, self.values = (like.new_empty(rows * slots, like.shape[-1]) for _ in range(2))
         for x in (self.keys, self.values):
-            x.view(rows, slots, -1)[:, 0] = 0.0  # keys that do not exist are read from here, with weight zero
+            # keys that do not exist are read from here, with weight zero
+            x.view(rows, slots, -1)[:, 0] = 0.0
 
     def write(self, index: Tensor, k: Tensor, v: Tensor) -> None:
         """k, v: (N, H, D)"""
@@ -45,10 +52,15 @@ class Slots:
         self.values.index_copy_(0, index, v.flatten(-2))
 
     def attend(self, q: Tensor, index: Tensor, present: Tensor) -> Tensor:
-        """Each query of q (N, H, D) over its own keys `index` (N, K), where `present`; zero for a query without any."""
+        """Each query of q (N, H, D) over its own keys `index` (N, K), where `present`; zero for a
+        query without any.
+        """
         N, K = index.shape
         size = max(1, GATHERED_AT_ONCE // max(1, K * self.keys.shape[-1]))
-        parts = [self._attend(q[i : i + size], index[i : i + size], present[i : i + size]) for i in range(0, N, size)]
+        parts = [
+            self._attend(q[i : i + size], index[i : i + size], present[i : i + size])
+            for i in range(0, N, size)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, q: Tensor, index: Tensor, present: Tensor) -> Tensor:
@@ -56,8 +68,13 @@ class Slots:
         K = index.shape[1]
         if K == 0:
             return torch.zeros_like(q)
-        k, v = (x.index_select(0, index.flatten()).view(N, K, H, D).transpose(1, 2) for x in (self.keys, self.values))
-        mixed = scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=present[:, None, None])[:, :, 0]
+        k, v = (
+            x.index_select(0, index.flatten()).view(N, K, H, D).transpose(1, 2)
+            for x in (self.keys, self.values)
+        )
+        mixed = scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=present[:, None, None])[
+            :, :, 0
+        ]
         return mixed.masked_fill(~present.any(1)[:, None, None], 0.0)
 
     def copy(self, sources: Tensor, index: Tensor) -> None:
@@ -68,7 +85,9 @@ class Slots:
     def select(self, rows: Tensor) -> Self:
         chosen = object.__new__(type(self))
         chosen.slots = self.slots
-        chosen.keys, chosen.values = (x.unflatten(0, (-1, self.slots))[rows].flatten(0, 1) for x in (self.keys, self.values))
+        chosen.keys, chosen.values = (
+            x.unflatten(0, (-1, self.slots))[rows].flatten(0, 1) for x in (self.keys, self.values)
+        )
         return chosen
 
 
@@ -76,12 +95,13 @@ BRIEF = 256  # tokens
 
 
 class Cache:
-    """Generation from left to right in `car` or `ar` mode: at most `rows` sequences at a time, each of at most `length` tokens, with their
-    own contexts and lengths.
+    """Generation from left to right in `car` or `ar` mode: at most `rows` sequences at a time, each
+    of at most `length` tokens, with their own contexts and lengths.
 
-    `admit` takes sequences in, `release` lets them go. `reveal` tells it a token; `logits` answers for any position from the first target
-    on all of whose predecessors are known, encoding on the way whatever has become known since: a long given prefix in one parallel pass
-    when the sequence is admitted, given stretches between targets together.
+    `admit` takes sequences in, `release` lets them go. `reveal` tells it a token; `logits` answers
+    for any position from the first target on all of whose predecessors are known, encoding on the
+    way whatever has become known since: a long given prefix in one parallel pass when the sequence
+    is admitted, given stretches between targets together.
     """
 
     def __init__(self, model: "Tracformer", mode: str, rows: int, length: int) -> None:
@@ -91,32 +111,41 @@ class Cache:
         self.free = list(range(rows))  # ascending
         self.tokens = torch.zeros(rows, length, dtype=torch.int64, device=weight.device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=weight.device)
-        self.encoded = [0] * rows  # how many positions the prefix encoder has read, of each sequence
+        # how many positions the prefix encoder has read, of each sequence
+        self.encoded = [0] * rows
         self.angles = self._angles(torch.arange(length, device=weight.device))
         self.encoder = [Slots(weight, rows, length) for _ in model.encoder]
         self.decoder = [Slots(weight, rows, sides * length) for _ in model.decoder]
         self.offsets = [
-            torch.tensor(range(length) if layer.offsets is None else layer.offsets, device=weight.device) for layer in model.encoder
+            torch.tensor(
+                range(length) if layer.offsets is None else layer.offsets, device=weight.device
+            )
+            for layer in model.encoder
         ]
         self.step = compiled_step(model, self.offsets)
 
     @torch.no_grad()
     def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        """Read new sequences, tokens and context (N, T), lengths (N,), into free rows: which (N,), ascending.
+        """Read new sequences, tokens and context (N, T), lengths (N,), into free rows: which (N,),
+        ascending.
 
         Equal ones (several samples of one question) are read once.
         """
         N, T = len(tokens), int(lengths.max())
         tokens, context = tokens[:, :T], context[:, :T]
         if N > len(self.free) or T > self.length:
-            raise ValueError(f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of {self.length} tokens")
+            raise ValueError(
+                f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of "
+                f"{self.length} tokens"
+            )
         taken = self.free[:N]
         rows = torch.tensor(taken, device=tokens.device)
         context = context & (torch.arange(T, device=tokens.device) < lengths[:, None])
         known = context.cumprod(1).sum(1)  # the given prefix of each
         self.tokens[rows, :T], self.lengths[rows] = tokens.to(self.tokens.dtype), lengths
         new, source = _first_of_equals(tokens.masked_fill(~context, -1), lengths)
-        behind = lengths - 1 - known  # what follows the first target; nobody asks for what lies before it
+        # what follows the first target; nobody asks for what lies before it
+        behind = lengths - 1 - known
         given = tokens.masked_fill(~context, self.model.config.mask_id)
         if self.mode != "ar":
             self._read(new, behind, rows, given, lengths)
@@ -141,12 +170,16 @@ class Cache:
 
     @torch.no_grad()
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """(N, vocab_size) at one position in each of some sequences, a target or behind one, every token before it being known."""
+        """(N, vocab_size) at one position in each of some sequences, a target or behind one, every
+        token before it being known.
+        """
         self._advance(rows.tolist(), positions.tolist())
         return self._decode(rows, positions)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
-        """A cache of some of the sequences, in any order and number; what happens to it does not touch this one."""
+        """A cache of some of the sequences, in any order and number; what happens to it does not
+        touch this one.
+        """
         index = torch.as_tensor(rows, device=self.tokens.device)
         chosen = object.__new__(type(self))
         for name in ("model", "length", "mode", "angles", "offsets", "step"):
@@ -159,15 +192,26 @@ class Cache:
 
     # ---- what is given
 
-    def _read(self, new: Sequence[int], counts: Tensor, rows: Tensor, given: Tensor, lengths: Tensor | None = None) -> None:
-        """The prefix encoder over the first `counts` tokens of each of some sequences; with `lengths` the suffix encoder over their last.
+    def _read(
+        self,
+        new: Sequence[int],
+        counts: Tensor,
+        rows: Tensor,
+        given: Tensor,
+        lengths: Tensor | None = None,
+    ) -> None:
+        """The prefix encoder over the first `counts` tokens of each of some sequences; with
+        `lengths` the suffix encoder over their last.
 
-        A short text goes through the compiled step, a handful of tokens at a time: whole passes have their price in calls.
+        A short text goes through the compiled step, a handful of tokens at a time: whole passes
+        have their price in calls.
         """
         sizes = counts.tolist()
         brief = [i for i in new if 0 < sizes[i] <= BRIEF] if self.step is not None else []
         if brief:
-            number, place = torch.tensor([(i, place) for i in brief for place in range(sizes[i])]).T.contiguous()
+            number, place = torch.tensor(
+                [(i, place) for i in brief for place in range(sizes[i])]
+            ).T.contiguous()
             end = torch.zeros_like(place) if lengths is None else lengths[number]
             position = torch.where(end > 0, end - 1 - place, place)
             self._compiled_encode(given[number, position], rows[number], place, end)
@@ -178,13 +222,15 @@ class Cache:
                 self._read_suffix(rows[some], given[some], counts[some], lengths[some])
 
     def _read_suffix(self, rows: Tensor, given: Tensor, behind: Tensor, lengths: Tensor) -> None:
-        """The suffix encoder over the last `behind` tokens of each sequence, from the end: masks where not `given`. Its features go to the
-        decoder's suffix slots.
+        """The suffix encoder over the last `behind` tokens of each sequence, from the end: masks
+        where not `given`. Its features go to the decoder's suffix slots.
         """
         model, P = self.model, int(behind.max())
         layout = Layout(behind, P, readings=1, rows=behind[:0])
-        places = (lengths[:, None] - 1 - torch.arange(P, device=rows.device)).clamp(min=0)  # those beyond `behind` are never read
-        slots = (rows[:, None] * 2 * self.length + self.length + places).flatten()  # slot length + t holds the feature at t
+        # those beyond `behind` are never read
+        places = (lengths[:, None] - 1 - torch.arange(P, device=rows.device)).clamp(min=0)
+        # slot length + t holds the feature at t
+        slots = (rows[:, None] * 2 * self.length + self.length + places).flatten()
         angles = self._at(places)
         x = model.embedding(given.gather(1, places))
         for number, layer in enumerate(model.encoder, start=1):
@@ -196,7 +242,10 @@ class Cache:
         model, P = self.model, int(known.max())
         layout = Layout(known, P, readings=1, rows=known[:0])
         positions = torch.arange(P, device=known.device)
-        slots, places = (rows[:, None] * self.length + positions).flatten(), positions.repeat(len(rows))
+        slots, places = (
+            (rows[:, None] * self.length + positions).flatten(),
+            positions.repeat(len(rows)),
+        )
         decoder_slots = (rows[:, None] * self.decoder[0].slots + positions).flatten()
         x = model.embedding(given[:, :P])
         angles = self._at(positions)
@@ -211,7 +260,10 @@ class Cache:
         places = torch.arange(self.length, device=rows.device)
         prefix = places < known[:, None]
         suffix = (places > known[:, None]) & (places < self.lengths[rows, None])
-        for layers, held in ((self.encoder, prefix), (self.decoder, prefix if self.mode == "ar" else torch.cat([prefix, suffix], 1))):
+        for layers, held in (
+            (self.encoder, prefix),
+            (self.decoder, prefix if self.mode == "ar" else torch.cat([prefix, suffix], 1)),
+        ):
             number, slot = held.nonzero(as_tuple=True)
             width = held.shape[1]
             for kept in layers:
@@ -220,8 +272,14 @@ class Cache:
     # ---- one step
 
     def _advance(self, rows: Sequence[int], positions: Sequence[int]) -> None:
-        """The prefix encoder over all that lies between what it has read and `positions`: a flat list of (row, position) pairs."""
-        pairs = [(row, place) for row, position in zip(rows, positions, strict=True) for place in range(self.encoded[row], position)]
+        """The prefix encoder over all that lies between what it has read and `positions`: a flat
+        list of (row, position) pairs.
+        """
+        pairs = [
+            (row, place)
+            for row, position in zip(rows, positions, strict=True)
+            for place in range(self.encoded[row], position)
+        ]
         if not pairs:
             return
         row, place = torch.tensor(pairs, device=self.tokens.device).T.contiguous()
@@ -241,7 +299,9 @@ class Cache:
             kept.write(slot, k, v)
             behind = place[:, None] - self._reachable(number, place)
             present = behind >= 0
-            x = layer.finish(x, kept.attend(q, row[:, None] * self.length + behind.clamp(min=0), present))  # type: ignore[operator]
+            x = layer.finish(
+                x, kept.attend(q, row[:, None] * self.length + behind.clamp(min=0), present)
+            )  # type: ignore[operator]
             self._keep(number, decoder_slot, x, place)
 
     def _decode(self, rows: Tensor, positions: Tensor) -> Tensor:
@@ -254,10 +314,19 @@ class Cache:
             x = layer.finish(x, kept.attend(layer.query(x, angles), index, present))  # type: ignore[operator]
         return logits_of(model.norm(x), model.head)
 
-    def _decoder_keys(self, rows: Tensor, positions: Tensor, stride: int, slots: int) -> tuple[Tensor, Tensor]:
-        """Flat slots (N, K) that each query reads (Eqs. 5 and 6), and which of them exist: first the prefix, then the suffix."""
+    def _decoder_keys(
+        self, rows: Tensor, positions: Tensor, stride: int, slots: int
+    ) -> tuple[Tensor, Tensor]:
+        """Flat slots (N, K) that each query reads (Eqs.
+
+        5 and 6), and which of them exist: first the prefix, then the suffix.
+        """
         before = (positions + stride - 1) // stride
-        after = torch.zeros_like(before) if self.mode == "ar" else (self.lengths[rows] - 1 - positions + stride - 1) // stride
+        after = (
+            torch.zeros_like(before)
+            if self.mode == "ar"
+            else (self.lengths[rows] - 1 - positions + stride - 1) // stride
+        )
         count = before + after
         i = torch.arange(int(count.max()), device=rows.device)
         prefix = positions[:, None] - 1 - stride * i
@@ -270,8 +339,15 @@ class Cache:
 
     def _compiled_encode(self, tokens: Tensor, rows: Tensor, places: Tensor, ends: Tensor) -> None:
         sides = self.decoder[0].slots // self.length
-        readers = [self.decoder[paired_encoder_layer(number, len(self.decoder)) - 1] for number in range(1, len(self.encoder) + 1)]
-        caches = [[getattr(kept, name) for kept in layers] for layers in (self.encoder, readers) for name in ("keys", "values")]
+        readers = [
+            self.decoder[paired_encoder_layer(number, len(self.decoder)) - 1]
+            for number in range(1, len(self.encoder) + 1)
+        ]
+        caches = [
+            [getattr(kept, name) for kept in layers]
+            for layers in (self.encoder, readers)
+            for name in ("keys", "values")
+        ]
         self.step.encode(tokens.long(), rows, places, ends, *self.angles, sides, *caches)
 
     def _compiled_decode(self, rows: Tensor, places: Tensor) -> Tensor:
@@ -287,31 +363,41 @@ class Cache:
         return offsets[: int(torch.searchsorted(offsets, place.max(), right=True))]
 
     def _keep(self, encoder_layer: int, slots: Tensor, features: Tensor, positions: Tensor) -> None:
-        """Keys and values for the decoder layer that reads this encoder layer (the pairing is its own inverse)."""
+        """Keys and values for the decoder layer that reads this encoder layer (the
+        pairing is its own inverse).
+        """
         number = paired_encoder_layer(encoder_layer, len(self.decoder))
         k, v = self.model.decoder[number - 1].keys(features, self._at(positions))  # type: ignore[operator]
         self.decoder[number - 1].write(slots, k, v)
 
     def _angles(self, positions: Tensor) -> Angles:
         config = self.model.config
-        return rotary_angles(positions, config.head_size, config.rotary_base, self.model.embedding.weight.dtype)
+        return rotary_angles(
+            positions, config.head_size, config.rotary_base, self.model.embedding.weight.dtype
+        )
 
     def _at(self, positions: Tensor) -> Angles:
         return Angles(self.angles.cos[positions], self.angles.sin[positions])
 
 
 def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[int]]:
-    """Which rows are the first of their kind, and for every row the number of the first that equals it."""
+    """Which rows are the first of their kind, and for every row the number of the
+    first that equals it.
+    """
     firsts: dict[tuple[int, bytes], int] = {}
     source = [
         firsts.setdefault((length, row.tobytes()), number)
-        for number, (length, row) in enumerate(zip(lengths.tolist(), tokens.cpu().numpy(), strict=True))
+        for number, (length, row) in enumerate(
+            zip(lengths.tolist(), tokens.cpu().numpy(), strict=True)
+        )
     ]
     return list(firsts.values()), source
 
 
 def _alike(sizes: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
-    """Those of `numbers` whose size is not zero, in groups of like size: little is padded in a pass over one of them."""
+    """Those of `numbers` whose size is not zero, in groups of like size: little is padded in a pass
+    over one of them.
+    """
     groups: list[list[int]] = []
     for i in sorted((i for i in numbers if sizes[i] > 0), key=lambda i: sizes[i]):
         if groups and sizes[i] <= 1.25 * sizes[groups[-1][0]] + 8:

@@ -13,7 +13,10 @@ MODES = ("car", "ac", "ar")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the configuration of every system has. A folder's `config.json` names the system by its `model_type`."""
+    """What the configuration of every system has.
+
+    A folder's `config.json` names the system by its `model_type`.
+    """
 
     model_type: ClassVar[str]
     possible_modes: ClassVar[tuple[str, ...]]
@@ -24,20 +27,28 @@ class ModelConfig:
 
     vocab_size: int = 50257  # real tokens; the mask is one extra id, never predicted
     max_length: int = 1024  # longest sequence
-    modes: tuple[str, ...] = ()  # what the weights were trained for; asking for another is an error. Empty: all possible
+    # what the weights were trained for; asking for another is an error. Empty: all possible
+    modes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_types()
         self.require_positive("vocab_size", "max_length")
         object.__setattr__(self, "modes", tuple(self.modes) or self.possible_modes)
         if any(mode not in self.possible_modes for mode in self.modes):
-            raise ValueError(f"modes is {self.modes!r}; it must name at least one of: {', '.join(self.possible_modes)}")
+            raise ValueError(
+                f"modes is {self.modes!r}; it must name at least one of: "
+                f"{', '.join(self.possible_modes)}"
+            )
 
     def _check_types(self) -> None:
-        """Numbers are numbers and switches are switches; each system checks what its own fields may be."""
+        """Numbers are numbers and switches are switches; each system checks what its
+        own fields may be.
+        """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+            if field.type is float and (
+                isinstance(value, bool) or not isinstance(value, int | float)
+            ):
                 raise ValueError(f"{field.name} is {value!r}; it must be a number")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name} is {value!r}; it must be true or false")
@@ -50,7 +61,9 @@ class ModelConfig:
 
     @classmethod
     def modes_trained_by(cls, modes: set[str], values: Mapping[str, Any]) -> set[str]:
-        """Return the modes that a model with these configuration values has learned after training in `modes`."""
+        """Return the modes that a model with these configuration values has learned
+        after training in `modes`.
+        """
         return modes
 
     @property
@@ -74,7 +87,10 @@ class ModelConfig:
         values = present_names(values, cls.old_config_keys)
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(values) - known):
-            raise ValueError(f"unknown configuration keys: {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+            raise ValueError(
+                f"unknown configuration keys: {', '.join(unknown)}; known: "
+                f"{', '.join(sorted(known))}"
+            )
         return cls(**values)
 
 
@@ -87,10 +103,34 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-small": {**PAPER, "n_max": 16, "dropout": 0.1},  # Table 6: WikiText-103, LAMBADA, 1BW
     "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
     # Sizes for one machine without a GPU; bring your own vocabulary.
-    "tiny": {"vocab_size": 256, "max_length": 128, "n_layer": 7, "n_head": 3, "d_model": 96, "n_max": 8, "init_std": 0.06},  # 1.6M
+    "tiny": {
+        "vocab_size": 256,
+        "max_length": 128,
+        "n_layer": 7,
+        "n_head": 3,
+        "d_model": 96,
+        "n_max": 8,
+        "init_std": 0.06,
+    },  # 1.6M
     # 2.1M without embeddings, as the presets of this name of every system
-    "mini": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 2, "d_model": 104, "n_max": 16, "init_std": 0.06},
-    "laptop": {"vocab_size": 4096, "max_length": 256, "n_layer": 8, "n_head": 3, "d_model": 192, "n_max": 16, "init_std": 0.04},  # 7.9M
+    "mini": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 8,
+        "n_head": 2,
+        "d_model": 104,
+        "n_max": 16,
+        "init_std": 0.06,
+    },
+    "laptop": {
+        "vocab_size": 4096,
+        "max_length": 256,
+        "n_layer": 8,
+        "n_head": 3,
+        "d_model": 192,
+        "n_max": 16,
+        "init_std": 0.04,
+    },  # 7.9M
     "laptop-long": {
         "vocab_size": 4096,
         "max_length": 1024,
@@ -100,7 +140,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_max": 16,
         "init_std": 0.04,
     },  # 9.7M
-    # long sequences: with recomputed activations, a training step over 32768 tokens fits into a few GiB
+    # long sequences: with recomputed activations, a training step over 32768 tokens fits into a few
+    # GiB
     "laptop-32k": {
         "vocab_size": 4096,
         "max_length": 32768,
@@ -125,7 +166,9 @@ class TracformerConfig(ModelConfig):
     n_max: int = 16  # sets the step between an encoder query's keys (section 4.1 of the paper)
     dropout: float = 0.0  # on embeddings and residual branches, never inside attention
     encoder: str = "multiscope"  # "full": dense causal and reverse-causal, the paper's ablation
-    decoder: str = "strided"  # "dense": every feature before and after; "neighbours": dense, but layer 1 reads only t-1 and t+1
+    # "dense": every feature before and after; "neighbours": dense, but layer 1 reads only t-1 and
+    # t+1
+    decoder: str = "strided"
     key_set: str = "stepped"  # "rounded": the key set of the paper's body text
     rotary_base: float = 10000.0
     init_std: float = 0.02  # GPT-2's; narrow models learn sooner from more (docs/paper.md)
@@ -134,18 +177,23 @@ class TracformerConfig(ModelConfig):
         super().__post_init__()
         self.require_positive("n_layer", "n_head", "d_model")
         if not isinstance(self.n_max, int) or self.n_max < 2:
-            raise ValueError(f"n_max is {self.n_max!r}; it must be an integer of at least 2: a query reads itself and its farthest key")
+            raise ValueError(
+                f"n_max is {self.n_max!r}; it must be an integer of at least 2: a query reads "
+                "itself and its farthest key"
+            )
         if 2**self.n_layer < self.max_length:
             needed = (self.max_length - 1).bit_length()
             raise ValueError(
-                f"n_layer is {self.n_layer}, so the widest scope is {2**self.n_layer}, less than max_length {self.max_length}; "
+                f"n_layer is {self.n_layer}, so the widest scope is {2**self.n_layer}, less than "
+                f"max_length {self.max_length}; "
                 f"use n_layer >= {needed} or max_length <= {2**self.n_layer}"
             )
         if self.d_model % self.n_head:
             raise ValueError(f"d_model is {self.d_model}, not divisible by n_head {self.n_head}")
         if self.head_size % 2:
             raise ValueError(
-                f"d_model {self.d_model} over n_head {self.n_head} gives head size {self.head_size}; rotary angles need an even head size"
+                f"d_model {self.d_model} over n_head {self.n_head} gives head size "
+                f"{self.head_size}; rotary angles need an even head size"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
@@ -154,7 +202,9 @@ class TracformerConfig(ModelConfig):
                 raise ValueError(f"{field} is {getattr(self, field)!r}; it must be positive")
         for field, allowed in (("encoder", ENCODERS), ("decoder", DECODERS), ("key_set", KEY_SETS)):
             if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
+                raise ValueError(
+                    f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}"
+                )
 
     @property
     def head_size(self) -> int:

@@ -1,13 +1,17 @@
-"""Weights in fewer bytes, for generation: a step multiplies few rows by all weights, so the bytes of the weights set its pace.
+"""Weights in fewer bytes, for generation: a step multiplies few rows by all weights, so the bytes
+of the weights set its pace.
 
-`bfloat16` keeps the upper half of a float32. `int8` keeps, of an output row w, the integers q = round(w / s) with s = max |w| / 127: one
-scale a row, since a scale for every 64 or 128 weights was measured to lose no less. Biases and norms stay float32. What is lost, and how to
-measure it: docs/kernels.md.
+`bfloat16` keeps the upper half of a float32. `int8` keeps, of an output row w, the integers q =
+round(w / s) with s = max |w| / 127: one scale a row, since a scale for every 64 or 128 weights was
+measured to lose no less. Biases and norms stay float32. What is lost, and how to measure it:
+docs/kernels.md.
 
-A lean model is one model: its matrices are rounded where they stand, so that whole passes, which read them as float32, and the compiled
-step, which reads the packed copy, speak of the same numbers. All sums are float32.
+A lean model is one model: its matrices are rounded where they stand, so that whole passes, which
+read them as float32, and the compiled step, which reads the packed copy, speak of the same numbers.
+All sums are float32.
 
-The linear layer. A step of generation multiplies few rows by all weights: there memory sets the pace, and compiled code reads faster.
+The linear layer. A step of generation multiplies few rows by all weights: there memory sets the
+pace, and compiled code reads faster.
 
 The compiled step of cached generation, and the weights it reads, in its order (`native/step.cpp`).
 """
@@ -60,9 +64,13 @@ def unpacked(stored: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
 def round_weights(weights: Sequence[Tensor], kind: str) -> list[Packed]:
     """Round matrices where they stand; what they now are, packed.
 
-    The packed copies lie in one block of memory, in large pages where the system has them: it is read from end to end for every token.
+    The packed copies lie in one block of memory, in large pages where the system has them: it is
+    read from end to end for every token.
     """
-    if unfit := next((weight.dtype for weight in weights if weight.dtype not in (torch.float32, torch.float64)), None):
+    if unfit := next(
+        (weight.dtype for weight in weights if weight.dtype not in (torch.float32, torch.float64)),
+        None,
+    ):
         raise ValueError(f"the weights are {unfit}; {kind} is rounded from float32 or float64")
     widths = [weight.numel() * (1 if kind == "int8" else 2) for weight in weights]
     ends = list(accumulate(-(-width // ALIGNED) * ALIGNED for width in widths))
@@ -84,12 +92,16 @@ FEW = 16  # rows
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., in) times weight (out, in), plus bias (out,)."""
     if x.numel() <= FEW * x.shape[-1] and not torch.is_grad_enabled() and serves(x, weight):
-        return torch.ops.tracformer.few_rows(x.reshape(-1, x.shape[-1]), weight, None, bias).view(*x.shape[:-1], len(weight))
+        return torch.ops.tracformer.few_rows(x.reshape(-1, x.shape[-1]), weight, None, bias).view(
+            *x.shape[:-1], len(weight)
+        )
     return torch_linear(x, weight, bias)
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Nothing is compiled for the sake of one product: the native code is used where it is already there."""
+    """Nothing is compiled for the sake of one product: the native code is used where
+    it is already there.
+    """
     plain = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return x.device.type == "cpu" and plain and weight.stride(-1) == 1 and native.ready()
 
@@ -102,9 +114,11 @@ class Linear(nn.Linear):
 
 
 def compiled_step(model: "Tracformer", offsets: Sequence[Tensor]) -> Any:
-    """The step of a float32 model on the CPU, or None: where there is no native code, nothing is compiled for its sake.
+    """The step of a float32 model on the CPU, or None: where there is no native code, nothing is
+    compiled for its sake.
 
-    It reads the weights where they lie. `offsets`: of each encoder layer, how far its keys lie behind a query, ascending.
+    It reads the weights where they lie. `offsets`: of each encoder layer, how far its keys lie
+    behind a query, ascending.
     """
     weight = model.embedding.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not native.ready():
@@ -116,10 +130,19 @@ def compiled_step(model: "Tracformer", offsets: Sequence[Tensor]) -> Any:
 
 
 def step_weights(model: "Tracformer") -> list[Tensor]:
-    encoder = [module for number, layer in enumerate(model.encoder, start=1) for module in (*_layer(layer), *_keys(model, number))]
+    encoder = [
+        module
+        for number, layer in enumerate(model.encoder, start=1)
+        for module in (*_layer(layer), *_keys(model, number))
+    ]
     decoder = [module for layer in model.decoder for module in _layer(layer)]
     tensors = [tensor for module in (*encoder, *decoder, model.norm) for tensor in _tensors(module)]
-    return [model.embedding.weight.detach(), *tensors, *_stored(model.head, model.packed_embedding), model.head.new_empty(0)]
+    return [
+        model.embedding.weight.detach(),
+        *tensors,
+        *_stored(model.head, model.packed_embedding),
+        model.head.new_empty(0),
+    ]
 
 
 def bytes_read(model: "Tracformer") -> int:
@@ -128,7 +151,9 @@ def bytes_read(model: "Tracformer") -> int:
 
 
 def _layer(layer: Any) -> list[nn.Module]:
-    first = (layer.norm_attention, layer.qkv) if hasattr(layer, "qkv") else (layer.norm_query, layer.q)
+    first = (
+        (layer.norm_attention, layer.qkv) if hasattr(layer, "qkv") else (layer.norm_query, layer.q)
+    )
     return [*first, layer.out, layer.norm_feedforward, layer.feedforward.up, layer.feedforward.out]
 
 
@@ -142,11 +167,18 @@ def _tensors(module: nn.Module) -> list[Tensor]:
     """A norm's weight and bias; a linear layer's weight, scale and bias."""
     if isinstance(module, Linear):
         return [*_stored(module.weight, module.packed), module.bias.detach()]
-    return [parameter.detach() for parameter in (module.weight, module.bias) if isinstance(parameter, Tensor)]
+    return [
+        parameter.detach()
+        for parameter in (module.weight, module.bias)
+        if isinstance(parameter, Tensor)
+    ]
 
 
 def _stored(weight: Tensor, packed: Packed | None) -> list[Tensor]:
     none = weight.new_empty(0)
     if packed is None:
         return [weight.detach(), none]
-    return [packed.data[: len(weight)], none if packed.scale is None else packed.scale[: len(weight)]]
+    return [
+        packed.data[: len(weight)],
+        none if packed.scale is None else packed.scale[: len(weight)],
+    ]

@@ -1,4 +1,7 @@
-"""A model's folder: `config.json` and `model.safetensors`. Strict when read, atomic when written, never a pickle."""
+"""A model's folder: `config.json` and `model.safetensors`.
+
+Strict when read, atomic when written, never a pickle.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,7 +23,8 @@ from tracformer.renames import Renames, present_tensor_name
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 C = TypeVar("C", bound=ModelConfig)
-# What transformers writes beside our keys: the first four at every save, the others once its Trainer has held the model.
+# What transformers writes beside our keys: the first four at every save, the others once its
+# Trainer has held the model.
 FOREIGN_KEYS = {
     "architectures",
     "dtype",
@@ -33,19 +37,29 @@ FOREIGN_KEYS = {
 }
 
 
-def save(folder: str | PathLike[str], config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+def save(
+    folder: str | PathLike[str],
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype | None = None,
+) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()
+    }
     write_atomically(path / WEIGHTS_FILE, lambda part: save_tensors(tensors, part))
     document = json.dumps({"model_type": config.model_type, **config.to_dict()}, indent=2) + "\n"
     write_atomically(path / CONFIG_FILE, document)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file; a disk that cannot take it is an OSError, as for any other file, and so are its permissions."""
+    """A safetensors file; a disk that cannot take it is an OSError, as for any other file, and so
+    are its permissions.
+    """
     path.touch()
-    permissions = path.stat().st_mode  # as the umask has it; safetensors puts a file of its own in the place, for the owner alone
+    # as the umask has it; safetensors puts a file of its own in the place, for the owner alone
+    permissions = path.stat().st_mode
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -70,8 +84,15 @@ def load_document(folder: str | PathLike[str]) -> dict[str, Any]:
 def load_config(folder: str | PathLike[str], kind: type[C]) -> C:
     document, path = load_document(folder), Path(folder) / CONFIG_FILE
     if document.get("model_type") != kind.model_type:
-        raise ValueError(f"{path} describes a model of type {document.get('model_type')!r}; expected {kind.model_type!r}")
-    values = {key: value for key, value in document.items() if key != "model_type" and key not in FOREIGN_KEYS}
+        raise ValueError(
+            f"{path} describes a model of type {document.get('model_type')!r}; expected "
+            f"{kind.model_type!r}"
+        )
+    values = {
+        key: value
+        for key, value in document.items()
+        if key != "model_type" and key not in FOREIGN_KEYS
+    }
     try:
         return kind.from_dict(values)
     except (TypeError, ValueError) as error:
@@ -80,14 +101,17 @@ def load_config(folder: str | PathLike[str], kind: type[C]) -> C:
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Models are built without memory for their weights: names and shapes alone, until tensors of a folder take their places."""
+    """Models are built without memory for their weights: names and shapes alone, until tensors of a
+    folder take their places.
+    """
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """`nn.init` leaves tensors as they are. On the meta device it would compute nothing either, but its first random filling there imports
-    torch's compiler, which takes longer than all the rest of loading.
+    """`nn.init` leaves tensors as they are. On the meta device it would compute nothing either, but
+    its first random filling there imports torch's compiler, which takes longer than all the rest of
+    loading.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,7 +128,8 @@ def load_weights(
     device: str | torch.device,
     old_names: Renames | None = None,
 ) -> dict[str, Tensor]:
-    """Return all tensors of a folder, checked against names and shapes that the configuration implies.
+    """Return all tensors of a folder, checked against names and shapes that the configuration
+    implies.
 
     Args:
         folder: A model's folder.
@@ -126,8 +151,12 @@ def load_weights(
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
-def compare(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError that names the tensors of a file that are missing, unexpected or of another shape."""
+def compare(
+    path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise a ValueError that names the tensors of a file that are missing,
+    unexpected or of another shape.
+    """
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [
@@ -136,5 +165,7 @@ def compare(path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[
         if name in found and found[name] != shape
     ]
     if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        shown = "; ".join(problems[:5]) + (
+            f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        )
         raise ValueError(f"{path} does not match its configuration: {shown}")

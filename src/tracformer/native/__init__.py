@@ -1,9 +1,11 @@
 """Compiles the C++ beside this file at first use, and keeps the result in the user's cache folder.
 
-The file's name is a hash of everything that the machine code depends on: source, flags, PyTorch, compiler, processor. It appears under that
-name only when whole, so that processes which build at the same time do no harm.
+The file's name is a hash of everything that the machine code depends on: source, flags, PyTorch,
+compiler, processor. It appears under that name only when whole, so that processes which build at
+the same time do no harm.
 
-C++ for the CPU, compiled at first use: the attentions, and products with few rows. `torch.ops.tracformer.*` once it is loaded.
+C++ for the CPU, compiled at first use: the attentions, and products with few rows.
+`torch.ops.tracformer.*` once it is loaded.
 """
 
 import hashlib
@@ -35,7 +37,9 @@ class BuildError(Exception):
 
 
 def available() -> bool:
-    """Whether the operations `torch.ops.tracformer.*` are there; the first call of a process builds and loads them."""
+    """Whether the operations `torch.ops.tracformer.*` are there; the first call of a process builds
+    and loads them.
+    """
     return load() if _loaded is None else _loaded
 
 
@@ -101,10 +105,18 @@ def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     linked = (f"-L{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu")
     built.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as folder, ThreadPoolExecutor() as at_once:
+    with (
+        tempfile.TemporaryDirectory(dir=built.parent, prefix="building-") as folder,
+        ThreadPoolExecutor() as at_once,
+    ):
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         options = (*FLAGS, abi, "-isystem", str(torch_folder / "include"), "-c")
-        list(at_once.map(lambda pair: run(compiler, *options, str(pair[0]), "-o", str(pair[1])), zip(sources, objects, strict=True)))
+        list(
+            at_once.map(
+                lambda pair: run(compiler, *options, str(pair[0]), "-o", str(pair[1])),
+                zip(sources, objects, strict=True),
+            )
+        )
         result = Path(folder) / built.name
         run(compiler, *FLAGS, "-shared", *map(str, objects), "-o", str(result), *linked)
         result.replace(built)
@@ -113,7 +125,10 @@ def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
 def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        first_error = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
+        first_error = next(
+            (line for line in done.stderr.splitlines() if "error" in line),
+            f"exit code {done.returncode}",
+        )
         raise BuildError(f"{Path(command[0]).name}: {first_error.strip()}")
     return done.stdout
 

@@ -1,10 +1,14 @@
-"""From result files to sections: results of one task with the same options side by side, training seeds of one model as one line.
+"""From result files to sections: results of one task with the same options side by side, training
+seeds of one model as one line.
 
-A model trained several times is named `NAME #SEED`; its runs share a line, whose cells hold the mean over seeds and its interval.
+A model trained several times is named `NAME #SEED`; its runs share a line, whose cells hold the
+mean over seeds and its interval.
 
-Training seeds of one model as one figure: their mean, and an interval that leaves open what either the windows or the seeds do.
+Training seeds of one model as one figure: their mean, and an interval that leaves open what either
+the windows or the seeds do.
 
-How far models of one section are apart, paired by sequence: what makes a sequence hard for both cancels.
+How far models of one section are apart, paired by sequence: what makes a sequence hard for both
+cancels.
 """
 
 import dataclasses
@@ -22,13 +26,34 @@ from tracformer.evaluation.bootstrap import t_quantile
 from tracformer.evaluation.result_files import Result, Row
 from tracformer.model.base import BOUND
 from tracformer.report.compare import SAME, comparable, differences, same_tokens
-from tracformer.report.paper_figures import FULL_ENCODER, PAPER_TOKENS, PaperFigure, find_paper_figure
+from tracformer.report.paper_figures import (
+    FULL_ENCODER,
+    PAPER_TOKENS,
+    PaperFigure,
+    find_paper_figure,
+)
 from tracformer.report.tables import HIGHER, LOWER, NEITHER, Cell, Line, Table
 
 SEED = re.compile(r" #\d+$")
-HIGHER_IS_BETTER = ("mauve", "bertscore", "bleu4", "bleu4_sentence", "accuracy", "tokens_per_second", "sequences_per_second")
+HIGHER_IS_BETTER = (
+    "mauve",
+    "bertscore",
+    "bleu4",
+    "bleu4_sentence",
+    "accuracy",
+    "tokens_per_second",
+    "sequences_per_second",
+)
 NO_CONTEST = ("pilots",)  # tasks in which each model competes with itself alone
-NO_WINNER = ("targets", "sequences", "parameters", "parameters_without_embeddings", "trained_tokens", "flops_per_token", "log_prob")
+NO_WINNER = (
+    "targets",
+    "sequences",
+    "parameters",
+    "parameters_without_embeddings",
+    "trained_tokens",
+    "flops_per_token",
+    "log_prob",
+)
 NAMES = {
     "perplexity": "perplexity",
     "nll": "nats per target",
@@ -99,16 +124,25 @@ class Section:
 
     @property
     def file_stem(self) -> str:
-        """Of its files' names: the question in short, so that a figure keeps its name as others join the report."""
+        """Of its files' names: the question in short, so that a figure keeps its name as others
+        join the report.
+        """
         length = [str(self.options["length"])] if self.options.get("length") else []
-        return "-".join(file_words(part) for part in (self.task, *self._data(), *length, *self._spans()))
+        return "-".join(
+            file_words(part) for part in (self.task, *self._data(), *length, *self._spans())
+        )
 
     def _data(self) -> list[str]:
         return [str(self.options[key]) for key in ("data", "source") if self.options.get(key)]
 
     def _spans(self) -> list[str]:
         """How targets are laid out, where all rows have it in common."""
-        spans = {str(row.setting["spans"]) for entry in self.entries for row in entry.first.rows if "spans" in row.setting}
+        spans = {
+            str(row.setting["spans"])
+            for entry in self.entries
+            for row in entry.first.rows
+            if "spans" in row.setting
+        }
         return [spans.pop()] if len(spans) == 1 else []
 
     def metrics(self) -> list[str]:
@@ -116,23 +150,33 @@ class Section:
 
 
 def sections(results: Iterable[Result]) -> list[Section]:
-    """In the order of their first result; so are the models inside. The same question about another text, or other holes, is another."""
+    """In the order of their first result; so are the models inside.
+
+    The same question about another text, or other holes, is another.
+    """
     asked: dict[str, list[Result]] = {}
     for result in _joined(results):
         key = result.question() if result.task in ACROSS_DATA else _asked(result)
         asked.setdefault(f"{key} {result.schemas['task']}", []).append(result)
-    return [Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()]
+    return [
+        Section(group[0].task, group[0].options, tuple(_entries(group))) for group in asked.values()
+    ]
 
 
 def chapter_titles(found: Sequence[Section]) -> list[str]:
     """Their titles; where two are equal, with the beginnings of the hashes that tell them apart."""
     titles = [section.title for section in found]
     inputs = ["/".join(_told_apart(section.entries[0].first)) for section in found]
-    return [f"{t} (inputs {told})" if told and titles.count(t) > 1 else t for t, told in zip(titles, inputs, strict=True)]
+    return [
+        f"{t} (inputs {told})" if told and titles.count(t) > 1 else t
+        for t, told in zip(titles, inputs, strict=True)
+    ]
 
 
 def by_file_stem(found: Sequence[Section]) -> dict[str, Section]:
-    """Sections by the stem of their files' names; a number tells apart those whose stems are equal."""
+    """Sections by the stem of their files' names; a number tells apart those whose
+    stems are equal.
+    """
     named: dict[str, Section] = {}
     for section in found:
         same = sum(other.file_stem == section.file_stem for other in named.values())
@@ -141,8 +185,9 @@ def by_file_stem(found: Sequence[Section]) -> dict[str, Section]:
 
 
 def one_each(results: Iterable[Result]) -> list[Result]:
-    """Of several results of one model and question, as evaluations with changed code or weights leave them, one: of the weights asked last
-    the one with the most draws of noise, and of these the last one made.
+    """Of several results of one model and question, as evaluations with changed code or weights
+    leave them, one: of the weights asked last the one with the most draws of noise, and of these
+    the last one made.
     """
     asked: dict[str, list[Result]] = {}
     for result in results:
@@ -155,7 +200,10 @@ def _best(group: Sequence[Result]) -> Result:
     newest = max(sum(result.schemas.values()) for result in group)
     group = [result for result in group if sum(result.schemas.values()) == newest]
     weights = _hash(max(reversed(group), key=_time), "weights")
-    return max(reversed([result for result in group if _hash(result, "weights") == weights]), key=lambda each: (_draws(each), _time(each)))
+    return max(
+        reversed([result for result in group if _hash(result, "weights") == weights]),
+        key=lambda each: (_draws(each), _time(each)),
+    )
 
 
 def _draws(result: Result) -> int:
@@ -163,7 +211,9 @@ def _draws(result: Result) -> int:
     if "draws" not in result.options or not any(row.kind == BOUND for row in result.rows):
         return 0
     asked = result.options["draws"]
-    return int(find_family(result.family).model_class.default_draws or 0 if asked is None else asked)
+    return int(
+        find_family(result.family).model_class.default_draws or 0 if asked is None else asked
+    )
 
 
 def _time(result: Result) -> str:
@@ -188,7 +238,9 @@ def _hash(result: Result, key: str) -> str:
 
 
 def in_order(results: Iterable[Result]) -> list[Result]:
-    """Results of whole folders, whose files' names tell no order: by task, then by what is asked, then by model."""
+    """Results of whole folders, whose files' names tell no order: by task, then by what is asked,
+    then by model.
+    """
     tasks = list(TITLES)
 
     def key(result: Result) -> tuple[Any, ...]:
@@ -210,21 +262,45 @@ def tables(section: Section, name: str) -> list[Table]:
     made = []
     for metric in section.metrics():
         settings = list(
-            dict.fromkeys(_setting(row) for entry in section.entries for r in entry.results for row in r.rows if row.metric == metric)
+            dict.fromkeys(
+                _setting(row)
+                for entry in section.entries
+                for r in entry.results
+                for row in r.rows
+                if row.metric == metric
+            )
         )
         labels, common = column_labels(settings)
         common = ", ".join(filter(None, (common, _counted(section, metric))))
         lines = []
         for entry in section.entries:
-            rows = [{_setting(row): row for row in result.rows if row.metric == metric} for result in entry.results]
+            rows = [
+                {_setting(row): row for row in result.rows if row.metric == metric}
+                for result in entry.results
+            ]
             for kind in dict.fromkeys(row.kind for found in rows for row in found.values()):
-                cells = [_cell(entry, [found.get(setting) for found in rows], kind) for setting in settings]
+                cells = [
+                    _cell(entry, [found.get(setting) for found in rows], kind)
+                    for setting in settings
+                ]
                 lines.append(Line(entry.label, kind, tuple(cells)))
         base = metric.partition("[")[0]  # bertscore[NAME]: by a scorer of that name
         compete = base not in NO_WINNER and section.task not in NO_CONTEST
-        compete &= base not in PER_TOKEN or len({_hash(entry.first, "tokenizer") for entry in section.entries}) == 1
+        compete &= (
+            base not in PER_TOKEN
+            or len({_hash(entry.first, "tokenizer") for entry in section.entries}) == 1
+        )
         better = NEITHER if not compete else HIGHER if base in HIGHER_IS_BETTER else LOWER
-        made.append(Table(f"{name}-{file_words(metric)}", metric_name(metric), tuple(labels), tuple(lines), better, common))
+        made.append(
+            Table(
+                f"{name}-{file_words(metric)}",
+                metric_name(metric),
+                tuple(labels),
+                tuple(lines),
+                better,
+                common,
+            )
+        )
     return made
 
 
@@ -234,7 +310,9 @@ def metric_name(metric: str) -> str:
     ('BERTScore by minilm-l6', 'expected calibration error')
     """
     base, bracket, scorer = metric.partition("[")
-    return NAMES.get(base, base.replace("_", " ")) + (f" by {scorer.rstrip(']')}" if bracket else "")
+    return NAMES.get(base, base.replace("_", " ")) + (
+        f" by {scorer.rstrip(']')}" if bracket else ""
+    )
 
 
 def file_words(text: str) -> str:
@@ -242,7 +320,10 @@ def file_words(text: str) -> str:
 
 
 def column_labels(settings: Sequence[Setting]) -> tuple[list[str], str]:
-    """What tells the columns apart, and what is common to all of them. `contexts` is left out where `ratio` or `given` says the same."""
+    """What tells the columns apart, and what is common to all of them.
+
+    `contexts` is left out where `ratio` or `given` says the same.
+    """
     dicts = [dict(setting) for setting in settings]
     keys = list(dict.fromkeys(key for each in dicts for key in each))
     varying = [key for key in keys if len({repr(each.get(key)) for each in dicts}) > 1]
@@ -252,33 +333,54 @@ def column_labels(settings: Sequence[Setting]) -> tuple[list[str], str]:
         if key == "contexts" and rest and told:
             varying = rest
             break
-    common = ", ".join(f"{key} {_short(dicts[0][key])}" for key in keys if key not in varying and key in dicts[0] and key != "contexts")
+    common = ", ".join(
+        f"{key} {_short(dicts[0][key])}"
+        for key in keys
+        if key not in varying and key in dicts[0] and key != "contexts"
+    )
     if len(dicts) == 1 and not varying:
         return [common or "all"], ""
-    return [", ".join(_short(each[key]) for key in varying if key in each) or "all" for each in dicts], common
+    return [
+        ", ".join(_short(each[key]) for key in varying if key in each) or "all" for each in dicts
+    ], common
 
 
 def paper_figure(result: Result, row: Row) -> PaperFigure | None:
-    """The paper's answer to the very question that this row answers: same data, length, contexts, tokeniser and way of counting."""
+    """The paper's answer to the very question that this row answers: same data, length, contexts,
+    tokeniser and way of counting.
+    """
     model = result.manifest.get("model", {})
     config = model.get("config", {}) if isinstance(model, Mapping) else {}
     if config.get("vocab_size") != PAPER_TOKENS or config.get("decoder", "strided") != "strided":
         return None
-    name = FULL_ENCODER if result.family == "tracformer" and config.get("encoder") == "full" else result.family
-    return find_paper_figure(name, row.metric, {**result.options, **row.setting, "mode": result.mode})
+    name = (
+        FULL_ENCODER
+        if result.family == "tracformer" and config.get("encoder") == "full"
+        else result.family
+    )
+    return find_paper_figure(
+        name, row.metric, {**result.options, **row.setting, "mode": result.mode}
+    )
 
 
 def _joined(results: Iterable[Result]) -> list[Result]:
-    """For the tasks of `ACROSS_DATA` one result instead of several that differ in their data alone; the rows' settings tell the data."""
+    """For the tasks of `ACROSS_DATA` one result instead of several that differ in their data alone;
+    the rows' settings tell the data.
+    """
     kept: dict[str, list[Result]] = {}
     inputs: dict[str, list[str]] = {}  # of each data set's name, in the order of their first result
     for number, result in enumerate(results):
         name = f"{SEED.sub('', result.model)} {_hash(result, 'weights') or result.model}"
         same = f"{name} {result.mode} {result.question(without=('data',))} {result.schemas['task']}"
         kept.setdefault(same if result.task in ACROSS_DATA else str(number), []).append(result)
-        if result.task in ACROSS_DATA and _asked(result) not in (known := inputs.setdefault(result.question(), [])):
+        if result.task in ACROSS_DATA and _asked(result) not in (
+            known := inputs.setdefault(result.question(), [])
+        ):
             known.append(_asked(result))
-    return [_join(group, inputs) if group[0].task in ACROSS_DATA else group[0] for group in kept.values()]
+    return [
+        _join(group, inputs) if group[0].task in ACROSS_DATA else group[0]
+        for group in kept.values()
+    ]
 
 
 def _join(group: Sequence[Result], inputs: Mapping[str, Sequence[str]]) -> Result:
@@ -292,25 +394,35 @@ def _join(group: Sequence[Result], inputs: Mapping[str, Sequence[str]]) -> Resul
     for result in group:
         place = inputs[result.question()].index(_asked(result))
         data = f"{result.options['data']} ({place + 1})" if place else result.options["data"]
-        rows += [dataclasses.replace(row, setting={**row.setting, "data": data}) for row in result.rows]
+        rows += [
+            dataclasses.replace(row, setting={**row.setting, "data": data}) for row in result.rows
+        ]
     options = {key: value for key, value in first.options.items() if key != "data"}
     if len(group) == 1:
         return dataclasses.replace(first, rows=tuple(rows), options=options)
     hashes = [result.manifest.get("hashes", {}) for result in group]
-    common = {key: value for key, value in hashes[0].items() if all(each.get(key) == value for each in hashes)}
+    common = {
+        key: value
+        for key, value in hashes[0].items()
+        if all(each.get(key) == value for each in hashes)
+    }
     manifest = {
         "hashes": common,
         "schemas": first.schemas,
         "model": first.manifest.get("model"),
         "parts": [result.manifest for result in group],
     }
-    return dataclasses.replace(first, rows=tuple(rows), options=options, manifest=manifest, details={})
+    return dataclasses.replace(
+        first, rows=tuple(rows), options=options, manifest=manifest, details={}
+    )
 
 
 def _entries(results: Sequence[Result]) -> list[Entry]:
     runs: dict[tuple[str, str, str], list[Result]] = {}
     for result in results:
-        runs.setdefault((SEED.sub("", result.model), result.mode, _hash(result, "tokenizer")), []).append(result)
+        runs.setdefault(
+            (SEED.sub("", result.model), result.mode, _hash(result, "tokenizer")), []
+        ).append(result)
     return [Entry(_label(key, list(runs)), tuple(_once(found))) for key, found in runs.items()]
 
 
@@ -318,7 +430,10 @@ def _label(key: tuple[str, str, str], keys: Sequence[tuple[str, str, str]]) -> s
     """The model's name, with its mode and its tokeniser where it stands there in several."""
     model, mode, tokenizer = key
     modes, tokenizers = ({each[part] for each in keys if each[0] == model} for part in (1, 2))
-    told = [*([mode] if len(modes) > 1 else []), *([f"tokeniser {tokenizer[:6] or '-'}"] if len(tokenizers) > 1 else [])]
+    told = [
+        *([mode] if len(modes) > 1 else []),
+        *([f"tokeniser {tokenizer[:6] or '-'}"] if len(tokenizers) > 1 else []),
+    ]
     return f"{model} ({', '.join(told)})" if told else model
 
 
@@ -332,16 +447,29 @@ def _once(results: Sequence[Result]) -> list[Result]:
 
 def _counted(section: Section, metric: str) -> str:
     """How many sequences each figure rests on, where that is one number."""
-    counts = {row.sequences for entry in section.entries for result in entry.results for row in result.rows if row.metric == metric}
+    counts = {
+        row.sequences
+        for entry in section.entries
+        for result in entry.results
+        for row in result.rows
+        if row.metric == metric
+    }
     return f"{counts.pop():,} sequences" if len(counts) == 1 and counts != {0} else ""
 
 
 def _setting(row: Row) -> Setting:
-    return tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in row.setting.items())
+    return tuple(
+        (key, tuple(value) if isinstance(value, list) else value)
+        for key, value in row.setting.items()
+    )
 
 
 def _cell(entry: Entry, rows: Sequence[Row | None], kind: str) -> Cell | None:
-    found = [(result, row) for result, row in zip(entry.results, rows, strict=True) if row is not None and row.kind == kind]
+    found = [
+        (result, row)
+        for result, row in zip(entry.results, rows, strict=True)
+        if row is not None and row.kind == kind
+    ]
     if not found:
         return None
     paper = paper_figure(*found[0])
@@ -364,8 +492,9 @@ def over_seeds(rows: Sequence[Row]) -> Cell:
 
         mean -+ sqrt(w^2 + (t * sd / sqrt(n))^2)
 
-    w: the mean half-width of the seeds' intervals over windows, which they share, so that more seeds do not narrow it; sd: the standard
-    deviation of the seeds' values; t: Student's quantile for n - 1 degrees of freedom.
+    w: the mean half-width of the seeds' intervals over windows, which they share, so that more
+    seeds do not narrow it; sd: the standard deviation of the seeds' values; t: Student's quantile
+    for n - 1 degrees of freedom.
     """
     if len(rows) == 1:
         return Cell(rows[0].value, rows[0].low, rows[0].high)
@@ -379,15 +508,22 @@ def over_seeds(rows: Sequence[Row]) -> Cell:
     above = [row.high - row.value for row in rows if row.high is not None]
     low = mean - math.hypot(statistics.fmean(below), between) if below else mean - between
     high = mean + math.hypot(statistics.fmean(above), between) if above else mean + between
-    never_negative = all(min(row.value, row.value if row.low is None else row.low) >= 0 for row in rows)
+    never_negative = all(
+        min(row.value, row.value if row.low is None else row.low) >= 0 for row in rows
+    )
     return Cell(mean, max(low, 0.0) if never_negative else low, high, spread, len(rows))
 
 
 def paired_table(section: Section, name: str) -> Table | None:
-    """Each model less the first of its kind. Of several seeds each sequence's mean is paired; the caption names the seeds."""
+    """Each model less the first of its kind.
+
+    Of several seeds each sequence's mean is paired; the caption names the seeds.
+    """
     pairs: list[tuple[str, Entry, Entry]] = []  # kind, leader, other
     leaders: dict[str, Entry] = {}
-    means = {entry.label: mean for entry in section.entries if (mean := mean_of_seeds(entry)) is not None}
+    means = {
+        entry.label: mean for entry in section.entries if (mean := mean_of_seeds(entry)) is not None
+    }
     for entry in section.entries:
         if entry.label not in means:
             continue
@@ -395,8 +531,14 @@ def paired_table(section: Section, name: str) -> Table | None:
         leader = leaders.setdefault(kind, entry)
         if leader is not entry and comparable(means[leader.label], means[entry.label]):
             pairs.append((kind, leader, entry))
-    per_byte = not all(same_tokens(means[leader.label], means[other.label]) for _, leader, other in pairs)  # one unit for the whole table
-    found = [(kind, leader, other, differences(means[leader.label], means[other.label], per_byte)) for kind, leader, other in pairs]
+    # one unit for the whole table
+    per_byte = not all(
+        same_tokens(means[leader.label], means[other.label]) for _, leader, other in pairs
+    )
+    found = [
+        (kind, leader, other, differences(means[leader.label], means[other.label], per_byte))
+        for kind, leader, other in pairs
+    ]
     rows = [row for *_, each in found for row in each]
     if not rows:
         return None
@@ -410,33 +552,52 @@ def paired_table(section: Section, name: str) -> Table | None:
     unit = metric_name(rows[0].metric.removesuffix("_difference"))
     shown = [entry for entry in section.entries if any(entry in pair for pair in pairs)]
     caption = ", ".join(filter(None, (common, _named_seeds(shown))))
-    return Table(f"{name}-differences", f"differences in {unit}, paired by sequence", tuple(labels), tuple(lines), "", caption)
+    return Table(
+        f"{name}-differences",
+        f"differences in {unit}, paired by sequence",
+        tuple(labels),
+        tuple(lines),
+        "",
+        caption,
+    )
 
 
 def mean_of_seeds(entry: Entry) -> Result | None:
-    """A result in which each sequence's nll is its mean over those seeds that kept it; None where none did."""
+    """A result in which each sequence's nll is its mean over those seeds that kept
+    it; None where none did.
+    """
     kept = _kept(entry)
     if not kept:
         return None
     details = {}
     for contexts in _contexts(kept[0]):
         sums = [result.details[contexts] for result in kept]
-        details[contexts] = {**sums[0], "nll": np.mean([np.array(each["nll"], np.float64) for each in sums], axis=0)}
+        details[contexts] = {
+            **sums[0],
+            "nll": np.mean([np.array(each["nll"], np.float64) for each in sums], axis=0),
+        }
     return dataclasses.replace(kept[0], details=details)
 
 
 def _kept(entry: Entry) -> list[Result]:
     """The seeds with per-sequence sums, asked the same as the first of them."""
     kept = [result for result in entry.results if _has_sums(result)]
-    return [result for number, result in enumerate(kept) if number == 0 or comparable(kept[0], result)]
+    return [
+        result for number, result in enumerate(kept) if number == 0 or comparable(kept[0], result)
+    ]
 
 
 def _named_seeds(entries: list[Entry]) -> str:
     """Which seeds are compared, where a model has several."""
     if all(len(entry.results) == 1 for entry in entries):
         return ""
-    named = [f"{entry.label} {'/'.join(_seed(result) for result in _kept(entry))}" for entry in entries]
-    return f"seeds: {', '.join(named)}; nll is the mean over seeds, and intervals are over sequences alone"
+    named = [
+        f"{entry.label} {'/'.join(_seed(result) for result in _kept(entry))}" for entry in entries
+    ]
+    return (
+        f"seeds: {', '.join(named)}; nll is the mean over seeds, and intervals are over sequences "
+        "alone"
+    )
 
 
 def _seed(result: Result) -> str:
@@ -447,7 +608,9 @@ def _seed(result: Result) -> str:
 def _has_sums(result: Result) -> bool:
     contexts = _contexts(result)
     details: Mapping[str, Any] = result.details
-    return bool(contexts) and all(isinstance(details.get(c), Mapping) and "nll" in details[c] for c in contexts)
+    return bool(contexts) and all(
+        isinstance(details.get(c), Mapping) and "nll" in details[c] for c in contexts
+    )
 
 
 def _contexts(result: Result) -> list[str]:

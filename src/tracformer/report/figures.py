@@ -1,6 +1,8 @@
-"""Pictures for the report, by matplotlib: SVG inside the page, which follows its light or dark colours, and a PNG beside it.
+"""Pictures for the report, by matplotlib: SVG inside the page, which follows its light or dark
+colours, and a PNG beside it.
 
-Colours are Okabe and Ito's, told apart by everyone; each line has its own marker too, and its name stands at its end.
+Colours are Okabe and Ito's, told apart by everyone; each line has its own marker too, and its name
+stands at its end.
 
 What each task's section shows beside its tables: curves, histograms, reliability plots, heat maps.
 """
@@ -62,17 +64,29 @@ class Picture:
                 self.draw(figure)
                 drawn = io.StringIO()
                 figure.savefig(
-                    drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+                    drawn,
+                    format="svg",
+                    transparent=True,
+                    metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
                 )
                 figure.suptitle(self.title, fontsize=8, wrap=True)  # the page has it as a caption
-                figure.savefig(folder / f"{self.name}.png", dpi=160, facecolor="white", metadata={"Software": None})
+                figure.savefig(
+                    folder / f"{self.name}.png",
+                    dpi=160,
+                    facecolor="white",
+                    metadata={"Software": None},
+                )
             finally:
                 pyplot.close(figure)
         return page_svg(drawn.getvalue(), self.name, self.title)
 
 
-def curves(lines: Sequence[Curve], x_name: str, y_name: str, colours: dict[str, int]) -> Callable[[Any], None]:
-    """Lines with bands, named at their right end; `colours` gives a label the same colour in every picture."""
+def curves(
+    lines: Sequence[Curve], x_name: str, y_name: str, colours: dict[str, int]
+) -> Callable[[Any], None]:
+    """Lines with bands, named at their right end; `colours` gives a label the same
+    colour in every picture.
+    """
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -80,9 +94,18 @@ def curves(lines: Sequence[Curve], x_name: str, y_name: str, colours: dict[str, 
             index = colours[line.label]
             colour = COLOURS[index % len(COLOURS)]
             axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
-            style = {"color": colour, "marker": MARKERS[index % len(MARKERS)], "linestyle": STYLES.get(line.kind, "-")}
+            style = {
+                "color": colour,
+                "marker": MARKERS[index % len(MARKERS)],
+                "linestyle": STYLES.get(line.kind, "-"),
+            }
             axes.plot(line.x, line.y, linewidth=1.6, markersize=5, **style)
-        values = [value for line in lines for value in (*line.low, *line.high) if value > 0 and math.isfinite(value)]
+        values = [
+            value
+            for line in lines
+            for value in (*line.low, *line.high)
+            if value > 0 and math.isfinite(value)
+        ]
         if values and max(values) / min(values) > WIDE_RANGE:
             axes.set_yscale("log")
         axes.set(xlabel=x_name, ylabel=y_name)
@@ -94,7 +117,9 @@ def curves(lines: Sequence[Curve], x_name: str, y_name: str, colours: dict[str, 
 
 
 def histograms(
-    groups: Sequence[tuple[str, Sequence[float], Sequence[float]]], x_name: str, colours: dict[str, int]
+    groups: Sequence[tuple[str, Sequence[float], Sequence[float]]],
+    x_name: str,
+    colours: dict[str, int],
 ) -> Callable[[Any], None]:
     """A panel for each (label, edges, counts), on one x-axis."""
 
@@ -112,7 +137,9 @@ def histograms(
 
 
 def reliability(lines: Sequence[Curve], colours: dict[str, int]) -> Callable[[Any], None]:
-    """How often the guess was right against how sure the model was; on the diagonal the two agree."""
+    """How often the guess was right against how sure the model was; on the diagonal
+    the two agree.
+    """
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -120,21 +147,37 @@ def reliability(lines: Sequence[Curve], colours: dict[str, int]) -> Callable[[An
         for line in lines:
             index = colours[line.label]
             colour = COLOURS[index % len(COLOURS)]
-            axes.plot(line.x, line.y, color=colour, marker=MARKERS[index % len(MARKERS)], linewidth=1.5, markersize=5)
-        axes.set(xlabel="probability given", ylabel="share that came true", xlim=(0, 1), ylim=(0, 1))
+            axes.plot(
+                line.x,
+                line.y,
+                color=colour,
+                marker=MARKERS[index % len(MARKERS)],
+                linewidth=1.5,
+                markersize=5,
+            )
+        axes.set(
+            xlabel="probability given", ylabel="share that came true", xlim=(0, 1), ylim=(0, 1)
+        )
         axes.grid(alpha=0.15)
         _name_ends(axes, lines, colours)
 
     return draw
 
 
-def heat_map(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], what: str) -> Callable[[Any], None]:
-    """Darker is worse; each cell says its number. Colours follow the logarithm, for errors differ by orders of magnitude."""
+def heat_map(
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], what: str
+) -> Callable[[Any], None]:
+    """Darker is worse; each cell says its number.
+
+    Colours follow the logarithm, for errors differ by orders of magnitude.
+    """
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         floor = 1e-6
-        logs = [[math.nan if v is None else math.log10(max(v, floor)) for v in row] for row in values]
+        logs = [
+            [math.nan if v is None else math.log10(max(v, floor)) for v in row] for row in values
+        ]
         image = axes.pcolormesh(logs, cmap="cividis_r")  # drawn as shapes: sharp at every size
         axes.invert_yaxis()
         low, high = image.get_clim()
@@ -142,8 +185,18 @@ def heat_map(rows: Sequence[str], columns: Sequence[str], values: Sequence[Seque
             for j, value in enumerate(row):
                 if value is not None:
                     dark = high > low and (logs[i][j] - low) / (high - low) > 0.55
-                    axes.text(j + 0.5, i + 0.5, number(value), ha="center", va="center", fontsize=7, color="white" if dark else "#000001")
-        axes.set_xticks([j + 0.5 for j in range(len(columns))], columns, rotation=35, ha="right", fontsize=8)
+                    axes.text(
+                        j + 0.5,
+                        i + 0.5,
+                        number(value),
+                        ha="center",
+                        va="center",
+                        fontsize=7,
+                        color="white" if dark else "#000001",
+                    )
+        axes.set_xticks(
+            [j + 0.5 for j in range(len(columns))], columns, rotation=35, ha="right", fontsize=8
+        )
         axes.set_yticks([i + 0.5 for i in range(len(rows))], rows, fontsize=8)
         axes.set_title(what, fontsize=9, loc="left", color=INK)
 
@@ -151,7 +204,9 @@ def heat_map(rows: Sequence[str], columns: Sequence[str], values: Sequence[Seque
 
 
 def page_svg(text: str, name: str, title: str) -> str:
-    """matplotlib's SVG made fit for the inside of a page: no prolog, no addresses, ids of its own, the page's colour for ink."""
+    """matplotlib's SVG made fit for the inside of a page: no prolog, no addresses, ids of its own,
+    the page's colour for ink.
+    """
     body = text[text.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.S)
     body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href", "href")
@@ -167,16 +222,23 @@ def page_svg(text: str, name: str, title: str) -> str:
 
 def _name_ends(axes: Any, lines: Sequence[Curve], colours: dict[str, int]) -> None:
     """Each line's name right of its last point, pushed apart where they would overlap."""
-    ends = [(line, line.x[-1], line.y[-1]) for line in lines if line.x and math.isfinite(line.y[-1])]
+    ends = [
+        (line, line.x[-1], line.y[-1]) for line in lines if line.x and math.isfinite(line.y[-1])
+    ]
     if not ends:
         return
     axes.figure.canvas.draw()  # fixes the axes' limits and scale
     height = axes.get_window_extent().height or 1.0
     gap = 12.0 * axes.figure.dpi / 72.0 / height  # a line of text, as a fraction of the axes
     to_fraction = axes.transAxes.inverted()
-    wanted = [(float(to_fraction.transform(axes.transData.transform((x, y)))[1]), line) for line, x, y in ends]
+    wanted = [
+        (float(to_fraction.transform(axes.transData.transform((x, y)))[1]), line)
+        for line, x, y in ends
+    ]
     wanted.sort(key=lambda each: (each[0], each[1].label))
-    for height_there, (_, line) in zip(spread_apart([height for height, _ in wanted], gap), wanted, strict=True):
+    for height_there, (_, line) in zip(
+        spread_apart([height for height, _ in wanted], gap), wanted, strict=True
+    ):
         colour = COLOURS[colours[line.label] % len(COLOURS)]
         axes.annotate(
             line.name,
@@ -232,12 +294,22 @@ def pyplot_of() -> Any:
 def style_of(name: str) -> dict[str, Any]:
     inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     look = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "grid.color": INK}
-    return {**dict.fromkeys(inked, INK), **look, "axes.spines.top": False, "axes.spines.right": False}
+    return {
+        **dict.fromkeys(inked, INK),
+        **look,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
 
 
-X_AXES = {"ratio": "share of targets", "prefix": "share given, as a prefix", "step": "training steps"}
+X_AXES = {
+    "ratio": "share of targets",
+    "prefix": "share given, as a prefix",
+    "step": "training steps",
+}
 BINS = 40
-JOINT = ("exact", "bound")  # both speak of the joint probability, and may share axes with the bound marked; a marginal may not
+# both speak of the joint probability, and may share axes with the bound marked; a marginal may not
+JOINT = ("exact", "bound")
 
 
 def colours_of(sections: Iterable[Section]) -> dict[str, int]:
@@ -248,7 +320,11 @@ def colours_of(sections: Iterable[Section]) -> dict[str, int]:
 
 def pictures(section: Section, name: str, colours: Mapping[str, int]) -> list[Picture]:
     made = [*_curve_pictures(section, name, colours)]
-    drawers = {"orders": _order_pictures, "calibration": _calibration_pictures, "exact": _exact_pictures}
+    drawers = {
+        "orders": _order_pictures,
+        "calibration": _calibration_pictures,
+        "exact": _exact_pictures,
+    }
     if section.task in drawers:
         made += drawers[section.task](section, name, colours)
     return made
@@ -257,7 +333,10 @@ def pictures(section: Section, name: str, colours: Mapping[str, int]) -> list[Pi
 def curves_of(entry: Entry, metric: str, axis: str) -> list[Curve]:
     """A curve for each kind of answer; its band is the figures' interval."""
     made = []
-    wanted = [[row for row in result.rows if row.metric == metric and axis in row.setting] for result in entry.results]
+    wanted = [
+        [row for row in result.rows if row.metric == metric and axis in row.setting]
+        for result in entry.results
+    ]
     for kind in dict.fromkeys(row.kind for rows in wanted for row in rows):
         points: dict[float, list[Row]] = {}  # a row for each seed
         for rows in wanted:
@@ -269,15 +348,28 @@ def curves_of(entry: Entry, metric: str, axis: str) -> list[Curve]:
                 points.setdefault(x, []).append(_mean_row(found))
         xs = sorted(points)
         cells = [over_seeds(points[x]) for x in xs]
-        low, high = tuple(_or(cell.low, cell.value) for cell in cells), tuple(_or(cell.high, cell.value) for cell in cells)
+        low, high = (
+            tuple(_or(cell.low, cell.value) for cell in cells),
+            tuple(_or(cell.high, cell.value) for cell in cells),
+        )
         seeds = max(cell.seeds for cell in cells)
-        made.append(Curve(entry.label, kind, tuple(xs), tuple(cell.value for cell in cells), low, high, seeds))
+        made.append(
+            Curve(
+                entry.label, kind, tuple(xs), tuple(cell.value for cell in cells), low, high, seeds
+            )
+        )
     return made
 
 
 def _mean_row(rows: Sequence[Row]) -> Row:
     """Of one seed's rows at one place, as several contexts leave them."""
-    return rows[0] if len(rows) == 1 else dataclasses.replace(rows[0], value=fmean(row.value for row in rows), low=None, high=None)
+    return (
+        rows[0]
+        if len(rows) == 1
+        else dataclasses.replace(
+            rows[0], value=fmean(row.value for row in rows), low=None, high=None
+        )
+    )
 
 
 def _curve_pictures(section: Section, name: str, colours: Mapping[str, int]) -> Iterable[Picture]:
@@ -290,9 +382,20 @@ def _curve_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
                 continue
             mixed = len({curve.kind for curve in chosen}) > 1
             named = [_marked(curve) if mixed else curve for curve in chosen]
-            wanted = {curve.label: colours[plain.label] for curve, plain in zip(named, chosen, strict=True)}
-            bands = "bands: 95% intervals over sequences, and over training seeds where a line stands for several"
-            draw = curves(named, axis_name, f"{metric_name(metric)}{' (marginal)' if group == 'marginal' else ''}", wanted)
+            wanted = {
+                curve.label: colours[plain.label]
+                for curve, plain in zip(named, chosen, strict=True)
+            }
+            bands = (
+                "bands: 95% intervals over sequences, and over training seeds where a line stands "
+                "for several"
+            )
+            draw = curves(
+                named,
+                axis_name,
+                f"{metric_name(metric)}{' (marginal)' if group == 'marginal' else ''}",
+                wanted,
+            )
             yield Picture(
                 f"{name}-{axis}-{group}",
                 section.title,
@@ -302,8 +405,15 @@ def _curve_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
 
 
 def _order_pictures(section: Section, name: str, colours: Mapping[str, int]) -> list[Picture]:
-    """Fig. 2(b): how far the likeliest order of a sequence is from the least likely; the same bins for all models."""
-    spreads = {entry.label: [float(v) for v in entry.first.details.get("sequences", {}).get("spread", ())] for entry in section.entries}
+    """Fig.
+
+    2(b): how far the likeliest order of a sequence is from the least likely; the same bins for all
+    models.
+    """
+    spreads = {
+        entry.label: [float(v) for v in entry.first.details.get("sequences", {}).get("spread", ())]
+        for entry in section.entries
+    }
     spreads = {label: values for label, values in spreads.items() if values}
     if not spreads:
         return []
@@ -319,7 +429,8 @@ def _order_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
             f"{section.title}: {what}",
             draw,
             size,
-            f"{section.title}; zero is a model that has one joint distribution{_first_seeds(section)}",
+            f"{section.title}; zero is a model that has one joint "
+            f"distribution{_first_seeds(section)}",
         )
     ]
 
@@ -338,7 +449,12 @@ def counted(values: Sequence[float], top: float) -> list[int]:
 
 def _calibration_pictures(section: Section, name: str, colours: Mapping[str, int]) -> list[Picture]:
     made = []
-    contexts = dict.fromkeys(row.setting["contexts"] for entry in section.entries for row in entry.first.rows if row.metric == "ece")
+    contexts = dict.fromkeys(
+        row.setting["contexts"]
+        for entry in section.entries
+        for row in entry.first.rows
+        if row.metric == "ece"
+    )
     kinds = {row.kind for entry in section.entries for row in entry.first.rows}
     for place, each in enumerate(contexts):
         lines, wanted = [], {}
@@ -346,7 +462,10 @@ def _calibration_pictures(section: Section, name: str, colours: Mapping[str, int
             bins = entry.first.details.get(each, {}).get("bins", ())
             kind = next(row.kind for row in entry.first.rows)
             label = f"{entry.label} ({kind})" if len(kinds) > 1 else entry.label
-            x, y = tuple(float(b["confidence"]) for b in bins), tuple(float(b["accuracy"]) for b in bins)
+            x, y = (
+                tuple(float(b["confidence"]) for b in bins),
+                tuple(float(b["accuracy"]) for b in bins),
+            )
             lines.append(Curve(label, kind, x, y, y, y))
             wanted[label] = colours[entry.label]
         title = f"{section.title}, {each}"
@@ -355,7 +474,10 @@ def _calibration_pictures(section: Section, name: str, colours: Mapping[str, int
                 f"{name}-reliability-{place}",
                 title,
                 reliability(lines, wanted),
-                caption=f"{title}; on the dashed line a model is as often right as it says{_first_seeds(section)}",
+                caption=(
+                    f"{title}; on the dashed line a model is as often right as it "
+                    f"says{_first_seeds(section)}"
+                ),
             )
         )
     return made
@@ -364,9 +486,23 @@ def _calibration_pictures(section: Section, name: str, colours: Mapping[str, int
 def _exact_pictures(section: Section, name: str, colours: Mapping[str, int]) -> list[Picture]:
     """Patterns across, models down; bounds (their excess) apart from distances."""
     made = []
-    for metric, what in (("kl", "KL from the truth, nats per target"), ("excess", "bound's excess over the true nll, nats per target")):
-        entries = [entry for entry in section.entries if any(row.metric == metric for row in entry.first.rows)]
-        patterns = list(dict.fromkeys(row.setting["pattern"] for entry in entries for row in entry.first.rows if row.metric == metric))
+    for metric, what in (
+        ("kl", "KL from the truth, nats per target"),
+        ("excess", "bound's excess over the true nll, nats per target"),
+    ):
+        entries = [
+            entry
+            for entry in section.entries
+            if any(row.metric == metric for row in entry.first.rows)
+        ]
+        patterns = list(
+            dict.fromkeys(
+                row.setting["pattern"]
+                for entry in entries
+                for row in entry.first.rows
+                if row.metric == metric
+            )
+        )
         if not entries:
             continue
         entries.sort(key=lambda entry: entry.first.rows[0].kind)
@@ -375,18 +511,33 @@ def _exact_pictures(section: Section, name: str, colours: Mapping[str, int]) -> 
         size = (1.6 + 0.62 * len(patterns), 1.4 + 0.42 * len(entries))
         draw = heat_map(labels, patterns, values, what)
         made.append(
-            Picture(f"{name}-{metric}", f"{section.title}: {what}", draw, size, f"{section.title}; darker is further from the truth")
+            Picture(
+                f"{name}-{metric}",
+                f"{section.title}: {what}",
+                draw,
+                size,
+                f"{section.title}; darker is further from the truth",
+            )
         )
     return made
 
 
 def _mean(entry: Entry, metric: str, pattern: str) -> float | None:
-    values = [row.value for r in entry.results for row in r.rows if row.metric == metric and row.setting.get("pattern") == pattern]
+    values = [
+        row.value
+        for r in entry.results
+        for row in r.rows
+        if row.metric == metric and row.setting.get("pattern") == pattern
+    ]
     return sum(values) / len(values) if values else None
 
 
 def _first_seeds(section: Section) -> str:
-    return "; of several training seeds the first is shown" if any(len(entry.results) > 1 for entry in section.entries) else ""
+    return (
+        "; of several training seeds the first is shown"
+        if any(len(entry.results) > 1 for entry in section.entries)
+        else ""
+    )
 
 
 def _seeds(entry: Entry) -> str:
@@ -394,7 +545,9 @@ def _seeds(entry: Entry) -> str:
 
 
 def _marked(curve: Curve) -> Curve:
-    return dataclasses.replace(curve, label=f"{curve.label} ({curve.kind})") if curve.kind else curve
+    return (
+        dataclasses.replace(curve, label=f"{curve.label} ({curve.kind})") if curve.kind else curve
+    )
 
 
 def _or(value: float | None, other: float) -> float:
@@ -402,17 +555,33 @@ def _or(value: float | None, other: float) -> float:
 
 
 def order_steps(section: Section) -> str:
-    """Fig. 2(a): one text asked forward and in reverse, each token's log-probability under it, and their sum; HTML."""
+    """Fig.
+
+    2(a): one text asked forward and in reverse, each token's log-probability under it, and their
+    sum; HTML.
+    """
     lines = []
     for entry in section.entries:
         text = entry.first.details.get("text")
         if not isinstance(text, Mapping) or "tokens" not in text:
             continue
         for direction in ("forward", "reverse"):
-            values = [float(value) for value in text[direction]]  # in reading order, whichever way they were asked
+            # in reading order, whichever way they were asked
+            values = [float(value) for value in text[direction]]
             pairs = zip(text["tokens"], values, strict=True)
-            cells = "".join(f"<td>{html.escape(str(token))}<small>{number(value)}</small></td>" for token, value in pairs)
+            cells = "".join(
+                f"<td>{html.escape(str(token))}<small>{number(value)}</small></td>"
+                for token, value in pairs
+            )
             head = f"<th scope='row'>{html.escape(entry.label)}, {direction}</th>"
             lines.append(f"<tr>{head}<td><strong>{number(sum(values))}</strong></td>{cells}</tr>")
-    caption = "<caption>One text in two orders <span>log-probability of the whole, then of each token</span></caption>"
-    return f"<div class='scroll' tabindex='0'><table>{caption}<tbody>{''.join(lines)}</tbody></table></div>" if lines else ""
+    caption = (
+        "<caption>One text in two orders <span>log-probability of the whole, then of each "
+        "token</span></caption>"
+    )
+    return (
+        "<div class='scroll' "
+        f"tabindex='0'><table>{caption}<tbody>{''.join(lines)}</tbody></table></div>"
+        if lines
+        else ""
+    )

@@ -1,4 +1,5 @@
-"""The paper's own numbers, each with the name of its table, for a column beside ours where the question is the same.
+"""The paper's own numbers, each with the name of its table, for a column beside ours where the
+question is the same.
 
 `paper_figures.yaml` holds what the paper's tables print, and nothing read off a plot.
 """
@@ -13,10 +14,19 @@ import yaml
 
 from tracformer.contexts import parse
 
-PAPER_TOKENS = 50257  # GPT-2's vocabulary: a perplexity per token of another tokeniser is another quantity
+# GPT-2's vocabulary: a perplexity per token of another tokeniser is another quantity
+PAPER_TOKENS = 50257
 FULL_ENCODER = "tracformer-full"  # Table 11's second model
-# How Tables 2 and 4 ask each model: CAR for Tracformer (with an empty context in Table 4), a bound of the diffusion models.
-PAPER_MODES = {"tracformer": "car", "gpt2": "ar", "sedd": "diffusion", "mdlm": "diffusion", "d3pm": "diffusion", "plaid": "diffusion"}
+# How Tables 2 and 4 ask each model: CAR for Tracformer (with an empty context in Table 4), a bound
+# of the diffusion models.
+PAPER_MODES = {
+    "tracformer": "car",
+    "gpt2": "ar",
+    "sedd": "diffusion",
+    "mdlm": "diffusion",
+    "d3pm": "diffusion",
+    "plaid": "diffusion",
+}
 
 # What the paper's questions have in common: text that runs on, and samples of the model itself.
 ALWAYS = {"rows": "packed", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -27,7 +37,8 @@ class PaperFigure:
     table: str  # as in the file: "table2"
     model: str  # a system's name, or `FULL_ENCODER`
     metric: str
-    setting: Mapping[str, Any]  # data, length, mode, contexts, spans, ratio: whatever the paper fixes
+    # data, length, mode, contexts, spans, ratio: whatever the paper fixes
+    setting: Mapping[str, Any]
     value: float
 
     @property
@@ -59,15 +70,21 @@ def paper_tables() -> Mapping[str, PaperTable]:
     text = (resources.files("tracformer.report") / "paper_figures.yaml").read_text(encoding="utf-8")
     document: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return {
-        name: PaperTable(name, table["caption"], tuple(figure for block in table["blocks"] for figure in _read_block(name, block)))
+        name: PaperTable(
+            name,
+            table["caption"],
+            tuple(figure for block in table["blocks"] for figure in _read_block(name, block)),
+        )
         for name, table in document.items()
     }
 
 
 def find_paper_figure(model: str, metric: str, asked: Mapping[str, Any]) -> PaperFigure | None:
-    """The paper's answer to this question, where it printed one: whatever the paper fixes must be the same in `asked`.
+    """The paper's answer to this question, where it printed one: whatever the paper fixes must be
+    the same in `asked`.
 
-    >>> asked = {"data": "1bw", "length": 128, "contexts": "[0.10,0.9]", "count_eos": False, "mode": "diffusion"}
+    >>> asked = {"data": "1bw", "length": 128, "contexts": "[0.10,0.9]", "count_eos": False}
+    >>> asked["mode"] = "diffusion"
     >>> find_paper_figure("mdlm", "perplexity", asked).value
     59.14
     >>> find_paper_figure("mdlm", "perplexity", {**asked, "length": 256})
@@ -89,7 +106,11 @@ def _read_block(table: str, block: Mapping[str, Any]) -> list[PaperFigure]:
         for head, value in zip(block["head"], values, strict=True):
             if value is None:
                 continue
-            setting = {**block["setting"], block["rows"]: row, **dict(zip(block["columns"], head, strict=True))}
+            setting = {
+                **block["setting"],
+                block["rows"]: row,
+                **dict(zip(block["columns"], head, strict=True)),
+            }
             model, metric = setting.pop("model"), setting.pop("metric")
             if metric == "perplexity" and "mode" not in setting:
                 setting["mode"] = PAPER_MODES[model]
@@ -99,4 +120,7 @@ def _read_block(table: str, block: Mapping[str, Any]) -> list[PaperFigure]:
 
 def _canonical(setting: Mapping[str, Any]) -> dict[str, Any]:
     """Contexts by the name that `parse` gives back, so that [0,0.5] and [0.0,0.50] are the same."""
-    return {key: parse(value).name if key == "contexts" and isinstance(value, str) else value for key, value in setting.items()}
+    return {
+        key: parse(value).name if key == "contexts" and isinstance(value, str) else value
+        for key, value in setting.items()
+    }

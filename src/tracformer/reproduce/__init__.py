@@ -2,19 +2,20 @@
 
 Run an experiment from nothing to its report: data, pilots, training, evaluation, the page.
 
-Everything lies under OUT/SCALE, and each stage leaves files by which the next call knows that it is done:
+Everything lies under OUT/SCALE, and each stage leaves files by which the next call knows that it is
+done:
 
-    data/NAME                    prepared data sets; data/held-out/NAME those that nothing is trained on
+    data/NAME                    prepared data sets; data/held-out/NAME: only evaluated on
     pilots/NAME-seedN-xRATE-...  short runs that choose learning rates; removed once they have
     models/NAME-seedN            a run of `tracformer train`, with `recipe.json`: what it was told
-    results/*.json               one file a model and task, one a run's learning curve, and one a system's pilots
+    results/*.json               one file a model and task, a learning curve, a system's pilots
     locks/                       what some process is working on
     report/EXPERIMENT/           index.html and its tables and pictures
 
-Experiments at one scale share models and results. The same command goes on after an interruption, also in
-the middle of a training run. Several processes may run the same command, or other experiments of the same
-scale, at once: each takes the next pilot, training run or evaluation that no other process holds. A model
-is evaluated as soon as it is trained.
+Experiments at one scale share models and results. The same command goes on after an interruption,
+also in the middle of a training run. Several processes may run the same command, or other
+experiments of the same scale, at once: each takes the next pilot, training run or evaluation that
+no other process holds. A model is evaluated as soon as it is trained.
 
 What `tracformer reproduce` would do, what it costs, and what is done already, in words.
 """
@@ -63,7 +64,9 @@ HOUR = 3600.0
 
 
 def measured_pace(run: Path) -> float | None:
-    """Return the tokens that a run trained on per second of processor time; None before its first validation."""
+    """Return the tokens that a run trained on per second of processor time; None
+    before its first validation.
+    """
     if not (run / "train.json").is_file() or not (run / "log.jsonl").is_file():
         return None
     evaluated = [record for record in read_log(run / "log.jsonl") if record.get("cpu_seconds")]
@@ -150,7 +153,8 @@ class Reproduction:
     batch: int = 32
     _loaded: dict[str, Any] = field(default_factory=dict)  # the model that was evaluated last
     _curves: list[Path] = field(default_factory=list)
-    _files: dict[int, Path] = field(default_factory=dict)  # results by their place among `evaluations`
+    # results by their place among `evaluations`
+    _files: dict[int, Path] = field(default_factory=dict)
 
     @property
     def root(self) -> Path:
@@ -163,7 +167,8 @@ class Reproduction:
     def run(self) -> int:
         """Return 0, or 128 + the signal that stopped it; then the same call goes on."""
         self.check()
-        with join_ranks(self.device) as ranks:  # one group for all stages: a second one could not be formed
+        # one group for all stages: a second one could not be formed
+        with join_ranks(self.device) as ranks:
             if ranks.first:
                 self._prepare()
             ranks.barrier()
@@ -227,11 +232,23 @@ class Reproduction:
             ranks.barrier()
             return self._train(run, ranks)
 
-        return Job(f"train {run.name}", lambda: self.is_trained(run), ready, do, run.plan.name, run.plan.tokens)
+        return Job(
+            f"train {run.name}",
+            lambda: self.is_trained(run),
+            ready,
+            do,
+            run.plan.name,
+            run.plan.tokens,
+        )
 
     def _evaluate_job(self, run: Run, ranks: Ranks) -> Job:
-        asked = [(place, task) for place, (task, one) in enumerate(self.evaluations()) if one == run and task.task != SIZES]
-        finished: list[bool] = []  # whether this process has gone through the tasks; results that are there are read
+        asked = [
+            (place, task)
+            for place, (task, one) in enumerate(self.evaluations())
+            if one == run and task.task != SIZES
+        ]
+        # whether this process has gone through the tasks; results that are there are read
+        finished: list[bool] = []
 
         def do() -> int | None:
             if run.seed is not None and ranks.first:
@@ -241,10 +258,17 @@ class Reproduction:
             finished.append(True)
             return None
 
-        return Job(f"evaluate {run.name}", lambda: bool(finished), lambda: run.seed is None or self.is_trained(run), do)
+        return Job(
+            f"evaluate {run.name}",
+            lambda: bool(finished),
+            lambda: run.seed is None or self.is_trained(run),
+            do,
+        )
 
     def check(self, network: bool = True) -> None:
-        """What would be found wrong after training is found before it: tasks, modes, lengths, and weights that should be there."""
+        """What would be found wrong after training is found before it: tasks, modes, lengths, and
+        weights that should be there.
+        """
         for run in self.runs():
             where = run.plan.published if run.seed is None else self._planned(run).init
             if where and (network or not _is_remote(where)):
@@ -257,38 +281,56 @@ class Reproduction:
         made, mode = task.make({}), task.mode or run.plan.mode
         if made.modes is not None and mode not in made.modes:
             raise ValueError(
-                f"task {task.task!r} asks in mode {' or '.join(made.modes)}, and {run.plan.name} is to answer in mode {mode!r}"
+                f"task {task.task!r} asks in mode {' or '.join(made.modes)}, and {run.plan.name} "
+                f"is to answer in mode {mode!r}"
             )
-        if run.seed is None or self._planned(run).init:  # its shape is that of weights that are not read here
+        # its shape is that of weights that are not read here
+        if run.seed is None or self._planned(run).init:
             return
         shape = self.shape(run)
         if mode not in shape.modes:
-            raise ValueError(f"{run.plan.name} is to answer in mode {mode!r}; it is trained for: {', '.join(shape.modes)}")
-        cuts = self.experiment.models[task.models[0]]  # the windows; models of its tokeniser read them as they are
+            raise ValueError(
+                f"{run.plan.name} is to answer in mode {mode!r}; it is trained for: "
+                f"{', '.join(shape.modes)}"
+            )
+        # the windows; models of its tokeniser read them as they are
+        cuts = self.experiment.models[task.models[0]]
         if run.plan.data == cuts.data and made.options.get("length", 0) > shape.max_length:
             raise ValueError(
-                f"task {task.task!r}: length is {made.options['length']}; {run.plan.name} takes at most {shape.max_length} tokens"
+                f"task {task.task!r}: length is {made.options['length']}; {run.plan.name} takes at "
+                f"most {shape.max_length} tokens"
             )
 
     # ---- what there is
 
     def runs(self) -> list[Run]:
-        """Every run whose weights some task asks for; the first seed of each model, then the second: all models can soon be compared."""
-        return sorted((run for plan in self.experiment.trained() for run in runs_of(plan)), key=lambda run: run.number)
+        """Every run whose weights some task asks for; the first seed of each model, then the
+        second: all models can soon be compared.
+        """
+        return sorted(
+            (run for plan in self.experiment.trained() for run in runs_of(plan)),
+            key=lambda run: run.number,
+        )
 
     def run_folder(self, run: Run) -> Path:
         return self.root / "models" / run.folder_name
 
     def is_trained(self, run: Run) -> bool:
-        """Did the run come to its last step, and was it told the same? Another recipe in its folder is an error."""
+        """Did the run come to its last step, and was it told the same?
+
+        Another recipe in its folder is an error.
+        """
         folder = self.run_folder(run)
         if (folder / RECIPE).is_file():
             told = canonical_recipe(json.loads((folder / RECIPE).read_text()))
             now = canonical_recipe(self._recipe(run))
             if told != now:
-                keys = sorted(key for key in told.keys() | now.keys() if told.get(key) != now.get(key))
+                keys = sorted(
+                    key for key in told.keys() | now.keys() if told.get(key) != now.get(key)
+                )
                 raise ValueError(
-                    f"{folder} was trained otherwise than the experiment says now ({', '.join(keys)} differ); "
+                    f"{folder} was trained otherwise than the experiment says now "
+                    f"({', '.join(keys)} differ); "
                     f"use another out=FOLDER, or remove {folder}"
                 )
         return exported_step(folder) >= self.config(run).steps
@@ -308,7 +350,9 @@ class Reproduction:
             if not (self.root / "results" / owner.outcome_file).is_file():
                 outcome = owner.outcome()
                 outcome.save(self.root / "results")
-                tried = ", ".join(f"{row.value:.4g} at {row.setting['lr']:g}" for row in outcome.rows)
+                tried = ", ".join(
+                    f"{row.value:.4g} at {row.setting['lr']:g}" for row in outcome.rows
+                )
                 self.say(f"  {owner.name}: perplexity {tried}; {outcome.details['lr']:g} is taken")
             for rate in owner.pilots.rates:
                 shutil.rmtree(owner.run_folder(rate), ignore_errors=True)
@@ -318,15 +362,20 @@ class Reproduction:
         folder = self.run_folder(run)
         if ranks.first and not (folder / RECIPE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n")
+            write_atomically(
+                folder / RECIPE, json.dumps(self._recipe(run), indent=1, sort_keys=True) + "\n"
+            )
         ranks.barrier()
         return start(self.config(run)).signal
 
     def _save_curve(self, run: Run) -> None:
         """Write the learning curve of a finished run to the results, where it is not there."""
-        made = learning_curve(run.name, run.plan.mode, self.config(run), run.plan.data, self._recipe(run))
+        made = learning_curve(
+            run.name, run.plan.mode, self.config(run), run.plan.data, self._recipe(run)
+        )
         path = self.root / "results" / made.file_name
-        if not path.is_file() or Result.load(path).rows != made.rows:  # the run may have been trained again
+        # the run may have been trained again
+        if not path.is_file() or Result.load(path).rows != made.rows:
             made.save(path.parent)
         self._curves.append(path)
 
@@ -334,7 +383,9 @@ class Reproduction:
         """Evaluate a model on one task; return the file of the result."""
         if run.name not in self._loaded:
             self._loaded.clear()
-            self._loaded[run.name] = loading.read(self._model_folder(run), ranks.device, torch.float32)
+            self._loaded[run.name] = loading.read(
+                self._model_folder(run), ranks.device, torch.float32
+            )
         model, tokenizer = self._loaded[run.name]
         first = runs_of(self.experiment.models[task.models[0]])[0]
         subject = Subject(
@@ -346,7 +397,11 @@ class Reproduction:
             ranks=ranks,
             reference=self._reference(first),
         )
-        options = {} if "data" not in task.options else {"data": str(self._data(str(task.options["data"])))}
+        options = (
+            {}
+            if "data" not in task.options
+            else {"data": str(self._data(str(task.options["data"])))}
+        )
         (result,) = evaluate([subject], [task.make(options)], self.root / "results", self.progress)
         return self.root / "results" / result.file_name
 
@@ -403,22 +458,30 @@ class Reproduction:
         for task in self.experiment.tasks:
             for name in task.models:
                 runs = runs_of(self.experiment.models[name])
-                yield from ((task, run) for run in (runs[:1] if task.task == SIZES else runs))  # seeds do not change a size
+                # seeds do not change a size
+                yield from ((task, run) for run in (runs[:1] if task.task == SIZES else runs))
 
     def config(self, run: Run) -> TrainConfig:
-        """Return what the run is told, at the learning rate that pilots chose, where there are any."""
+        """Return what the run is told, at the learning rate that pilots chose, where
+        there are any.
+        """
         config, outcome = self._planned(run), self.outcome(run)
         return config if outcome is None else scaled(config, chosen_rate(outcome))
 
     def _planned(self, run: Run) -> TrainConfig:
         source = data_folder(self.root, run.plan.data, trained=True)
-        config = replace(run.plan.config(str(source), str(self.run_folder(run)), run.seed or 0), device=self.device)
+        config = replace(
+            run.plan.config(str(source), str(self.run_folder(run)), run.seed or 0),
+            device=self.device,
+        )
         if not config.steps or not config.length:
             raise ValueError(f"model {run.plan.name}: an experiment must say `steps` and `length`")
         return config
 
     def outcome(self, run: Run) -> Result | None:
-        """Return the outcome of the pilots that choose the run's rate; None where there is none yet."""
+        """Return the outcome of the pilots that choose the run's rate; None where
+        there is none yet.
+        """
         owner = self._pilots_of(run)
         if owner is None:
             return None
@@ -426,7 +489,9 @@ class Reproduction:
         return Result.load(path) if path.is_file() else None
 
     def _pilots_of(self, run: Run) -> PilotsOf | None:
-        """Return the pilots that choose the run's rate: its own system's, or those of another that it names."""
+        """Return the pilots that choose the run's rate: its own system's, or those
+        of another that it names.
+        """
         pilots, name = self.experiment.pilots, run.plan.pilots or run.plan.name
         if pilots is None or run.seed is None or name == NO_PILOTS:
             return None
@@ -444,12 +509,27 @@ class Reproduction:
     def _recipe_of(self, config: TrainConfig, run: Run) -> dict[str, Any]:
         values = config.to_dict()
         folder = data_folder(self.root, run.plan.data, trained=True)
-        told = ("model", "objective", "contexts", "optimizer", "steps", "batch", "length", "seed", "ema", "precision")
-        recipe = {**{key: values[key] for key in told}, "data": PreparedData.open(folder).manifest.fingerprint}
+        told = (
+            "model",
+            "objective",
+            "contexts",
+            "optimizer",
+            "steps",
+            "batch",
+            "length",
+            "seed",
+            "ema",
+            "precision",
+        )
+        recipe = {
+            **{key: values[key] for key in told},
+            "data": PreparedData.open(folder).manifest.fingerprint,
+        }
         if config.init:
             recipe["init"] = _weights_of(config.init)
         reading = {key: values["data"][key] for key in READING}
-        if reading != {key: getattr(DataConfig, key) for key in READING}:  # recipes of runs at the defaults never had this key
+        # recipes of runs at the defaults never had this key
+        if reading != {key: getattr(DataConfig, key) for key in READING}:
             recipe["reading"] = reading
         return recipe
 
@@ -459,10 +539,17 @@ class Reproduction:
         if not run.plan.family:  # a folder that the user named
             return load_model(loading.find_folder(run.plan.published)).config
         kind = find_family(run.plan.family).config_class
-        return kind.preset(next(name for name in PAPER_PRESETS if name in kind.presets), vocab_size=self.experiment.vocab_size)
+        return kind.preset(
+            next(name for name in PAPER_PRESETS if name in kind.presets),
+            vocab_size=self.experiment.vocab_size,
+        )
 
     def _model_folder(self, run: Run) -> Path:
-        return loading.find_folder(run.plan.published) if run.seed is None else self.run_folder(run) / "model"
+        return (
+            loading.find_folder(run.plan.published)
+            if run.seed is None
+            else self.run_folder(run) / "model"
+        )
 
     def _reference(self, run: Run) -> Tokenizer:
         """Return the tokeniser of a model that may not be trained yet: then that of its data."""
@@ -471,7 +558,11 @@ class Reproduction:
         return _prepared_tokenizer(data_folder(self.root, run.plan.data, trained=True))
 
     def _data(self, name: str) -> Path:
-        return data_folder(self.root, name, trained=any(data.name == name for data in self.experiment.learnt_from()))
+        return data_folder(
+            self.root,
+            name,
+            trained=any(data.name == name for data in self.experiment.learnt_from()),
+        )
 
 
 def runs_of(plan: ModelPlan) -> list[Run]:
@@ -480,7 +571,11 @@ def runs_of(plan: ModelPlan) -> list[Run]:
 
 def _is_remote(where: str) -> bool:
     """Is it an id of the hub, which a dry run does not look up?"""
-    return loading.HUB_ID.fullmatch(where) is not None and not Path(where).exists() and not Path(where).parent.is_dir()
+    return (
+        loading.HUB_ID.fullmatch(where) is not None
+        and not Path(where).exists()
+        and not Path(where).parent.is_dir()
+    )
 
 
 @cache
@@ -507,7 +602,9 @@ Paces = dict[str, float]
 
 
 def summary(experiment: Experiment) -> str:
-    """Return what the experiment costs from nothing: tokens, and core-hours where paces are known."""
+    """Return what the experiment costs from nothing: tokens, and core-hours where
+    paces are known.
+    """
     work = experiment.training()
     if not work:
         return "nothing is trained"
@@ -543,25 +640,43 @@ def plan(work: Reproduction) -> Iterator[str]:
             yield _pilots(work, run, owner, left, paces)
         known = data_folder(work.root, run.plan.data, trained=True).exists()
         config = work.config(run)
-        size = f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
+        size = (
+            f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
+        )
         if known and work.is_trained(run):
             state = "trained"
         else:
             left.append((run.plan.name, run.plan.tokens))
-            state = f"{size}{_hours(core_hours(left[-1:], paces) if run.plan.name in paces else None)}"
-        yield f"  train     {run.name} ({config.model.get('family', 'tracformer')}, {config.objective}): {state}"
+            state = (
+                f"{size}{_hours(core_hours(left[-1:], paces) if run.plan.name in paces else None)}"
+            )
+        yield (
+            f"  train     {run.name} ({config.model.get('family', 'tracformer')}, "
+            f"{config.objective}): {state}"
+        )
     for task, run in work.evaluations():
         options = ", ".join(f"{key}={value}" for key, value in task.options.items())
         done = "; done" if _is_answered(work, task, run) else ""
-        yield f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip() + done
+        yield (
+            f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
+            + done
+        )
     yield f"  report    {work.page}"
     total = sum(count for _, count in left)
     hours = core_hours(left, paces) if left else None
-    yield f"to train: {tokens(total)}{_hours(hours)}; results that are there already are not computed again"
+    yield (
+        f"to train: {tokens(total)}{_hours(hours)}; results that are there already are not "
+        "computed again"
+    )
 
 
 def _sizes(work: Reproduction) -> Iterator[str]:
-    counted = {task_model for task in work.experiment.tasks if task.options.get("flops") for task_model in task.models}
+    counted = {
+        task_model
+        for task in work.experiment.tasks
+        if task.options.get("flops")
+        for task_model in task.models
+    }
     sizes = []
     for run in work.runs():
         if run.seed is None or run.number:
@@ -575,7 +690,10 @@ def _sizes(work: Reproduction) -> Iterator[str]:
         yield f"  size      {run.plan.name}: {told}"
     sizes = [size for size in sizes if size]  # frequencies have no network
     if len(sizes) > 1:
-        yield f"  sizes     the largest is {max(sizes) / min(sizes) - 1:.1%} larger than the smallest, without embeddings"
+        yield (
+            f"  sizes     the largest is {max(sizes) / min(sizes) - 1:.1%} larger than the "
+            "smallest, without embeddings"
+        )
 
 
 def _pilots(work: Reproduction, run: Run, owner: str, left: Training, paces: Paces) -> str:
@@ -604,9 +722,14 @@ def _is_answered(work: Reproduction, task: TaskPlan, run: Run) -> bool:
     wanted = plain(made.options)
     for path in (work.root / "results").glob(f"{stem}-*.json"):
         found = Result.load(path)
-        if found.manifest.get("schemas") != {"family": schema_of(found.family), "task": made.schema}:
+        if found.manifest.get("schemas") != {
+            "family": schema_of(found.family),
+            "task": made.schema,
+        }:
             continue
-        if (found.model, found.mode, found.task) == (run.name, mode, task.task) and plain(found.options) == wanted:
+        if (found.model, found.mode, found.task) == (run.name, mode, task.task) and plain(
+            found.options
+        ) == wanted:
             return True
     return False
 

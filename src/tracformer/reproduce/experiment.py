@@ -1,13 +1,17 @@
-"""An experiment of the paper as data: which models, trained how and on what, are put to which tasks, at which scale.
+"""An experiment of the paper as data: which models, trained how and on what, are put to which
+tasks, at which scale.
 
-`experiments/NAME.yaml` names models and tasks, or other experiments that it puts together; `experiments/scales/SCALE.yaml` says what those
-models are at that size, which data sets they read, and what the values `$long`, `$span50`, ... of the tasks are. Models are shared: what
-one experiment has trained, the next finds.
+`experiments/NAME.yaml` names models and tasks, or other experiments that it puts together;
+`experiments/scales/SCALE.yaml` says what those models are at that size, which data sets they read,
+and what the values `$long`, `$span50`, ... of the tasks are. Models are shared: what one experiment
+has trained, the next finds.
 
-The data sets of an experiment, prepared once under its folder: from the hub by name, or from files that the user has.
+The data sets of an experiment, prepared once under its folder: from the hub by name, or from files
+that the user has.
 
-A set that models are trained on is prepared whole. One that they are only asked about is read as validation text alone; its tokeniser does
-not matter then, for every model reads the text in its own tokens.
+A set that models are trained on is prepared whole. One that they are only asked about is read as
+validation text alone; its tokeniser does not matter then, for every model reads the text in its own
+tokens.
 """
 
 import dataclasses
@@ -18,14 +22,29 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tracformer.data import PreparedData, Source, is_made_from, named_sets, open_source, open_sources, prepare, require_tokenizer
+from tracformer.data import (
+    PreparedData,
+    Source,
+    is_made_from,
+    named_sets,
+    open_source,
+    open_sources,
+    prepare,
+    require_tokenizer,
+)
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import HUB_PREFIX, reading_of, split_files
 from tracformer.evaluation.exact import PREFIX as EXACT
 from tracformer.evaluation.exact import parse_exact
 from tracformer.evaluation.task import Task, make_task
 from tracformer.reproduce.pilots import Pilots
-from tracformer.training.train_config import AS_WRITTEN, TrainConfig, from_dict, parse_yaml, read_preset
+from tracformer.training.train_config import (
+    AS_WRITTEN,
+    TrainConfig,
+    from_dict,
+    parse_yaml,
+    read_preset,
+)
 
 SIZES = "sizes"  # the one "task" that needs no weights
 DEFAULT_SCALE = "mini"  # of experiments that name none
@@ -43,7 +62,9 @@ OPTIONAL = ("plaid", "gpt2-fim")  # models at some scales only: others leave the
 @dataclass(frozen=True)
 class DataSet:
     name: str
-    source: str  # named sets, joined by +; hf:OWNER/NAME; a file; or a folder: prepared, or with files named train, valid and test
+    # named sets, joined by +; hf:OWNER/NAME; a file; or a folder: prepared, or with files named
+    # train, valid and test
+    source: str
     tokenizer: str
     documents: str = ""  # of text files; empty: as the named set of this name is read
     detokenize: str = ""
@@ -55,7 +76,8 @@ class ModelPlan:
     name: str
     mode: str  # the mode it is asked in, unless a task says otherwise
     data: str = ""  # the data set it is trained on
-    train: Mapping[str, Any] = field(default_factory=dict)  # keys of `tracformer train`, and `preset`
+    # keys of `tracformer train`, and `preset`
+    train: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     published: str = ""  # instead of training: a folder or an id of the hub
     family: str = ""  # of a published model
@@ -118,17 +140,34 @@ class Experiment:
 
     def learnt_from(self) -> list[DataSet]:
         """Data sets that some model is to be trained on."""
-        plans = [plan for model in self.trained() for plan in (model, self.models[self.piloted_by(model)])]
-        return [self.data[name] for name in dict.fromkeys(plan.data for plan in plans if plan.train)]
+        plans = [
+            plan
+            for model in self.trained()
+            for plan in (model, self.models[self.piloted_by(model)])
+        ]
+        return [
+            self.data[name] for name in dict.fromkeys(plan.data for plan in plans if plan.train)
+        ]
 
     def piloted_by(self, model: ModelPlan) -> str:
         """Return the name of the model whose pilots choose the rate; its own if it has none."""
         return model.pilots if model.pilots not in ("", NO_PILOTS) else model.name
 
     def training(self) -> list[tuple[str, float]]:
-        """Return all training, pilots included, as pairs of a model and the tokens it is trained on."""
-        work = [(model.name, model.tokens) for model in self.trained() if model.train for _ in model.seeds]
-        owners = {self.piloted_by(model) for model in self.trained() if model.train and model.pilots != NO_PILOTS}
+        """Return all training, pilots included, as pairs of a model and the tokens
+        it is trained on.
+        """
+        work = [
+            (model.name, model.tokens)
+            for model in self.trained()
+            if model.train
+            for _ in model.seeds
+        ]
+        owners = {
+            self.piloted_by(model)
+            for model in self.trained()
+            if model.train and model.pilots != NO_PILOTS
+        }
         if (pilots := self.pilots) is not None:
             for name in owners:
                 config = self.models[name].config("-", "-", 0)
@@ -136,7 +175,9 @@ class Experiment:
         return work
 
     def vocabulary_of(self, model: ModelPlan) -> int:
-        """Tokens of a model that is trained here: as many as `bpe:N` makes of its data, or the scale's number."""
+        """Tokens of a model that is trained here: as many as `bpe:N` makes of its
+        data, or the scale's number.
+        """
         data = self.data[model.data]
         if data.source.startswith(EXACT):
             return parse_exact(data.source).tokenizer.vocab_size
@@ -145,7 +186,9 @@ class Experiment:
 
     def only_read(self) -> list[DataSet]:
         """Data sets on which models are evaluated and none is trained."""
-        asked = dict.fromkeys(str(task.options["data"]) for task in self.tasks if task.options.get("data"))
+        asked = dict.fromkeys(
+            str(task.options["data"]) for task in self.tasks if task.options.get("data")
+        )
         return [self.data[name] for name in asked if self.data[name] not in self.learnt_from()]
 
 
@@ -157,27 +200,42 @@ def scale_names() -> list[str]:
     return _names("experiments/scales")
 
 
-def read_experiment(name: str, scale: str = "", changes: Mapping[str, str] | None = None) -> Experiment:
-    """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file; empty: the experiment's own, or mini.
+def read_experiment(
+    name: str, scale: str = "", changes: Mapping[str, str] | None = None
+) -> Experiment:
+    """A bundled experiment or a YAML file of one's own, at a bundled scale or that of a file;
+    empty: the experiment's own, or mini.
 
-    `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place), `data.NAME.KEY`, `models.NAME` (a folder instead
-    of training), `only` (models, others are left out), `train.KEY` (of `tracformer train`, for every model), `values.NAME` (of the scale),
+    `changes`: `data` (a folder that holds the files of all sets), `data.NAME` (a place),
+    `data.NAME.KEY`, `models.NAME` (a folder instead of training), `only` (models, others are left
+    out), `train.KEY` (of `tracformer train`, for every model), `values.NAME` (of the scale),
     `seeds`, `tokenizer`.
     """
     document = _load(name, "experiments", experiment_names(), "experiment")
     scale = scale or document.get("scale", DEFAULT_SCALE)
     sizes = _load(scale, "experiments/scales", scale_names(), "scale")
     parts = _parts(name, document)
-    _check_keys(sizes, f"scale {scale}", ("about", "vocab_size", "values", "data", "models"), ("pilots", "pace"))
+    _check_keys(
+        sizes,
+        f"scale {scale}",
+        ("about", "vocab_size", "values", "data", "models"),
+        ("pilots", "pace"),
+    )
     data = {key: _data_set(key, each) for key, each in sizes["data"].items()}
     models = {key: _model(key, each) for key, each in sizes["models"].items()}
     _check_pilots(models)
     changes = dict(changes or {})
     only = changes.pop("only", None)
     values = _values(sizes["values"], changes)
-    tasks = _merged(_task(each, values, models, f"experiment {part}") for part, own in parts.items() for each in own["tasks"])
+    tasks = _merged(
+        _task(each, values, models, f"experiment {part}")
+        for part, own in parts.items()
+        for each in own["tasks"]
+    )
     if left_out := document.get("without"):
-        tasks = _only(tasks, [model for task in tasks for model in task.models if model not in left_out])
+        tasks = _only(
+            tasks, [model for task in tasks for model in task.models if model not in left_out]
+        )
     tasks = tasks if only is None else _only(tasks, only.split(","))
     named = {model for task in tasks for model in task.models}
     named |= {models[model].pilots for model in named}
@@ -185,12 +243,17 @@ def read_experiment(name: str, scale: str = "", changes: Mapping[str, str] | Non
     data, models = _changed(data, models, changes)
     for task in tasks:
         if task.options.get("data") and task.options["data"] not in data:
-            raise ValueError(f"experiment {name}: data is {task.options['data']!r}; scale {scale} has: {', '.join(data)}")
+            raise ValueError(
+                f"experiment {name}: data is {task.options['data']!r}; scale {scale} has: "
+                f"{', '.join(data)}"
+            )
     return Experiment(
         name=Path(name).stem,
         title=document["title"],
         about=document.get("about", "").strip(),
-        paper=tuple(dict.fromkeys(place for part in parts.values() for place in part.get("paper", ()))),
+        paper=tuple(
+            dict.fromkeys(place for part in parts.values() for place in part.get("paper", ()))
+        ),
         scale=Path(scale).stem,
         scale_about=sizes["about"].strip(),
         vocab_size=sizes["vocab_size"],
@@ -206,24 +269,34 @@ def _parts(name: str, document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The experiment itself, or the bundled ones that it puts together."""
     parts = {name: document}
     if "parts" in document:
-        _check_keys(document, f"experiment {name}", ("title", "parts"), ("about", "without", "scale"))
-        parts = {part: _load(part, "experiments", experiment_names(), "experiment") for part in document["parts"]}
+        _check_keys(
+            document, f"experiment {name}", ("title", "parts"), ("about", "without", "scale")
+        )
+        parts = {
+            part: _load(part, "experiments", experiment_names(), "experiment")
+            for part in document["parts"]
+        }
     for part, values in parts.items():
         _check_keys(values, f"experiment {part}", ("title", "tasks"), ("about", "paper", "scale"))
         if not isinstance(values["tasks"], list) or not values["tasks"]:
             raise ValueError(
-                f"experiment {part}: tasks is {values['tasks']!r}; list at least one, such as - {{task: ratios, models: [bart]}}"
+                f"experiment {part}: tasks is {values['tasks']!r}; list at least one, such as - "
+                f"{{task: ratios, models: [bart]}}"
             )
     return parts
 
 
 def _merged(tasks: Iterable[TaskPlan]) -> list[TaskPlan]:
-    """One task where several ask the same: experiments share questions, and at a small scale two data sets may be one."""
+    """One task where several ask the same: experiments share questions, and at a small scale two
+    data sets may be one.
+    """
     merged: list[TaskPlan] = []
     for task in tasks:
         for number, known in enumerate(merged):
             if (known.task, known.mode, known.options) == (task.task, task.mode, task.options):
-                merged[number] = dataclasses.replace(known, models=tuple(dict.fromkeys((*known.models, *task.models))))
+                merged[number] = dataclasses.replace(
+                    known, models=tuple(dict.fromkeys((*known.models, *task.models)))
+                )
                 break
         else:
             merged.append(task)
@@ -239,8 +312,13 @@ def _only(tasks: list[TaskPlan], wanted: Sequence[str]) -> list[TaskPlan]:
     """The tasks of these models alone."""
     known = list(dict.fromkeys(name for task in tasks for name in task.models))
     if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(f"only has {unknown[0]!r}; the experiment's models are: {', '.join(known)}")
-    kept = [dataclasses.replace(task, models=tuple(name for name in task.models if name in wanted)) for task in tasks]
+        raise ValueError(
+            f"only has {unknown[0]!r}; the experiment's models are: {', '.join(known)}"
+        )
+    kept = [
+        dataclasses.replace(task, models=tuple(name for name in task.models if name in wanted))
+        for task in tasks
+    ]
     return [task for task in kept if task.models]
 
 
@@ -250,7 +328,12 @@ def _data_set(name: str, values: Mapping[str, Any]) -> DataSet:
 
 
 def _model(name: str, values: Mapping[str, Any]) -> ModelPlan:
-    _check_keys(values, f"model {name}", ("mode",), ("data", "train", "seeds", "published", "family", "trained_tokens", "pilots"))
+    _check_keys(
+        values,
+        f"model {name}",
+        ("mode",),
+        ("data", "train", "seeds", "published", "family", "trained_tokens", "pilots"),
+    )
     plan = ModelPlan(name, **{**values, "seeds": tuple(values.get("seeds", (0,)))})
     if bool(plan.train) == bool(plan.published):
         raise ValueError(f"model {name} must have either `train` or `published`")
@@ -266,7 +349,8 @@ def _check_pilots(models: Mapping[str, ModelPlan]) -> None:
         owner = models.get(model.pilots)
         if owner is None or not owner.train or owner.pilots:
             raise ValueError(
-                f"model {model.name}: pilots is {model.pilots!r}; it must be a trained model with pilots of its own, or {NO_PILOTS}"
+                f"model {model.name}: pilots is {model.pilots!r}; it must be a trained model with "
+                f"pilots of its own, or {NO_PILOTS}"
             )
 
 
@@ -278,21 +362,32 @@ def _check_train(train: Mapping[str, Any], where: str) -> None:
     data = train.get("data", {})
     if not isinstance(data, Mapping) or any(key not in READING for key in data):
         raise ValueError(
-            f"{where}: an experiment takes {' and '.join(f'train.data.{key}' for key in READING)}; data.NAME= says which data is read"
+            f"{where}: an experiment takes {' and '.join(f'train.data.{key}' for key in READING)}; "
+            "data.NAME= says which data is read"
         )
 
 
-def _task(values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[str, ModelPlan], where: str) -> TaskPlan:
+def _task(
+    values: Mapping[str, Any], scale: Mapping[str, Any], models: Mapping[str, ModelPlan], where: str
+) -> TaskPlan:
     _check_keys(values, f"a task of {where}", ("task", "models"), ("mode", "options"))
     if not isinstance(values["models"], list):
-        raise ValueError(f"a task of {where}: models is {values['models']!r}; it must be a list of names, such as [bart]")
+        raise ValueError(
+            f"a task of {where}: models is {values['models']!r}; it must be a list of names, such "
+            "as [bart]"
+        )
     if not isinstance(values.get("options", {}), Mapping):
-        raise ValueError(f"a task of {where}: options is {values['options']!r}; it must hold keys and values, such as {{mean: 3}}")
+        raise ValueError(
+            f"a task of {where}: options is {values['options']!r}; it must hold keys and values, "
+            f"such as {{mean: 3}}"
+        )
     options = {key: _value(value, scale, where) for key, value in values.get("options", {}).items()}
     names = tuple(name for name in values["models"] if name in models)
     unknown = [name for name in values["models"] if name not in models and name not in OPTIONAL]
     if unknown or not names:
-        raise ValueError(f"{where}: models are {values['models']}; the scale has: {', '.join(models)}")
+        raise ValueError(
+            f"{where}: models are {values['models']}; the scale has: {', '.join(models)}"
+        )
     left_out = tuple(name for name in values["models"] if name not in models)
     return TaskPlan(values["task"], names, options, values.get("mode", ""), left_out)
 
@@ -314,7 +409,9 @@ def _value(value: Any, scale: Mapping[str, Any], where: str) -> Any:
     if not (isinstance(value, str) and value.startswith("$")):
         return value
     if value[1:] not in scale:
-        raise ValueError(f"{where} uses {value}; the scale has: {', '.join('$' + key for key in scale)}")
+        raise ValueError(
+            f"{where} uses {value}; the scale has: {', '.join('$' + key for key in scale)}"
+        )
     return scale[value[1:]]
 
 
@@ -326,22 +423,32 @@ def _changed(
         name, _, part = rest.partition(".")
         if key == "seeds":
             seeds = tuple(_integer(each) for each in value.split(","))
-            models = {each: dataclasses.replace(model, seeds=seeds) for each, model in models.items()}
+            models = {
+                each: dataclasses.replace(model, seeds=seeds) for each, model in models.items()
+            }
         elif key == "tokenizer":
-            data = {each: dataclasses.replace(entry, tokenizer=value) for each, entry in data.items()}
+            data = {
+                each: dataclasses.replace(entry, tokenizer=value) for each, entry in data.items()
+            }
         elif key == "data":
             data = {each: dataclasses.replace(entry, folder=value) for each, entry in data.items()}
-        elif head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer"):
+        elif (
+            head == "data" and name in data and part in ("", "documents", "detokenize", "tokenizer")
+        ):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
         elif head == "train" and name:
             setting = value if rest in AS_WRITTEN else parse_yaml(value, key)
             _check_train(_with({}, rest.split("."), setting), key)
             models = {
-                each: dataclasses.replace(model, train=_with(model.told, rest.split("."), setting)) if model.train else model
+                each: dataclasses.replace(model, train=_with(model.told, rest.split("."), setting))
+                if model.train
+                else model
                 for each, model in models.items()
             }
         elif head == "models" and name in models and not part:
-            models[name] = dataclasses.replace(models[name], published=value, train={}, family="", trained_tokens=0.0)
+            models[name] = dataclasses.replace(
+                models[name], published=value, train={}, family="", trained_tokens=0.0
+            )
         else:
             known = [
                 "seeds",
@@ -363,7 +470,10 @@ def _with(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[st
     """A copy of nested groups in which one thing is another."""
     first, *rest = path
     inner = values.get(first)
-    return {**values, first: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
+    return {
+        **values,
+        first: _with(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value,
+    }
 
 
 def _integer(text: str) -> int:
@@ -372,7 +482,9 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-def _check_keys(values: Mapping[str, Any], where: str, required: Sequence[str], others: Sequence[str] = ()) -> None:
+def _check_keys(
+    values: Mapping[str, Any], where: str, required: Sequence[str], others: Sequence[str] = ()
+) -> None:
     if not isinstance(values, Mapping):
         raise ValueError(f"{where} is {values!r}; it must hold keys and values")
     if missing := [key for key in required if key not in values]:
@@ -383,7 +495,11 @@ def _check_keys(values: Mapping[str, Any], where: str, required: Sequence[str], 
 
 def _names(folder: str) -> list[str]:
     place = resources.files("tracformer.reproduce") / folder
-    return sorted(entry.name.removesuffix(".yaml") for entry in place.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in place.iterdir()
+        if entry.name.endswith(".yaml")
+    )
 
 
 def _load(name: str, folder: str, known: Iterable[str], what: str) -> dict[str, Any]:
@@ -392,7 +508,9 @@ def _load(name: str, folder: str, known: Iterable[str], what: str) -> dict[str, 
             raise FileNotFoundError(f"there is no file {name} to read the {what} from")
         text = Path(name).read_text(encoding="utf-8")
     elif name in known:
-        text = (resources.files("tracformer.reproduce") / folder / f"{name}.yaml").read_text(encoding="utf-8")
+        text = (resources.files("tracformer.reproduce") / folder / f"{name}.yaml").read_text(
+            encoding="utf-8"
+        )
     else:
         raise ValueError(f"{what} is {name!r}; available: {', '.join(known)}, or a YAML file")
     values = parse_yaml(text, name)
@@ -428,7 +546,10 @@ def prepare_data(data: DataSet, root: Path, trained: bool) -> PreparedData:
             raise
     prepared = PreparedData.open(folder)
     if not is_made_from(prepared, sources):
-        raise ValueError(f"{folder} was prepared from other data than {data.source}; use another out=FOLDER, or remove {folder}")
+        raise ValueError(
+            f"{folder} was prepared from other data than {data.source}; use another out=FOLDER, or "
+            f"remove {folder}"
+        )
     require_tokenizer(tokenizer, prepared, f"the tokeniser of {data.name}")
     return prepared
 
@@ -441,7 +562,10 @@ def _draw(folder: Path, data: DataSet) -> PreparedData:
     prepared = PreparedData.open(folder)
     sizes = {name: split.documents for name, split in prepared.manifest.splits.items()}
     if prepared.tokenizer.fingerprint != drawn.tokenizer.fingerprint or sizes != drawn.sizes:
-        raise ValueError(f"{folder} holds other sequences than {data.source}; use another out=FOLDER, or remove {folder}")
+        raise ValueError(
+            f"{folder} holds other sequences than {data.source}; use another out=FOLDER, or remove "
+            f"{folder}"
+        )
     return prepared
 
 
@@ -462,12 +586,21 @@ def split_sources(data: DataSet, trained: bool) -> dict[str, Source]:
         options = reading_of(data.name, data.documents, data.detokenize)
         place = Path(data.source)
         files = split_files(place) if place.is_dir() else {}
-        splits = {name: open_source(each, **options) for name, each in files.items()} or {"train": open_source(data.source, **options)}
+        splits = {name: open_source(each, **options) for name, each in files.items()} or {
+            "train": open_source(data.source, **options)
+        }
     if trained:
         if "train" not in splits:
-            raise FileNotFoundError(f"data set {data.name!r} is to be trained on, and {data.source} has no file called train")
+            raise FileNotFoundError(
+                f"data set {data.name!r} is to be trained on, and {data.source} has no file called "
+                "train"
+            )
         return splits
-    return {"validation": next(splits[name] for name in ("validation", "test", "train") if name in splits)}
+    return {
+        "validation": next(
+            splits[name] for name in ("validation", "test", "train") if name in splits
+        )
+    }
 
 
 def _is_named(data: DataSet) -> bool:
@@ -478,7 +611,10 @@ def _link(folder: Path, place: Path, name: str) -> PreparedData:
     """A folder that was prepared elsewhere, under the data set's own name."""
     if folder.is_symlink() or folder.exists():
         if folder.resolve() != place:
-            raise ValueError(f"{folder} already holds other data for {name} than {place}; use another out=FOLDER, or remove {folder}")
+            raise ValueError(
+                f"{folder} already holds other data for {name} than {place}; use another "
+                f"out=FOLDER, or remove {folder}"
+            )
     else:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.symlink_to(place, target_is_directory=True)
@@ -488,7 +624,9 @@ def _link(folder: Path, place: Path, name: str) -> PreparedData:
 def _how_to_get(data: DataSet, folder: Path) -> str:
     fetched = data.source if _is_named(data) else data.name
     return (
-        f"Data set {data.name!r} was looked for in {folder} and as {data.source!r}. Fetch it where there is a network, "
-        f"`tracformer prepare {fetched} --out FOLDER`, and give data.{data.name}=FOLDER; or name text files: data.{data.name}=FILE, "
+        f"Data set {data.name!r} was looked for in {folder} and as {data.source!r}. Fetch it where "
+        "there is a network, "
+        f"`tracformer prepare {fetched} --out FOLDER`, and give data.{data.name}=FOLDER; or name "
+        f"text files: data.{data.name}=FILE, "
         "or a folder with files called train, valid and test; or data=FOLDER, in which all sets lie"
     )

@@ -1,8 +1,8 @@
 """A list of jobs that several processes work off together.
 
-Each process takes the first job that is ready, not done and held by no other process. A job is held by
-a lock that the operating system releases when the process ends, however it ends; what a killed process
-had begun is taken up by the next one.
+Each process takes the first job that is ready, not done and held by no other process. A job is held
+by a lock that the operating system releases when the process ends, however it ends; what a killed
+process had begun is taken up by the next one.
 """
 
 import sys

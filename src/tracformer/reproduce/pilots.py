@@ -1,14 +1,15 @@
 """Learning rates by pilot: short runs at multiples of a system's planned rates choose one of them.
 
-A pilot is a complete run of its own, warm-up and decay included, over a share of the run's steps; it
-scales the rates of AdamW and of Muon alike. All systems have the same multiples, share and data to
-choose by, so that none is tuned harder than another. The lowest held-out loss at the end wins, in the
-mode that the system is asked in and under the first of `eval_contexts`, the training distribution's.
-Outcomes are results like others, `pilots` in the results' folder.
+A pilot is a complete run of its own, warm-up and decay included, over a share of the run's steps;
+it scales the rates of AdamW and of Muon alike. All systems have the same multiples, share and data
+to choose by, so that none is tuned harder than another. The lowest held-out loss at the end wins,
+in the mode that the system is asked in and under the first of `eval_contexts`, the training
+distribution's. Outcomes are results like others, `pilots` in the results' folder.
 
 Learning curves: what a run's validations said on its way, as a result like others.
 
-How large a model is (Tables 3 and 7): counted from its configuration, without weights or memory for them.
+How large a model is (Tables 3 and 7): counted from its configuration, without weights or memory for
+them.
 """
 
 import dataclasses
@@ -138,7 +139,9 @@ class PilotsOf:
             loss = self._loss(run)
         except NotFiniteError:  # the rate is too high
             loss = math.inf
-        write_atomically(run / FINISHED, json.dumps({"nll": None if math.isinf(loss) else loss}) + "\n")
+        write_atomically(
+            run / FINISHED, json.dumps({"nll": None if math.isinf(loss) else loss}) + "\n"
+        )
         return None
 
     def outcome(self) -> Result:
@@ -157,7 +160,9 @@ class PilotsOf:
             raise ValueError(f"{told} ({factors} times the planned one); plan lower rates")
         chosen = min(losses, key=lambda rate: losses[rate])
         kind = kind_of(self.config, self.mode)
-        tried = {self.config.optimizer.lr * rate: perplexity_of(nll) for rate, nll in losses.items()}
+        tried = {
+            self.config.optimizer.lr * rate: perplexity_of(nll) for rate, nll in losses.items()
+        }
         rows = [Row("perplexity", {"lr": lr}, value, kind=kind) for lr, value in tried.items()]
         best = scaled(self.config, chosen).optimizer
         details = {
@@ -169,7 +174,9 @@ class PilotsOf:
         }
         manifest = training_manifest(self.judged)
         family = family_of(self.config)
-        return Result(self.name, family, self.mode, TASK, self.options, tuple(rows), details, manifest)
+        return Result(
+            self.name, family, self.mode, TASK, self.options, tuple(rows), details, manifest
+        )
 
     @property
     def _contexts(self) -> str:
@@ -178,10 +185,13 @@ class PilotsOf:
     def _loss(self, run: Path) -> float:
         """Return the held-out loss of the last validation; infinite where the perplexity is."""
         asked = (self.mode, self._contexts)
-        values = [value for _, mode, contexts, value in validations(run) if (mode, contexts) == asked]
+        values = [
+            value for _, mode, contexts, value in validations(run) if (mode, contexts) == asked
+        ]
         if not values:
             raise ValueError(
-                f"{run} was never validated in mode {self.mode}, so that its learning rate cannot be judged; "
+                f"{run} was never validated in mode {self.mode}, so that its learning rate cannot "
+                "be judged; "
                 "give the data a validation split, and the model a mode that it is trained for"
             )
         return math.log(values[-1]) if math.isfinite(values[-1]) else math.inf
@@ -195,7 +205,9 @@ def chosen_rate(outcome: Result) -> float:
 CURVE = "training"
 
 
-def learning_curve(name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]) -> Result:
+def learning_curve(
+    name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]
+) -> Result:
     """Held-out perplexity at each validation of a finished run, asked in one mode.
 
     `details` hold the trained tokens and the processor time of training at each of these steps.
@@ -208,11 +220,24 @@ def learning_curve(name: str, mode: str, config: TrainConfig, data: str, recipe:
     ]
     records = [record for record in read_log(run / "log.jsonl") if record["kind"] == "eval"]
     details = {
-        "tokens": {record["step"]: record["step"] * config.batch * config.length for record in records},
-        "cpu_seconds": {record["step"]: record["cpu_seconds"] for record in records if "cpu_seconds" in record},
+        "tokens": {
+            record["step"]: record["step"] * config.batch * config.length for record in records
+        },
+        "cpu_seconds": {
+            record["step"]: record["cpu_seconds"] for record in records if "cpu_seconds" in record
+        },
     }
     options = _options(config, data)
-    return Result(name, family_of(config), mode, CURVE, options, tuple(rows), details, training_manifest(recipe))
+    return Result(
+        name,
+        family_of(config),
+        mode,
+        CURVE,
+        options,
+        tuple(rows),
+        details,
+        training_manifest(recipe),
+    )
 
 
 def validations(run: Path) -> Iterator[tuple[int, str, str, float]]:
@@ -266,18 +291,17 @@ def count_sizes(
 ) -> Result:
     """Count a model from its configuration.
 
-    Args:
-        name: Name of the model.
-        mode: Mode in which it is asked.
-        config: Its shape.
-        trained_tokens: Tokens seen in training; 0: unknown.
-        options: Options of the result.
-        training: Also count the operations of a trained token, as `bench.flops` does, by running a small
-            batch of this training.
+    Args: name: Name of the model. mode: Mode in which it is asked. config: Its shape.
+        trained_tokens: Tokens seen in training; 0: unknown. options: Options of the result.
+        training: Also count the operations of a trained token, as `bench.flops` does, by running a
+        small batch of this training.
     """
     with torch.device("meta"):  # counted, not allocated
         sizes = describe_model(find_family(config.model_type).model_class(config))
-    rows = [Row(metric, {}, float(sizes[metric])) for metric in ("parameters", "parameters_without_embeddings")]
+    rows = [
+        Row(metric, {}, float(sizes[metric]))
+        for metric in ("parameters", "parameters_without_embeddings")
+    ]
     hashes = {"config": config_hash(config), "trained_tokens": digest(float(trained_tokens))}
     if trained_tokens:
         rows.append(Row("trained_tokens", {}, float(trained_tokens)))
@@ -292,4 +316,6 @@ def count_sizes(
         "torch": torch.__version__,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return Result(name, config.model_type, mode, SIZE_COUNT, dict(options or {}), tuple(rows), {}, manifest)
+    return Result(
+        name, config.model_type, mode, SIZE_COUNT, dict(options or {}), tuple(rows), {}, manifest
+    )

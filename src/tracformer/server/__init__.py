@@ -1,1 +1,3 @@
-"""An HTTP server around one model: our own protocol, OpenAI's completions, llama.cpp's infill, Mistral's FIM, and a page."""
+"""An HTTP server around one model: our own protocol, OpenAI's completions, llama.cpp's infill,
+Mistral's FIM, and a page.
+"""

@@ -4,7 +4,8 @@ The OpenAPI description, and a page that shows it without asking anyone else for
 
 Listen, and stop well: SIGTERM lets the requests that are there finish, then leaves.
 
-The application: routes, the page, and the model that is loaded while the first callers are told to wait.
+The application: routes, the page, and the model that is loaded while the first callers are told to
+wait.
 """
 
 import asyncio
@@ -47,7 +48,9 @@ KINDS = {"char": "characters", "byte": "bytes"}  # all others cut text into piec
 
 def describe(lm: LanguageModel, name: str, created: int = 0) -> dict[str, Any]:
     kind = KINDS.get(lm.tokenizer.kind, "bpe")
-    letters = (token for i, token in enumerate(lm.tokenizer.tokens()) if i not in lm.spelling.special)
+    letters = (
+        token for i, token in enumerate(lm.tokenizer.tokens()) if i not in lm.spelling.special
+    )
     return {
         "id": name,
         "object": "model",
@@ -63,7 +66,7 @@ def describe(lm: LanguageModel, name: str, created: int = 0) -> dict[str, Any]:
 
 
 REFUSALS = {
-    "400": "The request is wrong: a field, a value, a text that does not fit the model, or a limit.",
+    "400": "The request is wrong: a field, a value, a text that does not fit, or a limit.",
     "401": "An API key is wanted.",
     "408": "Not done in time.",
     "413": "The body is too large.",
@@ -76,14 +79,17 @@ body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
 code, pre { font: 0.9em ui-monospace, monospace }
 h2 { border-top: 1px solid #8886; padding-top: 1.5rem }
 table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top; padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #8883 }
+th, td { text-align: left; vertical-align: top;
+  padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #8883 }
 """
 
 
 def describe_reference(app: FastAPI) -> dict[str, Any]:
     """FastAPI's description, with the refusals that this server gives instead of FastAPI's own."""
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
         for path, methods in document["paths"].items():
             for operation in methods.values():
                 if "requestBody" not in operation:
@@ -98,18 +104,26 @@ def describe_reference(app: FastAPI) -> dict[str, Any]:
 
 def page(document: dict[str, Any]) -> str:
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+        "content='width=device-width'>",
         f"<title>{html.escape(document['info']['title'])} API</title><style>{STYLE}</style>",
-        f"<h1>{html.escape(document['info']['title'])} API</h1><p>{html.escape(document['info'].get('description', ''))}",
+        f"<h1>{html.escape(document['info']['title'])} "
+        f"API</h1><p>{html.escape(document['info'].get('description', ''))}",
         "<p>The same for programs: <a href='openapi.json'>openapi.json</a>.",
     ]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(operation.get('summary', ''))}")
+            parts.append(
+                f"<h2><code>{method.upper()} "
+                f"{html.escape(path)}</code></h2><p>{html.escape(operation.get('summary', ''))}"
+            )
             if body := operation.get("requestBody"):
                 name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
                 parts.append(_fields(document["components"]["schemas"][name]))
-            answers = (f"<li><code>{status}</code> {html.escape(told['description'])}" for status, told in operation["responses"].items())
+            answers = (
+                f"<li><code>{status}</code> {html.escape(told['description'])}"
+                for status, told in operation["responses"].items()
+            )
             parts.append(f"<ul>{''.join(answers)}</ul>")
     return "\n".join(parts)
 
@@ -118,9 +132,23 @@ def _fields(schema: dict[str, Any]) -> str:
     required = schema.get("required", [])
     rows = []
     for name, field in schema["properties"].items():
-        default = "required" if name in required else json.dumps(field["default"]) if "default" in field else ""
-        cells = (f"<code>{html.escape(name)}</code>", html.escape(_kind(field)), f"<code>{html.escape(default)}</code>")
-        rows.append("<tr>" + "".join(f"<td>{cell}" for cell in cells) + f"<td>{html.escape(field.get('description', ''))}")
+        default = (
+            "required"
+            if name in required
+            else json.dumps(field["default"])
+            if "default" in field
+            else ""
+        )
+        cells = (
+            f"<code>{html.escape(name)}</code>",
+            html.escape(_kind(field)),
+            f"<code>{html.escape(default)}</code>",
+        )
+        rows.append(
+            "<tr>"
+            + "".join(f"<td>{cell}" for cell in cells)
+            + f"<td>{html.escape(field.get('description', ''))}"
+        )
     return "<table><tr><th>field<th>kind<th>default<th>" + "".join(rows) + "</table>"
 
 
@@ -136,15 +164,16 @@ def _kind(field: dict[str, Any]) -> str:
     return str(field.get("type", "any"))
 
 
-# The engine's thread gives up the interpreter's lock at every operation of PyTorch, and waits this long for a thread that holds it.
-# Python's own 5 ms are as long as a whole step.
+# The engine's thread gives up the interpreter's lock at every operation of PyTorch, and waits this
+# long for a thread that holds it. Python's own 5 ms are as long as a whole step.
 SWITCH_SECONDS = 1e-4
 LAST_WORDS = 10  # seconds for answers to go out once the work behind them was given up
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which on SIGTERM or SIGINT stops listening and waits for running requests, at most `settings.drain` seconds. What is left
-    then, or when SIGINT comes a second time, is answered with 503.
+    """uvicorn's, which on SIGTERM or SIGINT stops listening and waits for running requests, at most
+    `settings.drain` seconds. What is left then, or when SIGINT comes a second time, is answered
+    with 503.
     """
 
     def __init__(self, load: Callable[[], LanguageModel], name: str, settings: Settings) -> None:
@@ -168,11 +197,15 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A server that was asked to stop and did has not failed: uvicorn would raise the signal again and end with its code."""
+        """A server that was asked to stop and did has not failed: uvicorn would raise the signal
+        again and end with its code.
+        """
         if threading.current_thread() is not threading.main_thread():  # only that one may
             yield
             return
-        before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             yield
         finally:
@@ -213,8 +246,15 @@ PAGE = Path(__file__).parent / "page"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build(load: Callable[[], LanguageModel], name: str, settings: Settings, failed: Callable[[], None] | None = None) -> FastAPI:
-    """`load` is called once, in a thread, when the server has begun to listen; should it fail, `failed` is called."""
+def build(
+    load: Callable[[], LanguageModel],
+    name: str,
+    settings: Settings,
+    failed: Callable[[], None] | None = None,
+) -> FastAPI:
+    """`load` is called once, in a thread, when the server has begun to listen; should it fail,
+    `failed` is called.
+    """
     service = Service(settings, name)
 
     async def open_up() -> None:
@@ -247,7 +287,11 @@ def build(load: Callable[[], LanguageModel], name: str, settings: Settings, fail
     app.state.service = service
     for protocol in (native, openai, llamacpp, mistral):
         app.include_router(protocol.router)
-    for kind, handler in ((ApiError, _problem), (RequestValidationError, _invalid), (HTTPException, _http)):
+    for kind, handler in (
+        (ApiError, _problem),
+        (RequestValidationError, _invalid),
+        (HTTPException, _http),
+    ):
         app.add_exception_handler(kind, handler)
     _add_pages(app)
     app.openapi = lambda: describe_reference(app)  # type: ignore[method-assign]
@@ -265,7 +309,11 @@ def build(load: Callable[[], LanguageModel], name: str, settings: Settings, fail
 
 
 def _add_pages(app: FastAPI) -> None:
-    @app.get("/health", summary="Is the model loaded?", responses={503: {"description": "It is being loaded."}})
+    @app.get(
+        "/health",
+        summary="Is the model loaded?",
+        responses={503: {"description": "It is being loaded."}},
+    )
     async def health(http: Request) -> Response:
         service_of(http).desk  # noqa: B018 - raises 503 until the model is there
         return JSONResponse({"status": "ok"})
@@ -273,7 +321,9 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/v1/models", summary="The models here: one")
     async def listed(http: Request) -> Response:
         service = service_of(http)
-        return JSONResponse({"object": "list", "data": [describe(service.desk.lm, service.name, service.created)]})
+        return JSONResponse(
+            {"object": "list", "data": [describe(service.desk.lm, service.name, service.created)]}
+        )
 
     @app.get("/metrics", summary="Numbers for Prometheus")
     async def metrics(http: Request) -> Response:
@@ -300,6 +350,10 @@ async def _invalid(http: Request, error: Any) -> Response:
 
 
 async def _http(http: Request, error: Any) -> Response:
-    """What the framework refuses: a path that is not there, a method that is not allowed, a body that cannot be read."""
+    """What the framework refuses: a path that is not there, a method that is not allowed, a body
+    that cannot be read.
+    """
     kind = errors.NOT_FOUND if error.status_code == 404 else errors.INVALID
-    return await _problem(http, ApiError(error.status_code, str(error.detail), kind, headers=error.headers))
+    return await _problem(
+        http, ApiError(error.status_code, str(error.detail), kind, headers=error.headers)
+    )

@@ -1,13 +1,15 @@
 """A text while it grows, token by token: what of it may be told already.
 
-Half a character waits for its other bytes. What may be the beginning of a stop string waits until it is clear that it is none.
+Half a character waits for its other bytes. What may be the beginning of a stop string waits until
+it is clear that it is none.
 
 Server-sent events: the lines of one event, and the answer that streams them.
 
-What the protocols of other servers ask: write on from a prompt, or write what stands between a prompt and a suffix.
+What the protocols of other servers ask: write on from a prompt, or write what stands between a
+prompt and a suffix.
 
-Without a suffix: mode `ar`, until the end of text. With one: a blank of unknown length, and the length rule of blanks chooses. Text is
-never read for blanks: brackets in it are brackets.
+Without a suffix: mode `ar`, until the end of text. With one: a blank of unknown length, and the
+length rule of blanks chooses. Text is never read for blanks: brackets in it are brackets.
 """
 
 import json
@@ -30,7 +32,10 @@ HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes a
 
 @dataclass(frozen=True)
 class Piece:
-    """One token. Its text begins at `start` of the filling; `special`: it has none (the end of text)."""
+    """One token.
+
+    Its text begins at `start` of the filling; `special`: it has none (the end of text).
+    """
 
     token_id: int
     log_prob: float
@@ -40,9 +45,17 @@ class Piece:
 
 
 class Growing:
-    """`skip`: so many characters at the start of the filling are the prompt's (the space that moved into the blank)."""
+    """`skip`: so many characters at the start of the filling are the prompt's (the space that moved
+    into the blank).
+    """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], eot: int, stops: Sequence[str] = (), skip: int = 0) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        eot: int,
+        stops: Sequence[str] = (),
+        skip: int = 0,
+    ) -> None:
         self.decode, self.eot, self.stops, self.skip = decode, eot, stops, skip
         self.text = ""  # all of it, cut before a stop string
         self.stopped: str | None = None
@@ -63,13 +76,19 @@ class Growing:
         before = self._raw
         self._ids.append(token_id)
         self._raw = self.decode(self._ids)
-        apart = len(self._raw) > len(before) and self._raw.startswith(before)  # else it goes on with a character that began before it
+        # else it goes on with a character that began before it
+        apart = len(self._raw) > len(before) and self._raw.startswith(before)
         start = len(before) if apart or not self.pieces else self.pieces[-1].start
         self.pieces.append(Piece(token_id, log_prob, candidates, start))
         if not self._raw.endswith(HALF):
             self._grow(self._raw)
 
-    def add_all(self, token_ids: Sequence[int], log_probs: Sequence[float], candidates: Sequence[tuple[Candidate, ...]] = ()) -> None:
+    def add_all(
+        self,
+        token_ids: Sequence[int],
+        log_probs: Sequence[float],
+        candidates: Sequence[tuple[Candidate, ...]] = (),
+    ) -> None:
         """All tokens from the first on; those that are here already are passed by."""
         for i in range(self._count, len(token_ids)):
             self.add(token_ids[i], log_probs[i], candidates[i] if candidates else ())
@@ -81,10 +100,16 @@ class Growing:
 
     def release(self, finished: bool = False) -> tuple[str, list[Piece]]:
         """What is certain and was not told yet."""
-        safe = len(self.text) if finished or self.stopped is not None else len(self.text) - self._doubtful()
+        safe = (
+            len(self.text)
+            if finished or self.stopped is not None
+            else len(self.text) - self._doubtful()
+        )
         safe = max(safe, self._told)
         text, self._told = self.text[self._told : safe], safe
-        ready = [piece for piece in self.pieces if piece.start < safe or (finished and piece.special)]
+        ready = [
+            piece for piece in self.pieces if piece.start < safe or (finished and piece.special)
+        ]
         pieces, self._told_pieces = ready[self._told_pieces :], len(ready)
         return text, pieces
 
@@ -97,12 +122,20 @@ class Growing:
         """Characters at the end that may be the beginning of a stop string."""
         most = max(map(len, self.stops), default=1) - 1
         tail = self.text[self.skip :][-most:] if most else ""
-        return next((len(tail) - i for i in range(len(tail)) if any(stop.startswith(tail[i:]) for stop in self.stops)), 0)
+        return next(
+            (
+                len(tail) - i
+                for i in range(len(tail))
+                if any(stop.startswith(tail[i:]) for stop in self.stops)
+            ),
+            0,
+        )
 
 
 TOGETHER = 16  # events, at most
 DONE = b"data: [DONE]\n\n"
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # the second: proxies shall not hold events back
+# the second: proxies shall not hold events back
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -112,7 +145,9 @@ def event(data: Any, name: str | None = None) -> bytes:
 
 
 async def answer(job: Job[Any], events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Begins when the job has something to tell, so that a request that is refused gets a status that says so."""
+    """Begins when the job has something to tell, so that a request that is refused
+    gets a status that says so.
+    """
     await job.begun()
     return StreamingResponse(_joined(job, events), media_type="text/event-stream", headers=HEADERS)
 
@@ -149,7 +184,10 @@ class Wish:
 
 @dataclass(frozen=True)
 class Written:
-    """`text` follows the prompt and stands before the suffix and before the stop string. `pieces` begin at `base` of the whole text."""
+    """`text` follows the prompt and stands before the suffix and before the stop string.
+
+    `pieces` begin at `base` of the whole text.
+    """
 
     text: str
     pieces: tuple[Piece, ...]
@@ -181,36 +219,56 @@ def read_prompt(lm: LanguageModel, prompt: str | tuple[int, ...]) -> Prompt:
         of = prompted(prompt, lm.spelling)
         return Prompt(prompt, of.ids[0], len(of.texts[0]))
     if wrong := next((i for i in prompt if i >= lm.tokenizer.vocab_size), None):
-        raise ValueError(f"token id {wrong} is out of range; this model's ids are 0..{lm.tokenizer.vocab_size - 1}")
+        raise ValueError(
+            f"token id {wrong} is out of range; this model's ids are "
+            f"0..{lm.tokenizer.vocab_size - 1}"
+        )
     text = lm.tokenizer.decode(prompt)
     return Prompt(text, prompt, len(text))
 
 
-def write_on(lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece]], object]) -> list[Written]:
-    """`wish.n` samples. `tell(sample, text, pieces)` hears what is certain as it comes, and nothing where there is nothing new. When it
-    returns False it hears no more.
+def write_on(
+    lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece]], object]
+) -> list[Written]:
+    """`wish.n` samples. `tell(sample, text, pieces)` hears what is certain as it comes, and nothing
+    where there is nothing new. When it returns False it hears no more.
     """
     prompt = read_prompt(lm, wish.prompt)
     room = lm.model.config.max_length - len(prompt.ids)
     if room < 1:
         raise ValueError(
-            f"the prompt has {len(prompt.ids)} tokens; this model takes {lm.model.config.max_length}, with what is to be written"
+            f"the prompt has {len(prompt.ids)} tokens; this model takes "
+            f"{lm.model.config.max_length}, with what is to be written"
         )
 
     def read(ids: Sequence[int]) -> str:
-        return lm.spelling.behind(prompt.text[: prompt.base], prompt.ids, ids, moved=prompt.skip > 0)[1]
+        return lm.spelling.behind(
+            prompt.text[: prompt.base], prompt.ids, ids, moved=prompt.skip > 0
+        )[1]
 
     lines = [Growing(read, lm.tokenizer.eot_id, wish.stop, prompt.skip) for _ in range(wish.n)]
     watch = _Listener(lines, tell)
-    drawn = _between(lm, wish, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
+    drawn = (
+        _between(lm, wish, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
+    )
     results = []
     for sample, (line, each) in enumerate(zip(lines, drawn, strict=True)):
-        line.add_all(each.token_ids, each.log_probs, each.candidates)  # what the watcher did not hear
+        # what the watcher did not hear
+        line.add_all(each.token_ids, each.log_probs, each.candidates)
         line.finish()
         if watch.wanted and any(rest := line.release(finished=True)):
             tell(sample, *rest)
         reason = "stop" if each.ended or line.stopped is not None else "length"
-        results.append(Written(line.text[line.skip :], tuple(line.pieces), prompt.base, len(each.token_ids), reason, line.stopped))
+        results.append(
+            Written(
+                line.text[line.skip :],
+                tuple(line.pieces),
+                prompt.base,
+                len(each.token_ids),
+                reason,
+                line.stopped,
+            )
+        )
     return results
 
 
@@ -226,14 +284,19 @@ def score_prompt(lm: LanguageModel, ids: Sequence[int], top: int) -> list[Piece]
 
 
 def length_prior(low: int, high: int) -> dict[int, float]:
-    """At most LENGTHS of the lengths low..high, closer together where they are short, each with the number of lengths it stands for."""
+    """At most LENGTHS of the lengths low..high, closer together where they are short, each with the
+    number of lengths it stands for.
+    """
     count = high - low + 1
     if count <= LENGTHS:
         return dict.fromkeys(range(low, high + 1), 1.0)
     steps = [count ** (i / (LENGTHS - 1)) - 1 for i in range(LENGTHS)]
     grid = sorted({low + round(step) for step in steps})
     edges = [low - 0.5, *((a + b) / 2 for a, b in pairwise(grid)), high + 0.5]
-    return {length: after - before for length, (before, after) in zip(grid, pairwise(edges), strict=True)}
+    return {
+        length: after - before
+        for length, (before, after) in zip(grid, pairwise(edges), strict=True)
+    }
 
 
 class _Drawn(NamedTuple):
@@ -259,7 +322,10 @@ def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[_Dr
 
 def _between(lm: LanguageModel, wish: Wish, watch: Watcher) -> list[_Drawn]:
     if wish.least > wish.most:
-        raise ValueError(f"at least {wish.least} tokens are asked for, and at most {wish.most}; the first must not be larger")
+        raise ValueError(
+            f"at least {wish.least} tokens are asked for, and at most {wish.most}; the first must "
+            "not be larger"
+        )
     filled = lm.infill(
         around(wish.prompt, wish.suffix, lm.spelling, blank=f"{wish.least}-{wish.most}"),
         wish.n,
@@ -272,11 +338,17 @@ def _between(lm: LanguageModel, wish: Wish, watch: Watcher) -> list[_Drawn]:
         top=wish.top,
         watch=watch,
     )
-    return [_Drawn(span.token_ids, span.log_probs, span.candidates, ended=True) for result in filled for span in result.spans]
+    return [
+        _Drawn(span.token_ids, span.log_probs, span.candidates, ended=True)
+        for result in filled
+        for span in result.spans
+    ]
 
 
 class _Listener(Watcher):
-    def __init__(self, lines: Sequence[Growing], tell: Callable[[int, str, list[Piece]], object]) -> None:
+    def __init__(
+        self, lines: Sequence[Growing], tell: Callable[[int, str, list[Piece]], object]
+    ) -> None:
         self.lines, self.tell, self.wanted = lines, tell, True
 
     def __call__(self, arrivals: list[Arrival]) -> bool:

@@ -95,7 +95,9 @@ class Infill:
     def run(self, lm: LanguageModel, tell: Tell) -> Written:
         """In the worker's thread."""
         self.prompt = self._with_extra(lm)
-        self.evaluated = len(read_prompt(lm, self.prompt).ids) + len(lm.tokenizer.encode(self.asked.input_suffix, inside=True))
+        self.evaluated = len(read_prompt(lm, self.prompt).ids) + len(
+            lm.tokenizer.encode(self.asked.input_suffix, inside=True)
+        )
         if self.most == 0:
             return Written("", (), len(self.prompt), 0, "length")
         wish = Wish(
@@ -139,7 +141,9 @@ class Infill:
         answer = {
             "index": 0,
             "content": "" if streamed else written.text,
-            "tokens": [piece.token_id for piece in written.pieces] if self.asked.return_tokens and not streamed else [],
+            "tokens": [piece.token_id for piece in written.pieces]
+            if self.asked.return_tokens and not streamed
+            else [],
             "id_slot": 0,
             "stop": True,
             "model": self.name,
@@ -149,21 +153,36 @@ class Infill:
             "prompt": self.prompt,
             "has_new_line": "\n" in written.text,
             "truncated": self.truncated,
-            "stop_type": "word" if written.stopped is not None else "eos" if written.finish == "stop" else "limit",
+            "stop_type": "word"
+            if written.stopped is not None
+            else "eos"
+            if written.finish == "stop"
+            else "limit",
             "stopping_word": written.stopped or "",
             "tokens_cached": 0,
             "timings": self._timings(job),
             **({} if streamed else self._probabilities(written.pieces)),
         }
-        return answer if self.asked.response_fields is None else chosen(answer, self.asked.response_fields)
+        return (
+            answer
+            if self.asked.response_fields is None
+            else chosen(answer, self.asked.response_fields)
+        )
 
     def _with_extra(self, lm: LanguageModel) -> str:
-        """Texts of other files go before the prefix, the last of them nearest; those that find no room are left out."""
+        """Texts of other files go before the prefix, the last of them nearest; those that find no
+        room are left out.
+        """
         if not self.asked.input_extra:
             return self.prompt
         wanted = min(self.most, lm.model.config.max_length // 2)
         text, count = self.prompt, lambda text: len(lm.tokenizer.encode(text))
-        room = lm.model.config.max_length - count(self.prompt) - count(self.asked.input_suffix) - wanted
+        room = (
+            lm.model.config.max_length
+            - count(self.prompt)
+            - count(self.asked.input_suffix)
+            - wanted
+        )
         for extra in reversed(self.asked.input_extra):
             room -= count(extra.text + "\n")
             if room < 0:
@@ -189,7 +208,9 @@ class Infill:
         }
 
     def _timings(self, job: Job[Written]) -> dict[str, Any]:
-        """Reading the prompt ends with the first token; a request without any spends all its time on it."""
+        """Reading the prompt ends with the first token; a request without any spends
+        all its time on it.
+        """
         first = job.first or job.ended
         return {
             **_pace("prompt", self.evaluated, first - job.started),
@@ -202,7 +223,9 @@ class Infill:
         told = [
             {
                 **_token(self.names, piece.token_id, piece.log_prob),
-                "top_logprobs": [_token(self.names, each.token_id, each.log_prob) for each in piece.candidates],
+                "top_logprobs": [
+                    _token(self.names, each.token_id, each.log_prob) for each in piece.candidates
+                ],
             }
             for piece in pieces
         ]
@@ -210,7 +233,9 @@ class Infill:
 
 
 def chosen(answer: dict[str, Any], fields: list[str]) -> dict[str, Any]:
-    """These fields alone; a slash leads into an inner object, and the whole path is the field's name. What is not there is left out."""
+    """These fields alone; a slash leads into an inner object, and the whole path is the field's
+    name. What is not there is left out.
+    """
     found: dict[str, Any] = {}
     for path in fields:
         value: Any = answer
@@ -225,7 +250,12 @@ _NOTHING = object()
 
 
 def _token(names: Names, token_id: int, log_prob: float) -> dict[str, Any]:
-    return {"id": token_id, "token": names.lm.spelling.token(token_id), "bytes": list(names.raw(token_id)), "logprob": log_prob}
+    return {
+        "id": token_id,
+        "token": names.lm.spelling.token(token_id),
+        "bytes": list(names.raw(token_id)),
+        "logprob": log_prob,
+    }
 
 
 def _pace(name: str, tokens: int, seconds: float) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What every request passes before it reaches a protocol: key, origin, size of its body; and what is noted of it afterwards."""
+"""What every request passes before it reaches a protocol: key, origin, size of its body; and what
+is noted of it afterwards.
+"""
 
 import asyncio
 import hmac
@@ -19,13 +21,15 @@ from tracformer.server.observability import Metrics
 from tracformer.server.queue import ClientGoneError
 from tracformer.server.schema import Settings
 
-OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")  # need no key; nor do the page's files
+# need no key; nor do the page's files
+OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PAGE = "/page/"
 CLIENT_GONE = 499  # in the log alone: nobody is there to be told
 SAFETY = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; frame-ancestors 'none'",
 }
 
 
@@ -43,7 +47,9 @@ class Entry:
 class Front:
     """An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, metrics: Metrics, paths: frozenset[str]
+    ) -> None:
         self.app, self.settings, self.metrics, self.paths = app, settings, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +57,8 @@ class Front:
             await self.app(scope, receive, send)
             return
         path = scope["path"]
-        label = path if path in self.paths else PAGE if path.startswith(PAGE) else "other"  # what a client makes up is not kept
+        # what a client makes up is not kept
+        label = path if path in self.paths else PAGE if path.startswith(PAGE) else "other"
         entry = Entry(secrets.token_hex(8), label, time.monotonic())
         scope["entry"] = entry
 
@@ -71,17 +78,33 @@ class Front:
             await _refuse(answer, path, problem)
         except ClientGoneError:
             pass
-        except Exception as error:  # a mistake of ours: the client learns that, and the log where it was
+        # a mistake of ours: the client learns that, and the log where it was
+        except Exception as error:
             logs.tell("failed", logging.ERROR, error, id=entry.id, path=label)
             if not entry.status:
-                await _refuse(answer, path, ApiError(500, "the server made a mistake; its log has the details", errors.SERVER))
+                await _refuse(
+                    answer,
+                    path,
+                    ApiError(
+                        500, "the server made a mistake; its log has the details", errors.SERVER
+                    ),
+                )
         finally:
             self._note(entry, scope["method"])
 
     def _admit(self, path: str, method: str, headers: Headers) -> None:
         origin = headers.get("origin")
-        if origin is not None and method not in ("GET", "HEAD", "OPTIONS") and not self._allowed(origin, headers.get("host", "")):
-            raise ApiError(403, "pages of this origin may not call this server; it can be started with --allow-origin", code="origin")
+        if (
+            origin is not None
+            and method not in ("GET", "HEAD", "OPTIONS")
+            and not self._allowed(origin, headers.get("host", ""))
+        ):
+            raise ApiError(
+                403,
+                "pages of this origin may not call this server; it can be started with "
+                "--allow-origin",
+                code="origin",
+            )
         key = self.settings.api_key
         if key is None or path in OPEN or path.startswith(PAGE) or method == "OPTIONS":
             return
@@ -97,12 +120,23 @@ class Front:
             )
 
     def _allowed(self, origin: str, host: str) -> bool:
-        return "*" in self.settings.origins or origin in self.settings.origins or origin.partition("://")[2] == host
+        return (
+            "*" in self.settings.origins
+            or origin in self.settings.origins
+            or origin.partition("://")[2] == host
+        )
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Reads the body, as far as it may go, and gives a `receive` that has it. A body that breaks off is nobody's request."""
+        """Reads the body, as far as it may go, and gives a `receive` that has it.
+
+        A body that breaks off is nobody's request.
+        """
         most = self.settings.limits.body
-        too_large = ApiError(413, f"the body has more than {most} bytes, which is the most that this server reads", code="too_large")
+        too_large = ApiError(
+            413,
+            f"the body has more than {most} bytes, which is the most that this server reads",
+            code="too_large",
+        )
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isascii() or not declared.isdecimal() or int(declared[:20]) > most:
             raise too_large
@@ -119,7 +153,9 @@ class Front:
                     if size > most:
                         raise too_large
         except TimeoutError:
-            raise ApiError(408, "the body did not come within the time allowed", errors.TIMEOUT, code="timeout") from None
+            raise ApiError(
+                408, "the body did not come within the time allowed", errors.TIMEOUT, code="timeout"
+            ) from None
         waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def rest() -> Message:
@@ -134,16 +170,34 @@ class Front:
             self.metrics.gone.inc()
         self.metrics.requests.labels(entry.path, str(status)).inc()
         self.metrics.seconds.labels(entry.path).observe(seconds)
-        known = method if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE") else "other"
-        logs.tell("request", id=entry.id, method=known, path=entry.path, status=status, ms=round(seconds * 1000, 1), **entry.fields)
+        known = (
+            method
+            if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
+            else "other"
+        )
+        logs.tell(
+            "request",
+            id=entry.id,
+            method=known,
+            path=entry.path,
+            status=status,
+            ms=round(seconds * 1000, 1),
+            **entry.fields,
+        )
 
 
 async def _refuse(send: Send, path: str, problem: ApiError) -> None:
     status, body = errors.body_of(problem, path)
     content = json.dumps(body, ensure_ascii=False).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **problem.headers}
+    headers = {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(content)),
+        **problem.headers,
+    }
     if status in (408, 413):
         headers["Connection"] = "close"  # the rest of the body is not read
-    raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    raw = [
+        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
+    ]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": content})

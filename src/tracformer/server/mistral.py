@@ -47,7 +47,9 @@ async def complete(http: Request, asked: FimRequest) -> Response:
     usage = task.usage(http, job)
     message = {"role": "assistant", "content": written.text, "tool_calls": None, "prefix": False}
     choice = {"index": 0, "message": message, "finish_reason": written.finish}
-    return JSONResponse({**task.head, "object": "chat.completion", "usage": usage, "choices": [choice]})
+    return JSONResponse(
+        {**task.head, "object": "chat.completion", "usage": usage, "choices": [choice]}
+    )
 
 
 class Fim:
@@ -60,18 +62,35 @@ class Fim:
         self.stop = listed(asked.stop)
         service.within("stop", len(self.stop), limits.stops)
         if asked.min_tokens and not self.suffix:
-            raise ApiError(400, "min_tokens goes with a suffix: a text without one ends where it ends", param="min_tokens")
+            raise ApiError(
+                400,
+                "min_tokens goes with a suffix: a text without one ends where it ends",
+                param="min_tokens",
+            )
         self.most = min(self.most, limits.blank_tokens) if self.suffix else self.most
         if (asked.min_tokens or 0) > self.most:
-            raise ApiError(400, f"min_tokens is {asked.min_tokens}; the most here is {self.most}", param="min_tokens")
-        self.sampler = Sampler(temperature=1.0 if asked.temperature is None else asked.temperature, top_p=asked.top_p or 1.0)
+            raise ApiError(
+                400,
+                f"min_tokens is {asked.min_tokens}; the most here is {self.most}",
+                param="min_tokens",
+            )
+        self.sampler = Sampler(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=asked.top_p or 1.0,
+        )
         self.seed = secrets.randbelow(2**31) if asked.random_seed is None else asked.random_seed
-        self.head: dict[str, Any] = {"id": secrets.token_hex(16), "created": int(time.time()), "model": name}
+        self.head: dict[str, Any] = {
+            "id": secrets.token_hex(16),
+            "created": int(time.time()),
+            "model": name,
+        }
         self.given = 0  # tokens
 
     def run(self, lm: LanguageModel, tell: Tell) -> Written:
         """In the worker's thread."""
-        self.given = len(read_prompt(lm, self.asked.prompt).ids) + len(lm.tokenizer.encode(self.suffix, inside=True))
+        self.given = len(read_prompt(lm, self.asked.prompt).ids) + len(
+            lm.tokenizer.encode(self.suffix, inside=True)
+        )
         if self.most == 0:
             return Written("", (), len(self.asked.prompt), 0, "length")
         wish = Wish(
@@ -91,7 +110,9 @@ class Fim:
             async for text in job:
                 yield self._chunk({**role, "content": text}, None)
                 role = {}
-            yield self._chunk({**role, "content": ""}, job.result.finish, usage=self.usage(http, job))
+            yield self._chunk(
+                {**role, "content": ""}, job.result.finish, usage=self.usage(http, job)
+            )
             yield sse.DONE
         except ApiError as problem:
             yield sse.event(body_of(problem, PATH)[1])
@@ -103,4 +124,6 @@ class Fim:
 
     def _chunk(self, delta: dict[str, Any], finish: str | None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return sse.event({**self.head, "object": "chat.completion.chunk", "choices": [choice], **more})
+        return sse.event(
+            {**self.head, "object": "chat.completion.chunk", "choices": [choice], **more}
+        )

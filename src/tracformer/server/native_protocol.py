@@ -1,4 +1,7 @@
-"""Our own protocol: texts with blanks of any length, scores, tokens. A field that it does not know is refused."""
+"""Our own protocol: texts with blanks of any length, scores, tokens.
+
+A field that it does not know is refused.
+"""
 
 import secrets
 import time
@@ -36,14 +39,25 @@ class Blank(Strict):
 
 
 class InfillRequest(Strict):
-    text: Text | None = Field(None, description="with blanks: [[]], [[8]] or [[3-8]]; \\[[ writes the characters themselves")
-    segments: list[Text | Blank] | None = Field(None, description="instead of `text`: literal strings and blanks in turn")
+    text: Text | None = Field(
+        None,
+        description="with blanks: [[]], [[8]] or [[3-8]]; \\[[ writes the characters themselves",
+    )
+    segments: list[Text | Blank] | None = Field(
+        None, description="instead of `text`: literal strings and blanks in turn"
+    )
     n: Count = 1
     mode: Name | None = None
-    order: Literal["left-to-right", "random", "probability", "entropy", "margin", "ancestral"] | None = None
+    order: (
+        Literal["left-to-right", "random", "probability", "entropy", "margin", "ancestral"] | None
+    ) = None
     k: Tokens = Field(1, description="tokens a step")
-    threshold: float | None = Field(None, description="instead of k: all tokens that the model is so sure of")
-    steps: Annotated[int, Field(ge=0, le=2**16)] = Field(0, description="of the order `ancestral`, and of mode `diffusion`")
+    threshold: float | None = Field(
+        None, description="instead of k: all tokens that the model is so sure of"
+    )
+    steps: Annotated[int, Field(ge=0, le=2**16)] = Field(
+        0, description="of the order `ancestral`, and of mode `diffusion`"
+    )
     temperature: float = Field(1.0, ge=0, le=100)
     top_k: int = Field(0, ge=0, le=2**31 - 1)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -55,8 +69,15 @@ class InfillRequest(Strict):
     required: list[TokenId] = Field(default_factory=list)
     seed: Seed | None = Field(None, description="null: drawn, and told in the answer")
     best_of: int = Field(0, ge=0, le=2**31 - 1)
-    search: Annotated[str, Field(max_length=40)] | None = Field(None, description="beam:WIDTH or best-first:BUDGET")
-    reread: bool = Field(False, description="rank what best_of or a beam found also by how the whole text reads from left to right")
+    search: Annotated[str, Field(max_length=40)] | None = Field(
+        None, description="beam:WIDTH or best-first:BUDGET"
+    )
+    reread: bool = Field(
+        False,
+        description=(
+            "rank what best_of or a beam found also by how the whole text reads from left to right"
+        ),
+    )
     whole: bool = Field(True, description="the text is a whole document, not a fragment")
     max_blank: Count = Field(32, description="most tokens of a blank that names none")
     lengths: Literal["sample", "rank"] = "sample"
@@ -83,7 +104,13 @@ class InfillRequest(Strict):
                 pieces[-1].append(segment)
             else:
                 blank = segment.blank
-                contents.append("" if blank is None else str(blank) if isinstance(blank, int) else f"{blank.min}-{blank.max}")
+                contents.append(
+                    ""
+                    if blank is None
+                    else str(blank)
+                    if isinstance(blank, int)
+                    else f"{blank.min}-{blank.max}"
+                )
                 pieces.append([])
         if not contents:
             raise ValueError('the segments have no blank; write one as {"blank": 8}')
@@ -149,11 +176,18 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
             lengths=asked.lengths,
             length_draws=asked.length_draws,
             top=asked.top,
-            watch=_Listener(tell) if asked.stream else lambda _: tell(None),  # of the first token only
+            # of the first token only
+            watch=_Listener(tell) if asked.stream else lambda _: tell(None),
         ),
         service.seconds(asked.timeout),
     )
-    head = {"object": "infill", "id": f"infill-{secrets.token_hex(12)}", "created": int(time.time()), "model": name, "seed": seed}
+    head = {
+        "object": "infill",
+        "id": f"infill-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": name,
+        "seed": seed,
+    }
     if asked.stream:
         return await sse.answer(job, _events(http, job, head))
     await job.done()
@@ -161,7 +195,9 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
 
 
 class _Listener(Watcher):
-    """Tells of everything by the event's name and its data; of lengths with the first tokens, when nothing can be refused any more."""
+    """Tells of everything by the event's name and its data; of lengths with the first tokens, when
+    nothing can be refused any more.
+    """
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
@@ -180,7 +216,9 @@ class _Listener(Watcher):
         self.chosen.append({"sample": sample, "lengths": list(lengths)})
 
 
-async def _events(http: Request, job: Job[list[Infilled]], head: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(
+    http: Request, job: Job[list[Infilled]], head: dict[str, Any]
+) -> AsyncIterator[bytes]:
     yield sse.event({name: head[name] for name in ("id", "model", "seed")}, "start")
     try:
         async for name, told in job:
@@ -199,7 +237,12 @@ def _whole(http: Request, job: Job[list[Infilled]], head: dict[str, Any]) -> dic
 
 
 class ScoreRequest(Strict):
-    text: Text = Field(description="with what is to be scored in [[...]]; without marks all of it, from left to right if no mode is named")
+    text: Text = Field(
+        description=(
+            "with what is to be scored in [[...]]; without marks all of it, from left to right if "
+            "no mode is named"
+        )
+    )
     mode: Name | None = None
     whole: bool = True
     top: int = Field(0, ge=0, le=2**20)
@@ -207,7 +250,9 @@ class ScoreRequest(Strict):
     timeout: float | None = Field(None, gt=0, le=10**6)
 
 
-@router.post("/v1/score", summary="The log-probability of the marked parts of a text, or of all of it")
+@router.post(
+    "/v1/score", summary="The log-probability of the marked parts of a text, or of all of it"
+)
 async def score(http: Request, asked: ScoreRequest) -> Response:
     service = service_of(http)
     desk, name = service.desk, service.named(asked.model)
@@ -222,7 +267,11 @@ async def score(http: Request, asked: ScoreRequest) -> Response:
         template = Template(("", ""), template.pieces)
         mode = asked.mode or ("ar" if "ar" in desk.lm.model.config.modes else None)
     service.within("blanks", len(template.contents), service.settings.limits.blanks)
-    job = desk.start(http, lambda lm, _: lm.score(template, mode=mode, whole=asked.whole, top=asked.top), service.seconds(asked.timeout))
+    job = desk.start(
+        http,
+        lambda lm, _: lm.score(template, mode=mode, whole=asked.whole, top=asked.top),
+        service.seconds(asked.timeout),
+    )
     scored = await job.done()
     usage = usage_of(scored.tokens, 0)
     service.count(http, job, usage)

@@ -12,7 +12,15 @@ from starlette.responses import JSONResponse, Response
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
 from tracformer.server import completion as sse
-from tracformer.server.completion import Piece, Prompt, Wish, Written, read_prompt, score_prompt, write_on
+from tracformer.server.completion import (
+    Piece,
+    Prompt,
+    Wish,
+    Written,
+    read_prompt,
+    score_prompt,
+    write_on,
+)
 from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import Job, Tell
 from tracformer.server.schema import Count, Lenient, Name, Seed, Stops, Text, TokenId, listed
@@ -41,9 +49,15 @@ class CompletionRequest(Lenient):
     stop: Stops | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = Field(None, description="only 0: not supported")
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = Field(None, description="only 0: not supported")
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(None, description="only empty: not supported")
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = Field(
+        None, description="only 0: not supported"
+    )
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = Field(
+        None, description="only 0: not supported"
+    )
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
+        None, description="only empty: not supported"
+    )
     whole: bool = Field(False, description="not OpenAI's: the suffix ends the document")
 
     @property
@@ -53,18 +67,26 @@ class CompletionRequest(Lenient):
             return [prompt or ""]
         if prompt and isinstance(prompt[0], int):
             return [tuple(i for i in prompt if isinstance(i, int))]
-        return [each if isinstance(each, str) else tuple(each) for each in prompt if not isinstance(each, int)]
+        return [
+            each if isinstance(each, str) else tuple(each)
+            for each in prompt
+            if not isinstance(each, int)
+        ]
 
 
 class Answer:
     """One choice: a prompt that may be repeated and scored, and what was written behind it."""
 
-    def __init__(self, prompt: Prompt, scored: Sequence[Piece], written: Written | None, echo: bool) -> None:
+    def __init__(
+        self, prompt: Prompt, scored: Sequence[Piece], written: Written | None, echo: bool
+    ) -> None:
         self.prompt, self.scored, self.written, self.echo = prompt, scored, written, echo
 
     @property
     def text(self) -> str:
-        return (self.prompt.text if self.echo else "") + (self.written.text if self.written is not None else "")
+        return (self.prompt.text if self.echo else "") + (
+            self.written.text if self.written is not None else ""
+        )
 
     @property
     def finish(self) -> str:
@@ -110,15 +132,32 @@ class Completion:
         service.within("logprobs", asked.logprobs or 0, limits.top)
         service.within("stop", len(self.stop), limits.stops)
         if self.draws < self.n:
-            raise ApiError(400, f"best_of is {self.draws}; it must be at least n = {self.n}", param="best_of")
+            raise ApiError(
+                400, f"best_of is {self.draws}; it must be at least n = {self.n}", param="best_of"
+            )
         if not self.prompts:
             raise ApiError(400, "prompt is an empty list; give at least one text", param="prompt")
         if asked.stream and self.draws > self.n:
-            raise ApiError(400, f"best_of is {self.draws} and n {self.n}: what is thrown away cannot be streamed", param="best_of")
+            raise ApiError(
+                400,
+                f"best_of is {self.draws} and n {self.n}: what is thrown away cannot be streamed",
+                param="best_of",
+            )
         if self.suffix and self.echo:
-            raise ApiError(400, "echo repeats and scores the prompt from left to right; it does not go with a suffix", param="echo")
-        self.sampler = Sampler(temperature=1.0 if asked.temperature is None else asked.temperature, top_p=asked.top_p or 1.0)
-        self.seeds = [secrets.randbelow(2**31) if asked.seed is None else asked.seed for _ in self.prompts]  # one a prompt
+            raise ApiError(
+                400,
+                "echo repeats and scores the prompt from left to right; it does not go with a "
+                "suffix",
+                param="echo",
+            )
+        self.sampler = Sampler(
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=asked.top_p or 1.0,
+        )
+        # one a prompt
+        self.seeds = [
+            secrets.randbelow(2**31) if asked.seed is None else asked.seed for _ in self.prompts
+        ]
         self.blank = min(self.most, limits.blank_tokens)
         self.behind = 0  # tokens of the suffix
 
@@ -147,11 +186,25 @@ class Completion:
                 whole=self.asked.whole,
             )
 
-            def told(sample: int, text: str, pieces: list[Piece], first: int = number * self.n, base: int = prompt.base) -> bool:
-                return tell((first + sample, text, self._fields(pieces, base)) if self.asked.stream else None)
+            def told(
+                sample: int,
+                text: str,
+                pieces: list[Piece],
+                first: int = number * self.n,
+                base: int = prompt.base,
+            ) -> bool:
+                return tell(
+                    (first + sample, text, self._fields(pieces, base))
+                    if self.asked.stream
+                    else None
+                )
 
             written = write_on(lm, wish, told)
-            best = sorted(written, key=lambda each: -each.mean_log_prob)[: self.n] if self.draws > self.n else written
+            best = (
+                sorted(written, key=lambda each: -each.mean_log_prob)[: self.n]
+                if self.draws > self.n
+                else written
+            )
             answers += [Answer(prompt, scored, each, self.echo) for each in best]
         return answers
 
@@ -162,19 +215,28 @@ class Completion:
         return _choice(index, answer.text, fields, answer.finish)
 
     def usage(self, answers: Sequence[Answer]) -> dict[str, int]:
-        given = sum(max(len(answer.prompt.ids), len(answer.scored)) + self.behind for answer in answers[:: self.n])
+        given = sum(
+            max(len(answer.prompt.ids), len(answer.scored)) + self.behind
+            for answer in answers[:: self.n]
+        )
         written = sum(answer.written.generated for answer in answers if answer.written is not None)
         return usage_of(given, written)
 
     async def events(self, http: Request, job: "Job[list[Answer]]") -> AsyncIterator[bytes]:
-        counted = self.asked.stream_options is not None and bool(self.asked.stream_options.include_usage)
+        counted = self.asked.stream_options is not None and bool(
+            self.asked.stream_options.include_usage
+        )
         empty = {"usage": None} if counted else {}
         try:
             async for index, text, fields in job:
-                yield sse.event({**self.head, "choices": [_choice(index, text, fields, None)], **empty})
+                yield sse.event(
+                    {**self.head, "choices": [_choice(index, text, fields, None)], **empty}
+                )
             usage = self.usage(job.result)
             for index, answer in enumerate(job.result):
-                yield sse.event({**self.head, "choices": [_choice(index, "", None, answer.finish)], **empty})
+                yield sse.event(
+                    {**self.head, "choices": [_choice(index, "", None, answer.finish)], **empty}
+                )
             if counted:
                 yield sse.event({**self.head, "choices": [], "usage": usage})
             yield sse.DONE
@@ -183,7 +245,9 @@ class Completion:
             yield sse.event(body_of(problem, PATH)[1])
 
     def _score(self, lm: LanguageModel, prompt: Prompt) -> list[Piece]:
-        """The prompt's own tokens, where they are asked for; with what will be written, not the space that moves into it."""
+        """The prompt's own tokens, where they are asked for; with what will be written, not the
+        space that moves into it.
+        """
         if not self.echo or self.asked.logprobs is None:
             return []
         ids = prompt.ids
@@ -196,7 +260,8 @@ class Completion:
             return None
         tops = []
         for piece in pieces:
-            top = {self.names[each.token_id]: each.log_prob for each in reversed(piece.candidates)}  # the likelier of two of one name
+            # the likelier of two of one name
+            top = {self.names[each.token_id]: each.log_prob for each in reversed(piece.candidates)}
             top[self.names[piece.token_id]] = piece.log_prob
             tops.append(top)
         return {
@@ -207,9 +272,17 @@ class Completion:
         }
 
 
-def _joined(first: dict[str, list[Any]] | None, second: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
-    return None if first is None or second is None else {name: first[name] + second[name] for name in first}
+def _joined(
+    first: dict[str, list[Any]] | None, second: dict[str, list[Any]] | None
+) -> dict[str, list[Any]] | None:
+    return (
+        None
+        if first is None or second is None
+        else {name: first[name] + second[name] for name in first}
+    )
 
 
-def _choice(index: int, text: str, logprobs: dict[str, list[Any]] | None, finish: str | None) -> dict[str, Any]:
+def _choice(
+    index: int, text: str, logprobs: dict[str, list[Any]] | None, finish: str | None
+) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

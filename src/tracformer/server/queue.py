@@ -1,8 +1,10 @@
-"""Whose turn it is: so many requests run, so many wait, and the next one is told to come back later.
+"""Whose turn it is: so many requests run, so many wait, and the next one is told to come back
+later.
 
 What a token is called in the answers of OpenAI's and llama.cpp's protocols.
 
-One request's work: it waits for its turn, runs in a worker thread, tells of tokens as they come, and can be given up at any time.
+One request's work: it waits for its turn, runs in a worker thread, tells of tokens as they come,
+and can be given up at any time.
 """
 
 import asyncio
@@ -40,7 +42,8 @@ class Gate:
         """Holds a slot. A full queue raises at once; giving up while waiting leaves no trace."""
         if self._free.locked() and self.waiting >= self.queue:
             raise errors.busy(
-                f"{self.running} requests are running and {self.waiting} are waiting, which is as many as this server takes; "
+                f"{self.running} requests are running and {self.waiting} are waiting, which is as "
+                "many as this server takes; "
                 "come back later",
                 self.retry_after(),
             )
@@ -59,13 +62,17 @@ class Gate:
             self._free.release()
 
     def retry_after(self) -> int:
-        """Seconds until all who wait now have had their turn, were requests to take as long as the last ones did; at least 1."""
+        """Seconds until all who wait now have had their turn, were requests to take as long as the
+        last ones did; at least 1.
+        """
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
         return max(1, min(60, math.ceil(mean * (self.waiting + 1) / self.slots)))
 
 
 class Names:
-    """Token id to its text; bytes that are no text by themselves are named `bytes:\\xe2\\x82`, as OpenAI does."""
+    """Token id to its text; bytes that are no text by themselves are named
+    `bytes:\\xe2\\x82`, as OpenAI does.
+    """
 
     def __init__(self, lm: LanguageModel) -> None:
         self.lm = lm
@@ -91,8 +98,10 @@ class Names:
 
 
 A = TypeVar("A")
-Tell = Callable[[Any], bool]  # None: a token came, and nobody wants to hear of others; returns whether somebody does
-Ask = Callable[[LanguageModel, Tell], A]  # runs in a thread: the model to ask, and whom to tell of what comes before the result
+# None: a token came, and nobody wants to hear of others; returns whether somebody does
+Tell = Callable[[Any], bool]
+# runs in a thread: the model to ask, and whom to tell of what comes before the result
+Ask = Callable[[LanguageModel, Tell], A]
 
 
 class ClientGoneError(Exception):
@@ -100,7 +109,9 @@ class ClientGoneError(Exception):
 
 
 class Desk:
-    """Where jobs are handed in: the engine that runs the model, a thread for each job that runs, and the gate before them."""
+    """Where jobs are handed in: the engine that runs the model, a thread for each job that runs,
+    and the gate before them.
+    """
 
     def __init__(self, lm: LanguageModel, rows: int, queue: int) -> None:
         self.lm, self.names = lm, Names(lm)
@@ -118,12 +129,16 @@ class Desk:
 
 
 class Job(Generic[A]):
-    """`async for` gives what the work tells, and then `result` is there. A job that fails raises at the end of the loop."""
+    """`async for` gives what the work tells, and then `result` is there.
+
+    A job that fails raises at the end of the loop.
+    """
 
     def __init__(self, desk: Desk, http: Http, ask: Ask[A], seconds: float) -> None:
         self.desk, self.ask, self.seconds = desk, ask, seconds
         self.arrived = time.monotonic()
-        self.started = self.first = self.ended = 0.0  # when it left the queue, when its first token came, when it was done
+        # when it left the queue, when its first token came, when it was done
+        self.started = self.first = self.ended = 0.0
         self.result: A
         self._loop = asyncio.get_running_loop()
         self._told: deque[Any] = deque()  # None: nothing more will come
@@ -137,7 +152,9 @@ class Job(Generic[A]):
         self._timer = self._loop.call_later(seconds, self.give_up, late(seconds))
 
     async def begun(self) -> None:
-        """Returns when there is something to tell; a job that fails before that raises, while the answer's status can still say so."""
+        """Returns when there is something to tell; a job that fails before that raises, while the
+        answer's status can still say so.
+        """
         try:
             await self._news.wait()
             if self._told[0] is None:
@@ -201,7 +218,8 @@ class Job(Generic[A]):
         while not self._told:
             self._woken = False
             self._news.clear()
-            if not self._told:  # what was said before `_woken` fell is here; what is said after it wakes the loop
+            # what was said before `_woken` fell is here; what is said after it wakes the loop
+            if not self._told:
                 await self._news.wait()
         return self._told.popleft()
 

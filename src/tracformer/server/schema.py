@@ -1,4 +1,5 @@
-"""What the protocols' requests are made of: texts that are text, and models that are strict or lenient about fields they do not know.
+"""What the protocols' requests are made of: texts that are text, and models that are strict or
+lenient about fields they do not know.
 
 What one may set about a server, and the limits that keep one request from harming the others.
 """
@@ -15,7 +16,9 @@ def _text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} is half of a surrogate pair, which is not text") from None
+        raise ValueError(
+            f"character {error.start} is half of a surrogate pair, which is not text"
+        ) from None
     return text
 
 
@@ -24,7 +27,10 @@ Name = Annotated[str, Field(max_length=200)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Stops = Annotated[Text, Field(min_length=1, max_length=200)] | list[Annotated[Text, Field(min_length=1, max_length=200)]]
+Stops = (
+    Annotated[Text, Field(min_length=1, max_length=200)]
+    | list[Annotated[Text, Field(min_length=1, max_length=200)]]
+)
 
 
 class Strict(BaseModel):
@@ -48,7 +54,10 @@ LONGEST = 10**9  # seconds; clocks overflow not far beyond
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one request may ask for. What exceeds them is refused with a message that names the limit."""
+    """The most that one request may ask for.
+
+    What exceeds them is refused with a message that names the limit.
+    """
 
     body: int = 2**20  # bytes
     blanks: int = 64
@@ -66,7 +75,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """`rows`: sequences that step together, and requests that run at once. `queue`: requests that may wait for their turn."""
+    """`rows`: sequences that step together, and requests that run at once.
+
+    `queue`: requests that may wait for their turn.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -83,7 +95,10 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("timeout", "body_timeout", "drain"):
             if not 0 < getattr(self, name) <= LONGEST:  # nan is not either
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be more than 0 seconds, and at most {LONGEST}")
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be more than 0 seconds, and at most "
+                    f"{LONGEST}"
+                )
         if self.rows <= 0:
             raise ValueError(f"rows is {self.rows}; it must be more than 0")
         if self.queue < 0:

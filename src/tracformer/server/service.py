@@ -1,4 +1,6 @@
-"""What every protocol asks of the server: is the model there, what is it called, how much may be asked, and where is it noted."""
+"""What every protocol asks of the server: is the model there, what is it called, how much may be
+asked, and where is it noted.
+"""
 
 import time
 from collections.abc import Mapping
@@ -23,7 +25,9 @@ class Service:
     @property
     def desk(self) -> Desk:
         if self._desk is None:
-            raise ApiError(503, "Loading model", UNAVAILABLE, code="loading", headers={"Retry-After": "1"})
+            raise ApiError(
+                503, "Loading model", UNAVAILABLE, code="loading", headers={"Retry-After": "1"}
+            )
         return self._desk
 
     @property
@@ -43,7 +47,11 @@ class Service:
         if model in (None, "", *known) or "*" in known:
             return self.name
         raise ApiError(
-            404, f"there is no model {model!r} here; this server has {self.name!r}", NOT_FOUND, param="model", code="model_not_found"
+            404,
+            f"there is no model {model!r} here; this server has {self.name!r}",
+            NOT_FOUND,
+            param="model",
+            code="model_not_found",
         )
 
     def seconds(self, asked: float | None) -> float:
@@ -52,7 +60,12 @@ class Service:
 
     def within(self, name: str, value: int, most: int) -> None:
         if value > most:
-            raise ApiError(400, f"{name} asks for {value}; the most that this server allows is {most}", param=name, code="limit")
+            raise ApiError(
+                400,
+                f"{name} asks for {value}; the most that this server allows is {most}",
+                param=name,
+                code="limit",
+            )
 
     def count(self, http: Request, job: Job[Any], usage: Mapping[str, int]) -> None:
         """Note a finished job, for the metrics and the log."""
@@ -76,4 +89,8 @@ def service_of(http: Request) -> Service:
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }

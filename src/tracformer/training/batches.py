@@ -1,4 +1,7 @@
-"""The stream of training batches: step -> this rank's sequences, each with its question. One integer says where it stands."""
+"""The stream of training batches: step -> this rank's sequences, each with its question.
+
+One integer says where it stands.
+"""
 
 from dataclasses import dataclass
 
@@ -23,7 +26,10 @@ class Group:
     weights: Tensor | None  # (B, T), None where every target counts once
 
     def to(self, device: torch.device) -> "Group":
-        moved = [x if x is None else x.to(device, non_blocking=True) for x in (self.lengths, self.weights)]
+        moved = [
+            x if x is None else x.to(device, non_blocking=True)
+            for x in (self.lengths, self.weights)
+        ]
         return Group(self.mode, self.tokens.to(device), self.context.to(device), *moved)
 
 
@@ -39,17 +45,27 @@ class Batch:
 
 
 class Stream:
-    """With `lockstep`, every rank asks in the same modes in the same order, as sharded weights require: a mode that none of a rank's
-    sequences drew is asked of one of them with weight zero."""
+    """With `lockstep`, every rank asks in the same modes in the same order, as sharded weights
+    require: a mode that none of a rank's sequences drew is asked of one of them with weight zero.
+    """
 
     def __init__(
-        self, rows: Examples, questioner: Questioner, batch: int, micro_batch: int, seed: int, ranks: Ranks, lockstep: bool = False
+        self,
+        rows: Examples,
+        questioner: Questioner,
+        batch: int,
+        micro_batch: int,
+        seed: int,
+        ranks: Ranks,
+        lockstep: bool = False,
     ) -> None:
         self.rows, self.questioner, self.ranks = rows, questioner, ranks
         self.order = ExampleOrder(len(rows), seed)
         self.batch = batch
         self.micro_batch = micro_batch
-        self.every_mode = sorted({part.mode for part in questioner.objective.parts}) if lockstep else []
+        self.every_mode = (
+            sorted({part.mode for part in questioner.objective.parts}) if lockstep else []
+        )
 
     def at(self, position: int) -> Batch:
         """The batch whose first sequence is number `position` of the stream."""
@@ -57,7 +73,8 @@ class Stream:
         indices = self.order.indices(numbers.start, len(numbers))
         tokens, lengths = self.rows.get(indices)
         questions = self.questioner.ask_all(numbers, lengths.tolist())
-        # Like modes and like lengths together: micro-batches have little padding and few passes. The sum over the batch is the same.
+        # Like modes and like lengths together: micro-batches have little padding and few passes.
+        # The sum over the batch is the same.
         order = sorted(range(len(numbers)), key=lambda i: (questions[i].mode, int(lengths[i])))
         tokens, lengths, questions = tokens[order], lengths[order], [questions[i] for i in order]
         size = self.micro_batch or len(numbers)
@@ -65,13 +82,24 @@ class Stream:
         return Batch(
             numbers,
             indices.tolist(),
-            [group for part in parts for group in group_by_mode(tokens[part], lengths[part], questions[part], self.every_mode)],
+            [
+                group
+                for part in parts
+                for group in group_by_mode(
+                    tokens[part], lengths[part], questions[part], self.every_mode
+                )
+            ],
             count=sum(question.count for question in questions),
             tokens=int(lengths.sum()),
         )
 
 
-def group_by_mode(tokens: NDArray[np.int64], lengths: NDArray[np.int64], questions: list[Question], every_mode: list[str]) -> list[Group]:
+def group_by_mode(
+    tokens: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    questions: list[Question],
+    every_mode: list[str],
+) -> list[Group]:
     groups = []
     for mode in every_mode or sorted({question.mode for question in questions}):
         rows = [i for i, question in enumerate(questions) if question.mode == mode]

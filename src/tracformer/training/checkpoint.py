@@ -1,9 +1,12 @@
-"""Checkpoints that survive: written beside, flushed, named by hash in a manifest, renamed last; read only when whole.
+"""Checkpoints that survive: written beside, flushed, named by hash in a manifest, renamed last;
+read only when whole.
 
-A checkpoint is a folder `step-00001000` of safetensors and JSON. Tensors are cut by rows into one file per rank, with an index that says
-which rows lie where, so that a run may go on with another number of ranks. No file is a pickle.
+A checkpoint is a folder `step-00001000` of safetensors and JSON. Tensors are cut by rows into one
+file per rank, with an index that says which rows lie where, so that a run may go on with another
+number of ranks. No file is a pickle.
 
-All that a run must remember: weights, optimiser, averaged weights, step, place in the data. As tensors by name and one small dict.
+All that a run must remember: weights, optimiser, averaged weights, step, place in the data. As
+tensors by name and one small dict.
 """
 
 import json
@@ -62,13 +65,22 @@ def folder_name(step: int) -> str:
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Complete-looking checkpoints, newest first."""
     found = (
-        [(int(m[1]), entry) for entry in folder.iterdir() if (m := re.fullmatch(r"step-(\d{8,})", entry.name))] if folder.is_dir() else []
+        [
+            (int(m[1]), entry)
+            for entry in folder.iterdir()
+            if (m := re.fullmatch(r"step-(\d{8,})", entry.name))
+        ]
+        if folder.is_dir()
+        else []
     )
     return sorted(found, reverse=True)
 
 
 class Writer:
-    """One checkpoint being written. Every rank calls `write_shard`; then one of them, after a barrier, calls `finish`."""
+    """One checkpoint being written.
+
+    Every rank calls `write_shard`; then one of them, after a barrier, calls `finish`.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         self.final = folder / folder_name(step)
@@ -83,16 +95,24 @@ class Writer:
     def write_shard(self, kind: str, shard: Shard, rank: int = 0, world: int = 1) -> None:
         """`kind` is WEIGHTS, optimizer or ema."""
         stem = f"{kind}-{rank:05d}-of-{world:05d}"
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in shard.tensors.items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in shard.tensors.items()
+        }
         save_tensors(tensors, self.part / f"{stem}.safetensors")
-        rows = {name: {"shape": r.shape, "start": r.start, "stop": r.stop} for name, r in shard.rows.items()}
+        rows = {
+            name: {"shape": r.shape, "start": r.start, "stop": r.stop}
+            for name, r in shard.rows.items()
+        }
         (self.part / f"{stem}.index.json").write_text(json.dumps(rows))
 
     def finish(self, state: Mapping[str, Any]) -> Path:
         """State, manifest, flush, rename. Until the rename nothing of it counts."""
         (self.part / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
         files = sorted(entry for entry in self.part.iterdir())
-        hashes = {entry.name: {"sha256": sha256_of(entry), "bytes": entry.stat().st_size} for entry in files}
+        hashes = {
+            entry.name: {"sha256": sha256_of(entry), "bytes": entry.stat().st_size}
+            for entry in files
+        }
         (self.part / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": hashes}, indent=1))
         for entry in self.part.iterdir():
             flush(entry)
@@ -107,8 +127,11 @@ class Writer:
         shutil.rmtree(self.part, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, written: Path | None = None, whole: Collection[Path] = ()) -> None:
-    """Remove what is older than the newest `keep` whole checkpoints, and parts that a crash left behind; never what was just written.
+def prune(
+    folder: Path, keep: int, written: Path | None = None, whole: Collection[Path] = ()
+) -> None:
+    """Remove what is older than the newest `keep` whole checkpoints, and parts that a crash left
+    behind; never what was just written.
 
     whole: those that need no reading to be known as whole, since this process wrote or read them.
     """
@@ -125,10 +148,14 @@ def prune(folder: Path, keep: int, written: Path | None = None, whole: Collectio
 
 
 def check(path: Path) -> None:
-    """Every file that the manifest names is there, of its size and hash; else DamagedCheckpointError says what is wrong."""
+    """Every file that the manifest names is there, of its size and hash; else
+    DamagedCheckpointError says what is wrong.
+    """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        files = {name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()}
+        files = {
+            name: (entry["sha256"], entry["bytes"]) for name, entry in manifest["files"].items()
+        }
     except FileNotFoundError:
         raise DamagedCheckpointError(f"{path.name} has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -140,9 +167,13 @@ def check(path: Path) -> None:
         if not entry.is_file():
             raise DamagedCheckpointError(f"{path.name}/{name} is missing")
         if entry.stat().st_size != size:
-            raise DamagedCheckpointError(f"{path.name}/{name} has {entry.stat().st_size} bytes where {size} were written")
+            raise DamagedCheckpointError(
+                f"{path.name}/{name} has {entry.stat().st_size} bytes where {size} were written"
+            )
         if sha256_of(entry) != digest:
-            raise DamagedCheckpointError(f"{path.name}/{name} differs from what was written (SHA-256)")
+            raise DamagedCheckpointError(
+                f"{path.name}/{name} differs from what was written (SHA-256)"
+            )
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
@@ -171,7 +202,9 @@ class Reader:
         self.path = path
         self.state: dict[str, Any] = json.loads((path / STATE).read_text())
         if self.state["format"] != FORMAT:
-            raise DamagedCheckpointError(f"{path.name} has format {self.state['format']}; this version reads {FORMAT}")
+            raise DamagedCheckpointError(
+                f"{path.name} has format {self.state['format']}; this version reads {FORMAT}"
+            )
 
     def has(self, kind: str) -> bool:
         return bool(self._indices(kind))
@@ -183,7 +216,8 @@ class Reader:
     def rows(self, kind: str, name: str, start: int, stop: int) -> Tensor:
         """Rows start..stop of a tensor, gathered from the files that hold them."""
         pieces: list[Tensor] = []
-        for file, index in self._indices(kind).items():  # in the order of ranks, which is the order of rows
+        # in the order of ranks, which is the order of rows
+        for file, index in self._indices(kind).items():
             if name in index:
                 first, last = index[name]["start"], index[name]["stop"]
                 low = min(max(start, first), last)
@@ -196,7 +230,10 @@ class Reader:
 
     def _indices(self, kind: str) -> dict[str, dict[str, Any]]:
         indices = sorted(self.path.glob(f"{kind}-*.index.json"))
-        return {index.name.replace(".index.json", ".safetensors"): json.loads(index.read_text()) for index in indices}
+        return {
+            index.name.replace(".index.json", ".safetensors"): json.loads(index.read_text())
+            for index in indices
+        }
 
 
 class State:
@@ -213,14 +250,25 @@ class State:
     ) -> None:
         """`recipe`: what a run goes on with unchanged, unless `take_changes`."""
         self.recipe, self.take_changes = dict(recipe or {}), take_changes
-        self.earlier: list[dict[str, Any]] = []  # recipes that the run had before, each with the step up to which
-        self.model, self.optimizer, self.ranks, self.sharded, self.decay, self.data = model, optimizer, ranks, sharded, ema, data
+        # recipes that the run had before, each with the step up to which
+        self.earlier: list[dict[str, Any]] = []
+        self.model, self.optimizer, self.ranks, self.sharded, self.decay, self.data = (
+            model,
+            optimizer,
+            ranks,
+            sharded,
+            ema,
+            data,
+        )
         self.parameters = dict(model.named_parameters())
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+        self.names: dict[Tensor, str] = {
+            parameter: name for name, parameter in self.parameters.items()
+        }
         self.step = 0
         self.position = 0  # sequences of the stream already used
         self.best = float("inf")  # lowest validation perplexity so far
-        self.cpu_seconds = 0.0  # processor time of the training steps, without validation and checkpoints
+        # processor time of the training steps, without validation and checkpoints
+        self.cpu_seconds = 0.0
         self.average: dict[str, Tensor] = {}
         if ema:
             self.average = {name: local(p).detach().clone() for name, p in self.parameters.items()}
@@ -228,7 +276,8 @@ class State:
     def advance(self, sequences: int) -> None:
         self.step += 1
         self.position += sequences
-        decay = min(self.decay, (1 + self.step) / (10 + self.step))  # the random weights of the start are soon forgotten
+        # the random weights of the start are soon forgotten
+        decay = min(self.decay, (1 + self.step) / (10 + self.step))
         for name, mean in self.average.items():
             mean.lerp_(local(self.parameters[name]).detach(), 1.0 - decay)
 
@@ -273,20 +322,28 @@ class State:
 
     def load(self, reader: Reader) -> None:
         saved, mine = _saved_config(reader, self.model.config), self.model.config.to_dict()
-        if different := [key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key != "dropout"]:
-            told = ", ".join(f"{key} was {saved.get(key)!r} and is now {mine[key]!r}" for key in different)
+        if different := [
+            key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key != "dropout"
+        ]:
+            told = ", ".join(
+                f"{key} was {saved.get(key)!r} and is now {mine[key]!r}" for key in different
+            )
             raise ValueError(
-                f"the run in {reader.path.parent.parent} has another model: {told}; use another run folder, or the old settings"
+                f"the run in {reader.path.parent.parent} has another model: {told}; use another "
+                "run folder, or the old settings"
             )
         if (before := reader.state.get("optimizer", "adamw")) != self.optimizer.name:
             raise ValueError(
-                f"the run in {reader.path.parent.parent} was trained with optimizer.name={before}, and {self.optimizer.name} cannot go on "
+                f"the run in {reader.path.parent.parent} was trained with optimizer.name={before}, "
+                f"and {self.optimizer.name} cannot go on "
                 f"from its state; use another run folder, or optimizer.name={before}"
             )
         if reader.state.get("data", self.data) != self.data:
             raise ValueError(
-                f"the run in {reader.path.parent.parent} was trained on other data, or on the same tokenised otherwise; use another run "
-                f"folder, with init={reader.path.parent.parent / 'model'} to go on from its weights, or the old data"
+                f"the run in {reader.path.parent.parent} was trained on other data, or on the same "
+                "tokenised otherwise; use another run "
+                f"folder, with init={reader.path.parent.parent / 'model'} to go on from its "
+                "weights, or the old data"
             )
         self._compare_recipes(reader)
         with torch.no_grad():
@@ -296,7 +353,10 @@ class State:
         self.cpu_seconds = reader.state.get("cpu_seconds", 0.0)
         self.best = float("inf") if reader.state["best"] is None else reader.state["best"]
         if self.step:
-            tensors = {name: self._rows(reader, "optimizer", name) for name in self.optimizer.tensor_names(self.names)}
+            tensors = {
+                name: self._rows(reader, "optimizer", name)
+                for name in self.optimizer.tensor_names(self.names)
+            }
             self.optimizer.restore(self.names, tensors, self.step)
         if self.average:
             source = "ema" if reader.has("ema") else WEIGHTS
@@ -306,24 +366,36 @@ class State:
     def _compare_recipes(self, reader: Reader) -> None:
         before = present_names(reader.state.get("recipe", {}), OLD_KEYS)
         self.earlier = list(reader.state.get("earlier", []))
-        different = [key for key in before if key in self.recipe and _plain(self.recipe[key]) != _plain(before[key])]
+        different = [
+            key
+            for key in before
+            if key in self.recipe and _plain(self.recipe[key]) != _plain(before[key])
+        ]
         if not different:
             return
         if not self.take_changes:
-            told = ", ".join(f"{key} was {before[key]!r} and is now {self.recipe[key]!r}" for key in different)
+            told = ", ".join(
+                f"{key} was {before[key]!r} and is now {self.recipe[key]!r}" for key in different
+            )
             raise ValueError(
-                f"the run in {reader.path.parent.parent} is at step {reader.state['step']} with another recipe: {told}; use another "
+                f"the run in {reader.path.parent.parent} is at step {reader.state['step']} with "
+                f"another recipe: {told}; use another "
                 "run=FOLDER, the old settings, or changes=take to go on with the new ones from here"
             )
-        self.earlier.append({"until": reader.state["step"], **{key: before[key] for key in different}})
+        self.earlier.append(
+            {"until": reader.state["step"], **{key: before[key] for key in different}}
+        )
 
     def _rows(self, reader: Reader, kind: str, name: str) -> Tensor:
         parameter = self.parameters[_parameter_name(name, self.parameters)]
-        start, stop = self.ranks.local_rows(parameter.shape[0]) if self.sharded else (0, parameter.shape[0])
+        start, stop = (
+            self.ranks.local_rows(parameter.shape[0]) if self.sharded else (0, parameter.shape[0])
+        )
         rows = reader.rows(kind, self._saved_name(reader, kind, name), start, stop)
         if rows.shape != (stop - start, *parameter.shape[1:]):
             raise DamagedCheckpointError(
-                f"{reader.path.name}: {name} has shape {tuple(rows.shape)}, expected {(stop - start, *parameter.shape[1:])}"
+                f"{reader.path.name}: {name} has shape {tuple(rows.shape)}, expected "
+                f"{(stop - start, *parameter.shape[1:])}"
             )
         return rows
 
@@ -343,7 +415,10 @@ class State:
 
     def full_weights(self) -> dict[str, Tensor]:
         """Every tensor whole; a collective call where weights are sharded."""
-        return {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in self.parameters.items()}
+        return {
+            name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
+            for name, p in self.parameters.items()
+        }
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -370,7 +445,9 @@ def _parameter_name(name: str, parameters: dict[str, Any]) -> str:
 
 
 def _saved_config(reader: Reader, config: ModelConfig) -> dict[str, Any]:
-    """Return a checkpoint's model configuration under present names, with defaults of later fields."""
+    """Return a checkpoint's model configuration under present names, with defaults
+    of later fields.
+    """
     saved: dict[str, Any] = reader.state["model"]
     try:
         return {key: _plain(value) for key, value in config.from_dict(saved).to_dict().items()}

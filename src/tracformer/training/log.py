@@ -1,4 +1,5 @@
-"""What a run tells: a JSONL file always, TensorBoard where it is installed, and one live line on the terminal.
+"""What a run tells: a JSONL file always, TensorBoard where it is installed, and one live line on
+the terminal.
 
 Training curves as a picture: loss and held-out perplexities over steps.
 """
@@ -17,9 +18,13 @@ NOT_PERPLEXITIES = ("kind", "step", "time", "cpu_seconds")  # the other entries 
 
 
 class RunLog:
-    """One record a line in `log.jsonl`; a record has `kind` (train, eval, sample, note) and `step`."""
+    """One record a line in `log.jsonl`; a record has `kind` (train, eval, sample,
+    note) and `step`.
+    """
 
-    def __init__(self, folder: Path, resumed_at: int, tensorboard: bool = True, validates_again: bool = False) -> None:
+    def __init__(
+        self, folder: Path, resumed_at: int, tensorboard: bool = True, validates_again: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "log.jsonl"
         keep_until(self.path, resumed_at, validates_again)
@@ -27,7 +32,9 @@ class RunLog:
         self._board = _tensorboard(folder / "tensorboard", resumed_at) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n")
+        self._file.write(
+            json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n"
+        )
         self._file.flush()
         if self._board is not None:
             for name, value in values.items():
@@ -48,15 +55,23 @@ def keep_until(path: Path, step: int, validates_again: bool = False) -> None:
         return
 
     def stays(record: dict[str, Any]) -> bool:
-        repeated = record["step"] == step and validates_again and record.get("kind") in OF_VALIDATION
+        repeated = (
+            record["step"] == step and validates_again and record.get("kind") in OF_VALIDATION
+        )
         return record["step"] <= step and not repeated
 
-    kept = [line for line in path.read_text().splitlines() if (record := _record(line)) is not None and stays(record)]
+    kept = [
+        line
+        for line in path.read_text().splitlines()
+        if (record := _record(line)) is not None and stays(record)
+    ]
     write_atomically(path, "".join(line + "\n" for line in kept))
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    return [record for line in path.read_text().splitlines() if (record := _record(line)) is not None]
+    return [
+        record for line in path.read_text().splitlines() if (record := _record(line)) is not None
+    ]
 
 
 def perplexities(record: dict[str, Any]) -> dict[str, float]:
@@ -81,7 +96,9 @@ def _tensorboard(folder: Path, resumed_at: int) -> Any:
 
 
 class LiveLine:
-    """The run at a glance; rewritten in place on a terminal, a new line twice a minute elsewhere."""
+    """The run at a glance; rewritten in place on a terminal, a new line twice a
+    minute elsewhere.
+    """
 
     def __init__(self, steps: int, start: int, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
@@ -98,7 +115,10 @@ class LiveLine:
         self.shown = now
         left = (now - self.began) / max(1, done) * (self.steps - step)
         speed = f"{tokens_per_second:,.0f} tokens/s"
-        text = f"step {step}/{self.steps}  loss {loss:.4f}  ppl {math.exp(min(loss, 30)):.2f}  {speed}  {duration(left)} left"
+        text = (
+            f"step {step}/{self.steps}  loss {loss:.4f}  ppl {math.exp(min(loss, 30)):.2f}  "
+            f"{speed}  {duration(left)} left"
+        )
         self._put(text)
 
     def say(self, text: str) -> None:
@@ -128,7 +148,9 @@ def plot_runs(runs: list[Path], out: Path) -> None:
     records = {}
     for folder, name in zip(runs, names, strict=True):
         if not (folder / "log.jsonl").is_file():
-            raise FileNotFoundError(f"{folder} is not the folder of a run: there is no log.jsonl in it")
+            raise FileNotFoundError(
+                f"{folder} is not the folder of a run: there is no log.jsonl in it"
+            )
         records[name if names.count(name) == 1 else str(folder)] = read_log(folder / "log.jsonl")
     optional_package("matplotlib", "a plot", "plot").use("Agg")
     from matplotlib import pyplot
@@ -136,12 +158,23 @@ def plot_runs(runs: list[Path], out: Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, lines in records.items():
         train = [line for line in lines if line["kind"] == "train"]
-        left.plot([line["step"] for line in train], [line["loss"] for line in train], label=name, linewidth=1)
+        left.plot(
+            [line["step"] for line in train],
+            [line["loss"] for line in train],
+            label=name,
+            linewidth=1,
+        )
         held_out = [line for line in lines if line["kind"] == "eval"]
         for key in dict.fromkeys(key for line in held_out for key in perplexities(line)):
             label = f"{name}: {key}" if len(records) > 1 else key
-            asked = [line for line in held_out if key in line]  # what is validated may change on the way
-            right.plot([line["step"] for line in asked], [line[key] for line in asked], label=label, marker=".")
+            # what is validated may change on the way
+            asked = [line for line in held_out if key in line]
+            right.plot(
+                [line["step"] for line in asked],
+                [line[key] for line in asked],
+                label=label,
+                marker=".",
+            )
     left.set(title="training", xlabel="step", ylabel="nats per target")
     right.set(title="held out", xlabel="step", ylabel="conditional perplexity", yscale="log")
     for axes in (left, right):

@@ -1,4 +1,6 @@
-"""The training loop, to be read from top to bottom: batch, loss over the global batch's targets, step, log, save, validate."""
+"""The training loop, to be read from top to bottom: batch, loss over the global batch's targets,
+step, log, save, validate.
+"""
 
 import json
 import math
@@ -30,13 +32,18 @@ from tracformer.training.train_config import TrainConfig
 from tracformer.training.validation import conditional_perplexity, sample_hole
 
 EXPORTED = "model.json"  # of which step `model` is
-VALIDATED = "validation.json"  # the step last validated, and the best so far: its checkpoint was written before
+# the step last validated, and the best so far: its checkpoint was written before
+VALIDATED = "validation.json"
 
 
 def exported_step(run: Path) -> int:
     """Of how many steps the weights in RUN/model are; 0 if there are none."""
     path = run / EXPORTED
-    return int(json.loads(path.read_text())["step"]) if path.is_file() and (run / "model" / storage.CONFIG_FILE).is_file() else 0
+    return (
+        int(json.loads(path.read_text())["step"])
+        if path.is_file() and (run / "model" / storage.CONFIG_FILE).is_file()
+        else 0
+    )
 
 
 class TrainingError(RuntimeError):
@@ -56,14 +63,18 @@ class Outcome:
 
 
 class LossOf(nn.Module):
-    """The sum of a micro-batch's weighted terms, as the forward of a module: what DDP wants to wrap."""
+    """The sum of a micro-batch's weighted terms, as the forward of a module: what
+    DDP wants to wrap.
+    """
 
     def __init__(self, model: ConditionalModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, group: Group) -> Tensor:
-        return self.model.nll(group.tokens, group.context, group.mode, group.lengths, weights=group.weights)[0]
+        return self.model.nll(
+            group.tokens, group.context, group.mode, group.lengths, weights=group.weights
+        )[0]
 
 
 class Trainer:
@@ -77,20 +88,36 @@ class Trainer:
         ranks: Ranks,
         data: str,
     ) -> None:
-        """`data`: the fingerprint of what `train` was cut from; a run goes on with the same alone."""
+        """`data`: the fingerprint of what `train` was cut from; a run goes on with
+        the same alone.
+        """
         self.config, self.tokenizer, self.valid, self.ranks = config, tokenizer, valid, ranks
         self.run = Path(config.run)
         self.model = model.to(ranks.device)
         self.model.checkpoint_activations = config.checkpoint_activations
         self.loss_of = self._parallel(LossOf(self.model))
         fused = ranks.device.type in ("cpu", "cuda") and not self._sharded
-        self.optimizer = build_optimizer(self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model))
+        self.optimizer = build_optimizer(
+            self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model)
+        )
         told = (config.recipe(), config.changes == "take")
-        self.state = State(self.model, self.optimizer, ranks, self._sharded, config.ema, data, *told)
+        self.state = State(
+            self.model, self.optimizer, ranks, self._sharded, config.ema, data, *told
+        )
         questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
-        self.stream = Stream(train, questioner, config.batch, config.micro_batch, config.seed, ranks, lockstep=self._sharded)
+        self.stream = Stream(
+            train,
+            questioner,
+            config.batch,
+            config.micro_batch,
+            config.seed,
+            ranks,
+            lockstep=self._sharded,
+        )
         self.bfloat16 = config.precision == "bfloat16" or (
-            config.precision == "auto" and ranks.device.type == "cuda" and torch.cuda.is_bf16_supported()
+            config.precision == "auto"
+            and ranks.device.type == "cuda"
+            and torch.cuda.is_bf16_supported()
         )
         self._signal: int | None = None
         self._validated = 0  # the last step that was
@@ -123,7 +150,12 @@ class Trainer:
                     if log is not None:
                         rate = self.optimizer.param_groups[0]["lr"]  # AdamW's
                         log.write(
-                            "train", state.step, loss=loss_sum / since, lr=rate, gradient_norm=norm, tokens_per_second=round(speed, 1)
+                            "train",
+                            state.step,
+                            loss=loss_sum / since,
+                            lr=rate,
+                            gradient_norm=norm,
+                            tokens_per_second=round(speed, 1),
                         )
                     tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
                 if state.step % config.save_every == 0 or state.step == end or stop:
@@ -139,15 +171,23 @@ class Trainer:
         if self.ranks.first:
             write_atomically(self.run / EXPORTED, json.dumps({"step": state.step}) + "\n")
         if line is not None:
-            line.say(f"{'finished' if finished else 'stopped'} at step {state.step}; model in {self.run / 'model'}")
+            line.say(
+                f"{'finished' if finished else 'stopped'} at step {state.step}; model in "
+                f"{self.run / 'model'}"
+            )
         if log is not None:
             log.close()
         return Outcome(str(self.run), state.step, finished, self._signal)
 
     def _step(self, batch: Batch) -> tuple[float, float, float, bool]:
-        """One optimiser step. Returns the loss per target, the gradient norm, tokens seen, and whether some rank was told to stop."""
+        """One optimiser step.
+
+        Returns the loss per target, the gradient norm, tokens seen, and whether some rank was told
+        to stop.
+        """
         config, state = self.config, self.state
-        torch.manual_seed(seed_of(config.seed, state.step, self.ranks.rank))  # dropout: a function of the step, so resuming repeats it
+        # dropout: a function of the step, so resuming repeats it
+        torch.manual_seed(seed_of(config.seed, state.step, self.ranks.rank))
         self.optimizer.set_rate(learning_rate(state.step, config.steps, config.optimizer))
         count, seen = self.ranks.total([float(batch.count), float(batch.tokens)])
         self.model.train()
@@ -157,7 +197,8 @@ class Trainer:
             with self._accumulating(last=number == len(batch.micro)):
                 with self._autocast():
                     nll = self.loss_of(group.to(self.ranks.device))
-                # Eqs. 7 and 8 over the targets of the global batch; ranks average their gradients, hence the factor
+                # Eqs. 7 and 8 over the targets of the global batch; ranks average their gradients,
+                # hence the factor
                 (nll * (self.ranks.world / count)).backward()
             total += float(nll.detach())
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.clip))
@@ -167,8 +208,10 @@ class Trainer:
             self._save()  # of the state before this step: nothing has been updated yet
             what = "the loss" if not math.isfinite(loss) else "the gradient"
             raise NotFiniteError(
-                f"{what} of step {state.step + 1} is not finite (loss {loss}, gradient norm {norm}). "
-                f"The weights are as after step {state.step} and saved. The batch: rows {_brief(batch.indices)} of the training data, "
+                f"{what} of step {state.step + 1} is not finite (loss {loss}, gradient norm "
+                f"{norm}). "
+                f"The weights are as after step {state.step} and saved. The batch: rows "
+                f"{_brief(batch.indices)} of the training data, "
                 f"numbers {batch.numbers.start} to {batch.numbers.stop - 1} of the stream. "
                 f"Try a lower optimizer.lr, or look at those rows."
             )
@@ -198,7 +241,9 @@ class Trainer:
             return loss_of
         if self.ranks.world > 1:
             devices = [self.ranks.device.index] if self.ranks.device.type == "cuda" else None
-            return DistributedDataParallel(loss_of, device_ids=devices, gradient_as_bucket_view=True)
+            return DistributedDataParallel(
+                loss_of, device_ids=devices, gradient_as_bucket_view=True
+            )
         return loss_of
 
     def _accumulating(self, last: bool) -> Any:
@@ -210,7 +255,11 @@ class Trainer:
         return nullcontext()
 
     def _autocast(self) -> Any:
-        return torch.autocast(self.ranks.device.type, torch.bfloat16) if self.bfloat16 else nullcontext()
+        return (
+            torch.autocast(self.ranks.device.type, torch.bfloat16)
+            if self.bfloat16
+            else nullcontext()
+        )
 
     def resume(self) -> None:
         """Go to the newest whole checkpoint, if there is one."""
@@ -220,8 +269,10 @@ class Trainer:
                 print(f"skipped a damaged checkpoint: {sentence}", flush=True)
         if path is None and skipped:
             raise ValueError(
-                f"no checkpoint in {self.run / 'checkpoints'} is whole, and a new start would overwrite log and model; use another "
-                f"run=FOLDER (init={self.run / 'model'} goes on from the last weights written there), or remove {self.run / 'checkpoints'}"
+                f"no checkpoint in {self.run / 'checkpoints'} is whole, and a new start would "
+                "overwrite log and model; use another "
+                f"run=FOLDER (init={self.run / 'model'} goes on from the last weights written "
+                f"there), or remove {self.run / 'checkpoints'}"
             )
         if path is not None:
             self.state.load(ckpt.Reader(path))
@@ -240,7 +291,9 @@ class Trainer:
                 writer.begin()
             self.ranks.barrier()
             for kind, shard in self.state.shards().items():
-                writer.write_shard(kind, shard, *((self.ranks.rank, self.ranks.world) if self._sharded else (0, 1)))
+                writer.write_shard(
+                    kind, shard, *((self.ranks.rank, self.ranks.world) if self._sharded else (0, 1))
+                )
             self.ranks.barrier()
             if self.ranks.first:
                 written = writer.finish(self.state.describe())
@@ -249,14 +302,20 @@ class Trainer:
         except OSError as error:
             writer.abandon()
             raise TrainingError(
-                f"the checkpoint of step {self.state.step} could not be written to {folder}: {error.strerror or error}. "
-                f"Earlier checkpoints are whole; make room or pick another folder, then run the same command to go on."
+                f"the checkpoint of step {self.state.step} could not be written to {folder}: "
+                f"{error.strerror or error}. "
+                "Earlier checkpoints are whole; make room or pick another folder, then run the "
+                "same command to go on."
             ) from error
         self.ranks.barrier()
 
     def _validation_due(self, end: int) -> bool:
         step = self.state.step
-        return self.valid is not None and step != self._validated and (step % self.config.eval_every == 0 or step == end)
+        return (
+            self.valid is not None
+            and step != self._validated
+            and (step % self.config.eval_every == 0 or step == end)
+        )
 
     def _validate(self, log: RunLog | None, line: LiveLine | None) -> None:
         assert self.valid is not None
@@ -265,7 +324,14 @@ class Trainer:
         with self.state.averaged_weights(), self._autocast():
             for mode in self.model.config.modes:
                 for strategy in ("empty",) if mode == "ar" else self.config.eval_contexts:
-                    ppl = conditional_perplexity(self.model, self.valid, mode, strategy, self.config.eval_sequences, self.ranks)
+                    ppl = conditional_perplexity(
+                        self.model,
+                        self.valid,
+                        mode,
+                        strategy,
+                        self.config.eval_sequences,
+                        self.ranks,
+                    )
                     results[f"{mode} {strategy}"] = ppl
             sample = None if self._sharded else self._sample()
             first = next(iter(results.values()))
@@ -274,21 +340,37 @@ class Trainer:
                 self._export("best", averaged=False)
         if log is not None and line is not None:
             spent = {"cpu_seconds": round(self.state.cpu_seconds, 2)}
-            log.write("eval", self.state.step, **spent, **{name: round(value, 4) for name, value in results.items()})
-            line.say(f"step {self.state.step}: perplexity " + ", ".join(f"{name}: {value:.2f}" for name, value in results.items()))
+            log.write(
+                "eval",
+                self.state.step,
+                **spent,
+                **{name: round(value, 4) for name, value in results.items()},
+            )
+            line.say(
+                f"step {self.state.step}: perplexity "
+                + ", ".join(f"{name}: {value:.2f}" for name, value in results.items())
+            )
             if sample is not None:
                 log.write("sample", self.state.step, text=sample)
                 line.say(f"  {sample}")
-            write_atomically(self.run / VALIDATED, json.dumps({"step": self.state.step, "best": self.state.best}) + "\n")
+            write_atomically(
+                self.run / VALIDATED,
+                json.dumps({"step": self.state.step, "best": self.state.best}) + "\n",
+            )
         self._validated = self.state.step
 
     def _sample(self) -> str:
         assert self.valid is not None
         mode = next(iter(self.model.config.modes))
-        tokens, start, stop, fill = sample_hole(self.model, self.valid, mode, self.config.seed, self.ranks.device)
+        tokens, start, stop, fill = sample_hole(
+            self.model, self.valid, mode, self.config.seed, self.ranks.device
+        )
         around = 24
         pieces = (tokens[max(0, start - around) : start], fill, tokens[stop : stop + around])
-        before, filled, after = (self.tokenizer.decode(piece, inside=i > 0).replace("\n", " ") for i, piece in enumerate(pieces))
+        before, filled, after = (
+            self.tokenizer.decode(piece, inside=i > 0).replace("\n", " ")
+            for i, piece in enumerate(pieces)
+        )
         return f"...{before}[[{filled}]]{after}..."
 
     def _export(self, name: str, averaged: bool = True) -> None:
@@ -308,7 +390,11 @@ class Trainer:
             raise KeyboardInterrupt  # asked twice: do not wait for the step
         self._signal = number
         if self.ranks.first:
-            print(f"\n{signal.Signals(number).name}: saving after this step; once more to leave at once", flush=True)
+            print(
+                f"\n{signal.Signals(number).name}: saving after this step; once more to leave at "
+                "once",
+                flush=True,
+            )
 
 
 class _Signals:
@@ -332,7 +418,9 @@ class _Signals:
 
 def seed_of(seed: int, step: int, rank: int) -> int:
     """One stream of randomness for each (seed, step, rank)."""
-    return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % 2**63
+    return (
+        seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
+    ) % 2**63
 
 
 def _brief(numbers: list[int]) -> str:

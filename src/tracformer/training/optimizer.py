@@ -1,4 +1,6 @@
-"""AdamW, or Muon for the layers' matrices beside AdamW for the rest; their schedule, and their state as named tensors."""
+"""AdamW, or Muon for the layers' matrices beside AdamW for the rest; their schedule, and their
+state as named tensors.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +46,11 @@ class Optimizer:
 
     def tensor_names(self, names: Mapping[Tensor, str]) -> list[str]:
         """What `tensors` holds once every parameter has taken a step."""
-        return [f"{moment}.{names[parameter]}" for part, parameter in self._owned() for moment in MOMENTS[type(part)]]
+        return [
+            f"{moment}.{names[parameter]}"
+            for part, parameter in self._owned()
+            for moment in MOMENTS[type(part)]
+        ]
 
     def tensors(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
         """The moments of every parameter that has taken a step; this rank's rows."""
@@ -55,12 +61,17 @@ class Optimizer:
             for moment in MOMENTS[type(part)]
         }
 
-    def restore(self, names: Mapping[Tensor, str], tensors: Mapping[str, Tensor], step: int) -> None:
-        """The inverse of `tensors`; `step` is the number of steps taken, the same for every parameter."""
+    def restore(
+        self, names: Mapping[Tensor, str], tensors: Mapping[str, Tensor], step: int
+    ) -> None:
+        """The inverse of `tensors`; `step` is the number of steps taken, the same
+        for every parameter.
+        """
         for part, parameter in self._owned():
             state: dict[str, Tensor] = {}
             if isinstance(part, torch.optim.AdamW):
-                where = parameter.device if part.defaults["fused"] else "cpu"  # where torch itself counts
+                # where torch itself counts
+                where = parameter.device if part.defaults["fused"] else "cpu"
                 state["step"] = torch.tensor(float(step), dtype=torch.float32, device=where)
             for moment in MOMENTS[type(part)]:
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -68,26 +79,44 @@ class Optimizer:
             part.state[parameter] = state
 
     def _owned(self) -> Iterator[tuple[torch.optim.Optimizer, nn.Parameter]]:
-        return ((part, parameter) for part in self.parts for group in part.param_groups for parameter in group["params"])
+        return (
+            (part, parameter)
+            for part in self.parts
+            for group in part.param_groups
+            for parameter in group["params"]
+        )
 
 
 def build_optimizer(
-    parameters: Iterable[nn.Parameter], config: OptimizerConfig, fused: bool, matrices: Sequence[nn.Parameter] = ()
+    parameters: Iterable[nn.Parameter],
+    config: OptimizerConfig,
+    fused: bool,
+    matrices: Sequence[nn.Parameter] = (),
 ) -> Optimizer:
-    """`matrices`, among `parameters`, are what Muon takes (see `hidden_matrices`); AdamW takes the others, and all where it is alone.
+    """`matrices`, among `parameters`, are what Muon takes (see `hidden_matrices`); AdamW takes the
+    others, and all where it is alone.
 
     Weight decay on matrices only: vectors are biases and norms.
     """
     muon = config.name == "muon"
     if muon and not matrices:
-        raise ValueError("optimizer.name is 'muon', but the model has no linear maps in its layers for it; use optimizer.name=adamw")
+        raise ValueError(
+            "optimizer.name is 'muon', but the model has no linear maps in its layers for it; use "
+            "optimizer.name=adamw"
+        )
     taken = {id(matrix) for matrix in matrices} if muon else set()
     rest = [p for p in parameters if id(p) not in taken]
     groups = [
-        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": config.weight_decay, "lr_scale": 1.0},
+        {
+            "params": [p for p in rest if p.dim() >= 2],
+            "weight_decay": config.weight_decay,
+            "lr_scale": 1.0,
+        },
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0, "lr_scale": 1.0},
     ]
-    parts: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused)]
+    parts: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused)
+    ]
     if muon:
         parts.append(
             torch.optim.Muon(
@@ -96,28 +125,40 @@ def build_optimizer(
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
                 nesterov=config.nesterov,
-                adjust_lr_fn="match_rms_adamw",  # 0.2 sqrt(max(rows, columns)): steps as large as AdamW's, so that its rates serve
+                # 0.2 sqrt(max(rows, columns)): steps as large as AdamW's, so that its rates serve
+                adjust_lr_fn="match_rms_adamw",
             )
         )
     return Optimizer(config.name, parts)
 
 
 def hidden_matrices(model: ConditionalModel) -> list[nn.Parameter]:
-    """The weights of the linear maps inside the layers. Tables of embeddings or positions, heads and biases are none.
+    """The weights of the linear maps inside the layers. Tables of embeddings or positions, heads
+    and biases are none.
 
-    A map is known by its two-dimensional `weight`, for not every library's is an `nn.Linear` (GPT-2's in `transformers` is a `Conv1D`).
+    A map is known by its two-dimensional `weight`, for not every library's is an `nn.Linear`
+    (GPT-2's in `transformers` is a `Conv1D`).
     """
     tables = {id(table) for table in model.embedding_tables()}
-    maps = [module for block in model.blocks() for module in block.modules() if not isinstance(module, nn.Embedding)]
+    maps = [
+        module
+        for block in model.blocks()
+        for module in block.modules()
+        if not isinstance(module, nn.Embedding)
+    ]
     weights = dict.fromkeys(module._parameters.get("weight") for module in maps)  # shared ones once
-    return [weight for weight in weights if weight is not None and weight.dim() == 2 and id(weight) not in tables]
+    return [
+        weight
+        for weight in weights
+        if weight is not None and weight.dim() == 2 and id(weight) not in tables
+    ]
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
     """Return the learning rate of a step, counted from 0: linear warm-up, then the schedule.
 
-    `cosine` falls from lr to final_lr at the last step. `wsd` stays at lr and falls linearly over the
-    last `decay` of all steps; it would reach final_lr one step after the last.
+    `cosine` falls from lr to final_lr at the last step. `wsd` stays at lr and falls linearly over
+    the last `decay` of all steps; it would reach final_lr one step after the last.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup

@@ -1,4 +1,6 @@
-"""From a configuration to a running loop: whatever the user left open is chosen here, and said aloud."""
+"""From a configuration to a running loop: whatever the user left open is chosen
+here, and said aloud.
+"""
 
 import dataclasses
 import json
@@ -42,13 +44,25 @@ Say = Callable[[str], None]
 
 
 def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None = None) -> Outcome:
-    """Train as configured. `under_preset`, where the user named no preset, gives the same wishes under the one that fits the data."""
+    """Train as configured.
+
+    `under_preset`, where the user named no preset, gives the same wishes under the one that fits
+    the data.
+    """
     if not config.data.source:
-        raise ValueError("no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of a data set")
-    origin = _origin(config.init) if config.init else None  # that there is none is told before anything is written
+        raise ValueError(
+            "no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of "
+            "a data set"
+        )
+    # that there is none is told before anything is written
+    origin = _origin(config.init) if config.init else None
     if origin is not None:
         _require_unchanged(config, origin)
-        config = dataclasses.replace(config, model={**config.model, "family": origin.model.config.model_type}, init=str(origin.folder))
+        config = dataclasses.replace(
+            config,
+            model={**config.model, "family": origin.model.config.model_type},
+            init=str(origin.folder),
+        )
     with join_ranks(config.device) as ranks:
         say: Say = _tell if ranks.first else lambda text: None
         config = dataclasses.replace(config, run=config.run or default_run(config))
@@ -58,27 +72,47 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
         model = _build_model(config, origin, data.tokenizer, say)
         config = dataclasses.replace(config, length=config.length or model.config.max_length)
         if config.length > model.config.max_length:
-            raise ValueError(f"length is {config.length}, but the model takes at most max_length = {model.config.max_length} tokens")
+            raise ValueError(
+                f"length is {config.length}, but the model takes at most max_length = "
+                f"{model.config.max_length} tokens"
+            )
         if config.batch % ranks.world:
-            raise ValueError(f"batch is {config.batch} for {ranks.world} ranks; it must be a multiple of their number")
+            raise ValueError(
+                f"batch is {config.batch} for {ranks.world} ranks; it must be a multiple of their "
+                "number"
+            )
         views = (config.length, config.data.rows, config.data.cross_documents)
         train = examples(data.split("train"), *views)
         valid = examples(data.split("validation"), *views) if _can_validate(data, config) else None
         if valid is None:
             say("no validation: there is less held-out text than one row")
         if not config.steps:
-            config = dataclasses.replace(config, steps=min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * len(train) // config.batch)))
+            config = dataclasses.replace(
+                config, steps=min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * len(train) // config.batch))
+            )
         if (warmup := config.optimizer.warmup) >= config.steps:
-            config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, warmup=config.steps // 10))
-            say(f"optimizer.warmup is {warmup}, and there are {config.steps} steps: warming up over {config.optimizer.warmup} of them")
+            config = dataclasses.replace(
+                config, optimizer=dataclasses.replace(config.optimizer, warmup=config.steps // 10)
+            )
+            say(
+                f"optimizer.warmup is {warmup}, and there are {config.steps} steps: warming up "
+                f"over {config.optimizer.warmup} of them"
+            )
         _describe(config, model, data, len(train), ranks, say)
-        trainer = Trainer(config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint)
+        trainer = Trainer(
+            config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint
+        )
         with _alone_in(Path(config.run)) if ranks.first else nullcontext():
             trainer.resume()
             if trainer.state.step > config.steps:
-                raise ValueError(f"steps is {config.steps}, and {config.run} has done {trainer.state.step} already; ask for more steps")
+                raise ValueError(
+                    f"steps is {config.steps}, and {config.run} has done {trainer.state.step} "
+                    "already; ask for more steps"
+                )
             if ranks.first:
-                write_atomically(Path(config.run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n")
+                write_atomically(
+                    Path(config.run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n"
+                )
             return trainer.train()
 
 
@@ -91,7 +125,9 @@ class Origin(NamedTuple):
 
 
 def _origin(init: str) -> Origin:
-    """Whatever `tracformer.load` takes: a model's folder, a run's, a bundled name, an id of the hub."""
+    """Whatever `tracformer.load` takes: a model's folder, a run's, a bundled name,
+    an id of the hub.
+    """
     folder = find_folder(init)
     model = load_model(folder)
     return Origin(folder, model, str(tokenizer_of(folder, model)))
@@ -102,7 +138,10 @@ def _require_unchanged(config: TrainConfig, origin: Origin) -> None:
     fixed = {"family": origin.model.config.model_type, **origin.model.config.to_dict()}
     for key in fixed:  # the family first: another one has other keys
         if key not in FREE and config.model.get(key, fixed[key]) != fixed[key]:
-            raise ValueError(f"model.{key} is {config.model[key]!r}, but init={config.init} fixes it at {fixed[key]!r}; leave it out")
+            raise ValueError(
+                f"model.{key} is {config.model[key]!r}, but init={config.init} fixes it at "
+                f"{fixed[key]!r}; leave it out"
+            )
 
 
 def default_run(config: TrainConfig) -> str:
@@ -124,7 +163,10 @@ def _alone_in(run: Path) -> Iterator[None]:
         try:
             stack.enter_context(held(run))
         except BlockingIOError:
-            raise ValueError(f"another process is training in {run}; wait until it ends, or use another run=FOLDER") from None
+            raise ValueError(
+                f"another process is training in {run}; wait until it ends, or use another "
+                "run=FOLDER"
+            ) from None
         yield
 
 
@@ -141,8 +183,10 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
     if (Path(config.data.source) / MANIFEST_FILE).is_file():
         if config.data.validation != DataConfig.validation:
             raise ValueError(
-                f"data.validation is {config.data.validation!r}, but the splits of {config.data.source} were made when it was prepared; "
-                f"use `tracformer prepare --validation {config.data.validation}`, or leave data.validation out"
+                f"data.validation is {config.data.validation!r}, but the splits of "
+                f"{config.data.source} were made when it was prepared; "
+                f"use `tracformer prepare --validation {config.data.validation}`, or leave "
+                "data.validation out"
             )
         data = PreparedData.open(config.data.source)
     else:
@@ -160,25 +204,40 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
         data = PreparedData.open(folder)
         if not is_made_from(data, sources, hashes=ranks.first and found):
             told = config.data.source + (f" with data.validation={held}" if held else "")
-            raise ValueError(f"{folder} was prepared from other data than {told}; use another run=FOLDER, or remove {folder}")
+            raise ValueError(
+                f"{folder} was prepared from other data than {told}; use another run=FOLDER, or "
+                f"remove {folder}"
+            )
         carved = data.manifest.carving["train"].get("fraction", 0.0)
         if "validation" not in sources and carved != fraction:
             raise ValueError(
-                f"{folder} holds back {carved:g} of the data, and data.validation is now {fraction:g}; "
+                f"{folder} holds back {carved:g} of the data, and data.validation is now "
+                f"{fraction:g}; "
                 f"use another run=FOLDER, or remove {folder}"
             )
     require_tokenizer(config.data.tokenizer, data, "data.tokenizer")
-    counts = ", ".join(f"{name} {split.tokens:,} tokens in {split.documents:,} documents" for name, split in data.manifest.splits.items())
-    say(f"data: {data.folder}: {counts}; tokeniser: {name_of(data.tokenizer)}, {data.tokenizer.vocab_size} tokens")
+    counts = ", ".join(
+        f"{name} {split.tokens:,} tokens in {split.documents:,} documents"
+        for name, split in data.manifest.splits.items()
+    )
+    say(
+        f"data: {data.folder}: {counts}; tokeniser: {name_of(data.tokenizer)}, "
+        f"{data.tokenizer.vocab_size} tokens"
+    )
     return data
 
 
-def _build_model(config: TrainConfig, origin: Origin | None, tokenizer: Tokenizer, say: Say) -> ConditionalModel:
+def _build_model(
+    config: TrainConfig, origin: Origin | None, tokenizer: Tokenizer, say: Say
+) -> ConditionalModel:
     torch.manual_seed(config.seed)
     if origin is None:
         return _construct(config.model_config(tokenizer.vocab_size), config)
     old, old_tokenizer = origin.model, load_tokenizer(origin.tokenizer)
-    free = {"modes": config.modes(type(old.config)), **{key: config.model[key] for key in FREE if key in config.model}}
+    free = {
+        "modes": config.modes(type(old.config)),
+        **{key: config.model[key] for key in FREE if key in config.model},
+    }
     shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size, **free}
     known = {token: i for i, token in enumerate(old_tokenizer.tokens())}
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
@@ -201,12 +260,17 @@ def _construct(shape: ModelConfig, config: TrainConfig) -> ConditionalModel:
 
 
 def grown_weights(old: ConditionalModel, origins: list[int]) -> dict[str, torch.Tensor]:
-    """The old weights under another vocabulary: row i is old row `origins[i]`, or the old rows' mean for -1; the mask stays last."""
+    """The old weights under another vocabulary: row i is old row `origins[i]`, or the old rows'
+    mean for -1; the mask stays last.
+    """
     weights = old.state_dict()
     if origins == list(range(old.config.vocab_size)):
         return weights
     if not isinstance(old.config, TracformerConfig):
-        raise ValueError(f"the vocabulary is not that of init, and only a Tracformer's can grow; {old.config.model_type} needs the same")
+        raise ValueError(
+            "the vocabulary is not that of init, and only a Tracformer's can grow; "
+            f"{old.config.model_type} needs the same"
+        )
     rows, mask = weights["embedding.weight"][:-1], weights["embedding.weight"][-1:]
     candidates = torch.cat((rows, rows.mean(0, keepdim=True)))  # -1 picks the mean
     return {**weights, "embedding.weight": torch.cat((candidates[origins], mask))}
@@ -219,7 +283,14 @@ def _can_validate(data: PreparedData, config: TrainConfig) -> bool:
     return not packed or data.manifest.splits["validation"].tokens >= config.length
 
 
-def _describe(config: TrainConfig, model: ConditionalModel, data: PreparedData, rows: int, ranks: Ranks, say: Say) -> None:
+def _describe(
+    config: TrainConfig,
+    model: ConditionalModel,
+    data: PreparedData,
+    rows: int,
+    ranks: Ranks,
+    say: Say,
+) -> None:
     shape = model.config
     say(
         f"model: {shape.model_type}, {model.num_parameters() / 1e6:.1f}M parameters, "
@@ -228,8 +299,12 @@ def _describe(config: TrainConfig, model: ConditionalModel, data: PreparedData, 
     )
     passes = config.steps * config.batch / rows
     say(
-        f"run: {config.run}: {config.steps} steps of {config.batch} x {config.length} tokens ({passes:.1f} passes over the data) "
+        f"run: {config.run}: {config.steps} steps of {config.batch} x {config.length} tokens "
+        f"({passes:.1f} passes over the data) "
         f"on {ranks.world} x {ranks.device.type}"
     )
     if list_checkpoints(Path(config.run) / "checkpoints"):
-        say(f"{config.run} has checkpoints: going on from the newest whole one (use another run=FOLDER to start afresh)")
+        say(
+            f"{config.run} has checkpoints: going on from the newest whole one (use another "
+            "run=FOLDER to start afresh)"
+        )

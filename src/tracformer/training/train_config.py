@@ -1,4 +1,6 @@
-"""A run as data: frozen dataclasses that validate, filled from a preset file and `key=value` words."""
+"""A run as data: frozen dataclasses that validate, filled from a preset file and
+`key=value` words.
+"""
 
 import dataclasses
 import difflib
@@ -28,18 +30,23 @@ DEFAULT_PRESET = "laptop"  # of a model, where none is named
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "wsd")
 OLD_KEYS: Mapping[str, str] = {}  # names of keys in older files; see `tracformer.renames`
-# Keys that recipes of older versions lack, by their first names, with the value that is meant there.
+# Keys that recipes of older versions lack, by their first names, with the value that is meant
+# there.
 LATER_KEYS: Mapping[str, Any] = {"optimizer.schedule": "cosine", "optimizer.decay": 0.5}
-AS_WRITTEN = ("data.source", "data.validation", "run", "init")  # names of files are not read as YAML
+# names of files are not read as YAML
+AS_WRITTEN = ("data.source", "data.validation", "run", "init")
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW with the paper's numbers (Tables 5 and 10); or Muon on the matrices of the layers, and AdamW on the rest."""
+    """AdamW with the paper's numbers (Tables 5 and 10); or Muon on the matrices of the layers, and
+    AdamW on the rest.
+    """
 
     name: str = "adamw"
     lr: float = 6e-4
-    schedule: str = "cosine"  # after the warm-up: a cosine; or wsd, constant and then a linear decay
+    # after the warm-up: a cosine; or wsd, constant and then a linear decay
+    schedule: str = "cosine"
     final_lr: float = -1.0  # at the end; -1: a tenth of lr for cosine (the paper's 6e-5), 0 for wsd
     warmup: int = 1000  # steps
     decay: float = 0.5  # wsd: the share of all steps over which the rate falls
@@ -47,12 +54,16 @@ class OptimizerConfig:
     beta2: float = 0.95
     weight_decay: float = 0.1  # on matrices only
     clip: float = 1.0  # largest gradient norm
-    matrix_lr: float = -1.0  # muon: lr of its matrices, on the same schedule; -1: the same as lr, for its steps are scaled to AdamW's size
+    # muon: lr of its matrices, on the same schedule; -1: the same as lr, for its steps are scaled
+    # to AdamW's size
+    matrix_lr: float = -1.0
     momentum: float = 0.95  # muon
     nesterov: bool = True  # muon
 
     def __post_init__(self) -> None:
-        _require(self.name in OPTIMIZERS, "optimizer.name", self.name, f"one of {', '.join(OPTIMIZERS)}")
+        _require(
+            self.name in OPTIMIZERS, "optimizer.name", self.name, f"one of {', '.join(OPTIMIZERS)}"
+        )
         _require(0 < self.lr < math.inf, "optimizer.lr", self.lr, "a positive number")
         _require(
             self.schedule in SCHEDULES,
@@ -62,7 +73,12 @@ class OptimizerConfig:
         )
         if self.final_lr == -1.0:
             object.__setattr__(self, "final_lr", self.lr / 10 if self.schedule == "cosine" else 0.0)
-        _require(0 <= self.final_lr <= self.lr, "optimizer.final_lr", self.final_lr, f"between 0 and optimizer.lr ({self.lr})")
+        _require(
+            0 <= self.final_lr <= self.lr,
+            "optimizer.final_lr",
+            self.final_lr,
+            f"between 0 and optimizer.lr ({self.lr})",
+        )
         _require(self.warmup >= 0, "optimizer.warmup", self.warmup, "zero or more steps")
         _require(0 < self.decay <= 1, "optimizer.decay", self.decay, "in (0, 1]")
         _require(
@@ -73,18 +89,31 @@ class OptimizerConfig:
         )
         _require(0 <= self.beta1 < 1, "optimizer.beta1", self.beta1, "in [0, 1)")
         _require(0 <= self.beta2 < 1, "optimizer.beta2", self.beta2, "in [0, 1)")
-        _require(0 <= self.weight_decay < math.inf, "optimizer.weight_decay", self.weight_decay, "zero or more")
+        _require(
+            0 <= self.weight_decay < math.inf,
+            "optimizer.weight_decay",
+            self.weight_decay,
+            "zero or more",
+        )
         _require(self.clip > 0, "optimizer.clip", self.clip, "a positive number")
         if self.name == "muon":
             follows = self.matrix_lr == -1.0
             _require(
-                follows or 0 < self.matrix_lr < math.inf, "optimizer.matrix_lr", self.matrix_lr, "a positive number, or -1 for optimizer.lr"
+                follows or 0 < self.matrix_lr < math.inf,
+                "optimizer.matrix_lr",
+                self.matrix_lr,
+                "a positive number, or -1 for optimizer.lr",
             )
             _require(0 <= self.momentum < 1, "optimizer.momentum", self.momentum, "in [0, 1)")
         else:
             for key in ("matrix_lr", "momentum", "nesterov"):
                 value = getattr(self, key)
-                _require(value == getattr(OptimizerConfig, key), f"optimizer.{key}", value, "left out unless optimizer.name is muon")
+                _require(
+                    value == getattr(OptimizerConfig, key),
+                    f"optimizer.{key}",
+                    value,
+                    "left out unless optimizer.name is muon",
+                )
 
     @property
     def rate_of_matrices(self) -> float:
@@ -96,11 +125,17 @@ class OptimizerConfig:
 class DataConfig:
     """What is read, and how text becomes rows."""
 
-    source: str = ""  # a prepared folder, a file, folder or glob (text, JSONL, FASTA), a named data set, or hf:OWNER/NAME
-    validation: str = "0.05"  # the fraction to hold back where there is no such split; or the file, folder or glob that is this split
-    tokenizer: str = "auto"  # auto, byte, char, dna, rna, nucleotide, protein, bpe:SIZE, a folder or a hub id
+    # a prepared folder, a file, folder or glob (text, JSONL, FASTA), a named data set, or
+    # hf:OWNER/NAME
+    source: str = ""
+    # the fraction to hold back where there is no such split; or the file, folder or glob that is
+    # this split
+    validation: str = "0.05"
+    # auto, byte, char, dna, rna, nucleotide, protein, bpe:SIZE, a folder or a hub id
+    tokenizer: str = "auto"
     rows: str = "packed"  # packed: blocks of text; records: one document a row
-    cross_documents: bool = True  # may a packed row hold the end of one document and the start of the next?
+    # may a packed row hold the end of one document and the start of the next?
+    cross_documents: bool = True
 
     def __post_init__(self) -> None:
         parse_validation(self.validation)
@@ -110,20 +145,25 @@ class DataConfig:
 @dataclass(frozen=True)
 class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
-    model: Mapping[str, Any] = field(default_factory=dict)  # `family`, `preset` and any field of the family's configuration
+    # `family`, `preset` and any field of the family's configuration
+    model: Mapping[str, Any] = field(default_factory=dict)
     objective: str = ""  # empty: the family's own, for Tracformer all-modes
     contexts: str = ""  # replaces the objective's own context strategy
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: str = ""  # the folder of checkpoints, log and model
-    init: str = ""  # a trained model to start from: its folder, its run's, a bundled name, an id of the hub
+    # a trained model to start from: its folder, its run's, a bundled name, an id of the hub
+    init: str = ""
     steps: int = 0  # 0: chosen by the size of the data
-    until: int = 0  # leave off after this step, as if interrupted; the same command without it goes on. 0: after the last
+    # leave off after this step, as if interrupted; the same command without it goes on. 0: after
+    # the last
+    until: int = 0
     batch: int = 32  # sequences of the global batch
     micro_batch: int = 0  # sequences at once on a device; 0: all of its part
     length: int = 0  # tokens of a row; 0: the model's max_length
     seed: int = 0
     precision: str = "auto"  # auto: bfloat16 where the device computes in it, else float32
-    attention: str = "native"  # Tracformer's: native where it serves (the CPU), else triton on a GPU, else blocked
+    # Tracformer's: native where it serves (the CPU), else triton on a GPU, else blocked
+    attention: str = "native"
     compile: bool = False
     checkpoint_activations: bool = False
     ema: float = 0.0  # decay of averaged weights; 0: none
@@ -132,10 +172,15 @@ class TrainConfig:
     log_every: int = 10
     eval_every: int = 500
     eval_sequences: int = 256
-    eval_contexts: tuple[str, ...] = ("span:p=0.5,mean=50", "span:p=0.2,mean=10", "span:p=0.8,mean=10")
+    eval_contexts: tuple[str, ...] = (
+        "span:p=0.5,mean=50",
+        "span:p=0.2,mean=10",
+        "span:p=0.8,mean=10",
+    )
     save_every: int = 500
     keep: int = 2  # checkpoints, at least two
-    changes: str = "refuse"  # of the recipe, in a run that has begun; "take": the run goes on with them
+    # of the recipe, in a run that has begun; "take": the run goes on with them
+    changes: str = "refuse"
 
     def __post_init__(self) -> None:
         _require(self.steps >= 0, "steps", self.steps, "zero or more")
@@ -143,16 +188,34 @@ class TrainConfig:
         _require(self.batch >= 1, "batch", self.batch, "at least 1")
         _require(self.micro_batch >= 0, "micro_batch", self.micro_batch, "zero or more")
         _require(self.length >= 0, "length", self.length, "zero or more")
-        _require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
-        _require(self.parallel in PARALLEL, "parallel", self.parallel, f"one of {', '.join(PARALLEL)}")
-        _require(self.attention in implementations(), "attention", self.attention, f"one of {', '.join(implementations())}")
+        _require(
+            self.precision in PRECISIONS,
+            "precision",
+            self.precision,
+            f"one of {', '.join(PRECISIONS)}",
+        )
+        _require(
+            self.parallel in PARALLEL, "parallel", self.parallel, f"one of {', '.join(PARALLEL)}"
+        )
+        _require(
+            self.attention in implementations(),
+            "attention",
+            self.attention,
+            f"one of {', '.join(implementations())}",
+        )
         _require(0 <= self.ema < 1, "ema", self.ema, "in [0, 1)")
         _require(self.changes in CHANGES, "changes", self.changes, f"one of {', '.join(CHANGES)}")
-        _require(self.keep >= 2, "keep", self.keep, "at least 2: the newest may be the one a crash cut short")
+        _require(
+            self.keep >= 2,
+            "keep",
+            self.keep,
+            "at least 2: the newest may be the one a crash cut short",
+        )
         for name in ("log_every", "eval_every", "eval_sequences", "save_every"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         family = find_family(str(self.model.get("family", "tracformer")))
-        if "family" in self.model or not self.init:  # otherwise `init` decides what the model is, and so the default
+        # otherwise `init` decides what the model is, and so the default
+        if "family" in self.model or not self.init:
             object.__setattr__(self, "objective", self.objective or family.objective)
         if self.objective:
             parse_objective(self.objective, self.contexts)
@@ -160,21 +223,32 @@ class TrainConfig:
             parse_strategy(strategy)
         kind = family.config_class
         preset = _convert(self.model.get("preset", DEFAULT_PRESET), str, "model.preset")
-        _require(preset in kind.presets, "model.preset", preset, f"one of {', '.join(kind.presets)}")
+        _require(
+            preset in kind.presets, "model.preset", preset, f"one of {', '.join(kind.presets)}"
+        )
         hints = {**{f.name: f.type for f in dataclasses.fields(kind)}, "family": str, "preset": str}
         if "vocab_size" in self.model:
-            raise ValueError(f"model.vocab_size is {self.model['vocab_size']!r}; the tokeniser decides it: leave it out")
+            raise ValueError(
+                f"model.vocab_size is {self.model['vocab_size']!r}; the tokeniser decides it: "
+                "leave it out"
+            )
         for key in self.model:
             if key not in hints:
                 raise ValueError(_unknown(f"model.{key}", [f"model.{name}" for name in hints]))
-        object.__setattr__(self, "model", {key: _convert(value, hints[key], f"model.{key}") for key, value in self.model.items()})
+        object.__setattr__(
+            self,
+            "model",
+            {key: _convert(value, hints[key], f"model.{key}") for key, value in self.model.items()},
+        )
 
     def model_config(self, vocab_size: int) -> ModelConfig:
         """The model that this run trains, for a tokeniser of so many tokens."""
         values = dict(self.model)
         kind = find_family(values.pop("family", "tracformer")).config_class
         preset = values.pop("preset", DEFAULT_PRESET)
-        return kind.preset(preset, **{"modes": self.modes(kind), **values, "vocab_size": vocab_size})
+        return kind.preset(
+            preset, **{"modes": self.modes(kind), **values, "vocab_size": vocab_size}
+        )
 
     def modes(self, kind: type[ModelConfig]) -> tuple[str, ...]:
         """What a model of this kind is trained to answer."""
@@ -183,13 +257,23 @@ class TrainConfig:
         modes = tuple(mode for mode in kind.possible_modes if mode in learned)
         if asked - set(modes):
             can = ", ".join(kind.possible_modes)
-            raise ValueError(f"objective {self.objective!r} asks for {', '.join(sorted(asked))}; {kind.model_type} answers {can}")
+            raise ValueError(
+                f"objective {self.objective!r} asks for {', '.join(sorted(asked))}; "
+                f"{kind.model_type} answers {can}"
+            )
         return modes
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the weights, save model, data and code. Not how many steps there are: a run may be asked for more."""
+        """What decides the weights, save model, data and code.
+
+        Not how many steps there are: a run may be asked for more.
+        """
         told = ("objective", "contexts", "batch", "length", "seed", "ema")
-        optimizer = {f"optimizer.{key}": value for key, value in dataclasses.asdict(self.optimizer).items() if key != "warmup"}
+        optimizer = {
+            f"optimizer.{key}": value
+            for key, value in dataclasses.asdict(self.optimizer).items()
+            if key != "warmup"
+        }
         rows = {f"data.{key}": getattr(self.data, key) for key in ("rows", "cross_documents")}
         return {**{key: getattr(self, key) for key in told}, **optimizer, **rows}
 
@@ -198,7 +282,9 @@ class TrainConfig:
 
 
 def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
-    """A preset (a bundled name or a YAML file), changed by words such as `steps=100` or `optimizer.lr=1e-3`."""
+    """A preset (a bundled name or a YAML file), changed by words such as `steps=100`
+    or `optimizer.lr=1e-3`.
+    """
     values = read_preset(preset) if preset else {}
     given: dict[str, str] = {}
     for word in words:
@@ -207,11 +293,22 @@ def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
             raise ValueError(f"{word!r} is not of the form key=value")
         key = "data.source" if key == "data" else key  # short for it
         if key in given:
-            several = "; for several files write a glob, or `tracformer prepare A B --out FOLDER`" if key == "data.source" else ""
-            raise ValueError(f"{key} is given twice, as {given[key]!r} and {word!r}; give it once{several}")
+            several = (
+                "; for several files write a glob, or `tracformer prepare A B --out FOLDER`"
+                if key == "data.source"
+                else ""
+            )
+            raise ValueError(
+                f"{key} is given twice, as {given[key]!r} and {word!r}; give it once{several}"
+            )
         given[key] = word
-        ranges = key == "contexts" and text.startswith("[")  # [0.1,0.4]&[0.6,0.9] is not YAML, and [0.25,0.75] no list
-        _place(values, key, text if key in AS_WRITTEN or ranges else parse_yaml(text, word) if text else "")
+        # [0.1,0.4]&[0.6,0.9] is not YAML, and [0.25,0.75] no list
+        ranges = key == "contexts" and text.startswith("[")
+        _place(
+            values,
+            key,
+            text if key in AS_WRITTEN or ranges else parse_yaml(text, word) if text else "",
+        )
     return from_dict(values)
 
 
@@ -249,7 +346,9 @@ def read_preset(name: str) -> dict[str, Any]:
     else:
         bundled = resources.files("tracformer.training") / "presets" / f"{name}.yaml"
         if not bundled.is_file():
-            raise ValueError(f"preset is {name!r}; available: {', '.join(preset_names())}, or a YAML file")
+            raise ValueError(
+                f"preset is {name!r}; available: {', '.join(preset_names())}, or a YAML file"
+            )
         text = bundled.read_text()
     values = parse_yaml(text, name)
     if not isinstance(values, dict):
@@ -263,12 +362,18 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ValueError(f"{where} is not YAML{place}: {getattr(error, 'problem', None) or error}") from error
+        raise ValueError(
+            f"{where} is not YAML{place}: {getattr(error, 'problem', None) or error}"
+        ) from error
 
 
 def preset_names() -> list[str]:
     folder = resources.files("tracformer.training") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".yaml")
+    )
 
 
 def _place(values: dict[str, Any], key: str, value: Any) -> None:
@@ -286,14 +391,21 @@ def _build(kind: type[Any], values: Mapping[str, Any], prefix: str) -> Any:
     hints = typing.get_type_hints(kind)
     for key in values:
         if key not in hints:
-            raise ValueError(_unknown(prefix + key, [prefix + name for name in hints] + _nested_names(hints, prefix)))
+            raise ValueError(
+                _unknown(
+                    prefix + key, [prefix + name for name in hints] + _nested_names(hints, prefix)
+                )
+            )
     return kind(**{key: _convert(value, hints[key], prefix + key) for key, value in values.items()})
 
 
 def _convert(value: Any, hint: Any, key: str) -> Any:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{key} is {value!r}; it must be a group of keys, such as {key}.{dataclasses.fields(hint)[0].name}=...")
+            raise ValueError(
+                f"{key} is {value!r}; it must be a group of keys, such as "
+                f"{key}.{dataclasses.fields(hint)[0].name}=..."
+            )
         return _build(typing.cast(type[Any], hint), value, f"{key}.")
     origin = typing.get_origin(hint) or hint
     if origin is tuple:
@@ -302,7 +414,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         raise ValueError(f"{key} is {value!r}; it must be a list, such as {key}=[a,b]")
     if origin in (dict, Mapping) or origin is typing.get_origin(Mapping[str, Any]):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{key} is {value!r}; it must be a group of keys, such as {key}.preset=tiny")
+            raise ValueError(
+                f"{key} is {value!r}; it must be a group of keys, such as {key}.preset=tiny"
+            )
         return dict(value)
     if origin is bool and isinstance(value, bool):
         return value
@@ -319,15 +433,25 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
 
 
 def _nested_names(hints: Mapping[str, Any], prefix: str) -> list[str]:
-    return [f"{prefix}{name}.{f.name}" for name, hint in hints.items() if dataclasses.is_dataclass(hint) for f in dataclasses.fields(hint)]
+    return [
+        f"{prefix}{name}.{f.name}"
+        for name, hint in hints.items()
+        if dataclasses.is_dataclass(hint)
+        for f in dataclasses.fields(hint)
+    ]
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
     names = sorted(known)
     by_last = {name.rsplit(".", 1)[-1]: name for name in names}
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
-    near = near or [by_last[n] for n in difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last), n=1, cutoff=0.6)]
-    return f"there is no configuration key {key!r}" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}")
+    near = near or [
+        by_last[n]
+        for n in difflib.get_close_matches(key.rsplit(".", 1)[-1], list(by_last), n=1, cutoff=0.6)
+    ]
+    return f"there is no configuration key {key!r}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"
+    )
 
 
 def _require(holds: bool, key: str, value: Any, allowed: str) -> None:

@@ -1,4 +1,6 @@
-"""Conditional perplexity on held-out text, on fixed sequences and fixed contexts, and a first look at what the model fills in."""
+"""Conditional perplexity on held-out text, on fixed sequences and fixed contexts, and a first look
+at what the model fills in.
+"""
 
 import math
 
@@ -28,15 +30,24 @@ def conditional_perplexity(
     ranks: Ranks,
     batch: int = 16,
 ) -> float:
-    """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`, a bound's where the model answers with one."""
+    """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`, a bound's
+    where the model answers with one.
+    """
     sequences = min(sequences, len(rows))
-    # Equal shares, so that sharded ranks call the model equally often; too few to share are done by every rank.
-    mine = ranks.share(0, sequences - sequences % ranks.world) if sequences >= ranks.world else range(sequences)
+    # Equal shares, so that sharded ranks call the model equally often; too few to share are done by
+    # every rank.
+    mine = (
+        ranks.share(0, sequences - sequences % ranks.world)
+        if sequences >= ranks.world
+        else range(sequences)
+    )
     total, count = 0.0, 0
     for start in range(mine.start, mine.stop, batch):
         numbers = np.arange(start, min(start + batch, mine.stop))
         tokens, lengths = rows.get(numbers)
-        context = draw_contexts(parse_strategy(strategy), lengths, CONTEXT_SEED, numbers, width=tokens.shape[1])
+        context = draw_contexts(
+            parse_strategy(strategy), lengths, CONTEXT_SEED, numbers, width=tokens.shape[1]
+        )
         nll, targets = _nll(
             model,
             torch.from_numpy(tokens).to(ranks.device),
@@ -49,10 +60,13 @@ def conditional_perplexity(
     return math.exp(min(total / count_all, 700.0))
 
 
-def _nll(model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> tuple[Tensor, int]:
+def _nll(
+    model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor
+) -> tuple[Tensor, int]:
     if model.answers[mode] != BOUND:
         return model.nll(tokens, context, mode, lengths)
-    values = model.log_prob(tokens, context, mode, lengths, draws=BOUND_DRAWS, seed=CONTEXT_SEED)  # `nll` is a training loss there
+    # `nll` is a training loss there
+    values = model.log_prob(tokens, context, mode, lengths, draws=BOUND_DRAWS, seed=CONTEXT_SEED)
     return -values.sum(), int(targets_of(context, lengths).sum())
 
 
@@ -65,13 +79,16 @@ def sample_hole(
     device: torch.device,
     hole: int = 12,
 ) -> tuple[list[int], int, int, list[int]]:
-    """The first held-out row with a hole in its middle, filled: tokens, start, stop and the fill."""
+    """The first held-out row with a hole in its middle, filled: tokens, start, stop
+    and the fill.
+    """
     tokens, lengths = rows.get(np.array([0]))
     length = int(lengths[0])
     start, stop = max(0, length // 2 - hole // 2), min(length, length // 2 + hole // 2)
     row = torch.from_numpy(tokens[:, :length]).to(device)
     context = torch.ones_like(row, dtype=torch.bool)
     context[:, start:stop] = False
-    with torch.autocast(device.type, enabled=False):  # under it keys would have another dtype than the cache's store
+    # under it keys would have another dtype than the cache's store
+    with torch.autocast(device.type, enabled=False):
         filled = fill(model, row, context, mode, seed=seed)
     return row[0].tolist(), start, stop, filled.tokens[0, start:stop].tolist()

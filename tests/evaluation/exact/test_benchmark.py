@@ -33,8 +33,12 @@ from tracformer.model.base import ConditionalModel
 MODES = ("car", "ac", "ar")
 
 
-def run(model: ConditionalModel, mode: str, batch: int = 32, ranks: Any = None, **options: Any) -> Result:
-    subject = Subject(model, None, "model", mode, batch=batch, **({} if ranks is None else {"ranks": ranks}))
+def run(
+    model: ConditionalModel, mode: str, batch: int = 32, ranks: Any = None, **options: Any
+) -> Result:
+    subject = Subject(
+        model, None, "model", mode, batch=batch, **({} if ranks is None else {"ranks": ranks})
+    )
     return Exact(**options).run(subject, Silent())
 
 
@@ -62,7 +66,9 @@ def test_the_uniform_model_scores_log_v_less_the_entropy(name: str, mode: str) -
         context = draw_pattern(PATTERNS[pattern], source.length, 0, range(4))
         logs = truth_of(source, tokens, context, mode)[~context]
         entropy = -(np.exp(logs) * logs).sum(1).mean()
-        assert found[pattern] == pytest.approx(np.log(source.symbols) - entropy, rel=1e-12, abs=1e-12)
+        assert found[pattern] == pytest.approx(
+            np.log(source.symbols) - entropy, rel=1e-12, abs=1e-12
+        )
 
 
 def test_the_truth_is_a_model_like_any_other() -> None:
@@ -71,16 +77,23 @@ def test_the_truth_is_a_model_like_any_other() -> None:
     model, tokens = TruthModel(source), torch.from_numpy(draw_sequences(source, "test", 2, 0))
     context = torch.zeros_like(tokens, dtype=torch.bool)
     context[:, 4:] = True
-    sums = [order_log_prob(model, tokens, order, context).sum(1) for order in (torch.arange(48), torch.arange(48).flip(0))]
+    sums = [
+        order_log_prob(model, tokens, order, context).sum(1)
+        for order in (torch.arange(48), torch.arange(48).flip(0))
+    ]
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-10, atol=0)
     filled = fill(model, tokens, context, "car", seed=1)
-    torch.testing.assert_close(filled.log_prob, model.log_prob(filled.tokens, context, "car").sum(1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        filled.log_prob, model.log_prob(filled.tokens, context, "car").sum(1), rtol=1e-12, atol=0
+    )
     with pytest.raises(ValueError, match="source 'hmm-4' makes 48"):
         model(tokens[:, :10], context[:, :10], "car")
 
 
 class Leaky(TruthModel):
-    """The truth, save that it says nothing about the last quarter when nothing behind it is given."""
+    """The truth, save that it says nothing about the last quarter when nothing
+    behind it is given.
+    """
 
     def log_probs(self, tokens: Any, context: Any, mode: str) -> Any:
         logs = super().log_probs(tokens, context, mode).copy()
@@ -94,7 +107,9 @@ def test_it_says_which_patterns_a_model_gets_wrong() -> None:
     wrong = [entry["pattern"] for entry in result.details["ranking"] if entry["wrong"]]
     assert {"two-far", "outer-half"} <= set(wrong)
     assert not {"first-half", "middle-half", "alternating"} & set(wrong)
-    assert [row.setting["pattern"] for row in result.rows if row.note.startswith("wrong on")] == [p for p in PATTERNS if p in wrong]
+    assert [row.setting["pattern"] for row in result.rows if row.note.startswith("wrong on")] == [
+        p for p in PATTERNS if p in wrong
+    ]
     values = [entry["kl"] for entry in result.details["ranking"]]
     assert values == sorted(values, reverse=True)
 
@@ -116,7 +131,9 @@ def test_what_an_end_of_text_takes_is_lost_and_ar_is_also_held_against_what_foll
         nll = -float(model.log_prob(whole, given, "car").sum())
     assert float(np.sum(result.details["alternating"]["nll"])) == pytest.approx(nll, rel=1e-10)
 
-    blind = run(TruthModel(source), "ar", source="hmm-4", sequences=4, patterns=("one", "last-half"))
+    blind = run(
+        TruthModel(source), "ar", source="hmm-4", sequences=4, patterns=("one", "last-half")
+    )
     assert abs(blind.find("kl", pattern="one").value) < 1e-12
     assert blind.find("kl_full", pattern="one").value > 0.01
     assert abs(blind.find("kl_full", pattern="last-half").value) < 1e-12  # nothing follows
@@ -129,7 +146,11 @@ def test_kl_leaves_out_what_cannot_happen() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_neither_batch_nor_ranks_change_a_number(mode: str) -> None:
-    options: dict[str, Any] = {"source": "hmm-4", "sequences": 70, "patterns": ("one", "spans-50%-long")}
+    options: dict[str, Any] = {
+        "source": "hmm-4",
+        "sequences": 70,
+        "patterns": ("one", "spans-50%-long"),
+    }
     model = small_model(vocab_size=8, max_length=64, n_layer=6)
     once = kls(run(model, mode, batch=70, **options))
     assert kls(run(model, mode, batch=9, **options)) == pytest.approx(once, rel=1e-10)
@@ -139,14 +160,30 @@ def test_neither_batch_nor_ranks_change_a_number(mode: str) -> None:
 
 def test_a_bound_has_an_excess_and_no_kl() -> None:
     torch.manual_seed(0)
-    model = MDLM(MDLMConfig(vocab_size=8, max_length=48, n_layer=1, n_head=2, d_model=8, d_condition=4)).double().eval()
-    options: dict[str, Any] = {"source": "hmm-4", "sequences": 20, "patterns": ("one", "two-far"), "draws": 4}
+    model = (
+        MDLM(MDLMConfig(vocab_size=8, max_length=48, n_layer=1, n_head=2, d_model=8, d_condition=4))
+        .double()
+        .eval()
+    )
+    options: dict[str, Any] = {
+        "source": "hmm-4",
+        "sequences": 20,
+        "patterns": ("one", "two-far"),
+        "draws": 4,
+    }
     result = run(model, "diffusion", **options)
     assert {(row.metric, row.kind) for row in result.rows} == {("excess", "bound")}
-    assert all(re.fullmatch(r"(wrong on .*; )?4 draws, standard error of excess [\d.e-]+", row.note) for row in result.rows)
+    assert all(
+        re.fullmatch(r"(wrong on .*; )?4 draws, standard error of excess [\d.e-]+", row.note)
+        for row in result.rows
+    )
     sums = result.details["one"]
-    assert result.find("excess", pattern="one").value == pytest.approx((sums["nll"].sum() - sums["truth"].sum()) / 20)
-    assert kls(run(model, "diffusion", batch=3, **options), "excess") == pytest.approx(kls(result, "excess"), rel=1e-10)
+    assert result.find("excess", pattern="one").value == pytest.approx(
+        (sums["nll"].sum() - sums["truth"].sum()) / 20
+    )
+    assert kls(run(model, "diffusion", batch=3, **options), "excess") == pytest.approx(
+        kls(result, "excess"), rel=1e-10
+    )
 
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -> None:
@@ -159,7 +196,9 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -
             self.left -= 1
             return super().log_probs(tokens, context, mode)
 
-    task = parse_task("exact:source=hmm-4,sequences=10,patterns=one/all/alternating/two-far/first-half")
+    task = parse_task(
+        "exact:source=hmm-4,sequences=10,patterns=one/all/alternating/two-far/first-half"
+    )
     model = Interrupted(find_source("hmm-4"))
     subject = Subject(model, None, "uniform", "car")
     with pytest.raises(KeyboardInterrupt):
@@ -167,7 +206,15 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -
     assert not list(tmp_path.glob("*.json"))
     model.left = 2
     (result,) = evaluate([subject], [task], tmp_path)
-    assert kls(result) == kls(run(UniformModel(find_source("hmm-4")), "car", source="hmm-4", sequences=10, patterns=tuple(kls(result))))
+    assert kls(result) == kls(
+        run(
+            UniformModel(find_source("hmm-4")),
+            "car",
+            source="hmm-4",
+            sequences=10,
+            patterns=tuple(kls(result)),
+        )
+    )
     (again,) = evaluate([subject], [task], tmp_path)  # asks nothing
     assert (kls(again), model.left) == (kls(result), 0)
 
@@ -200,4 +247,7 @@ def test_contexts_and_data_are_hashed() -> None:
     task = Exact(source="hmm-4", sequences=5)
     hashes = task.inputs(subject)
     assert hashes == task.inputs(subject)
-    assert all(hashes[key] != dataclasses.replace(task, seed=1).inputs(subject)[key] for key in ("data", "contexts"))
+    assert all(
+        hashes[key] != dataclasses.replace(task, seed=1).inputs(subject)[key]
+        for key in ("data", "contexts")
+    )

@@ -11,7 +11,18 @@ from tracformer.evaluation.result_files import read_results
 
 
 def test_a_packed_row_is_one_sequence_and_its_end(tmp_path: Path) -> None:
-    assert main(["prepare", "exact:grammar,sequences=40,seed=3", "--out", str(tmp_path / "data"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "prepare",
+                "exact:grammar,sequences=40,seed=3",
+                "--out",
+                str(tmp_path / "data"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     data, source = PreparedData.open(tmp_path / "data"), find_source("grammar")
     assert data.tokenizer.vocab_size == source.symbols + 1
     for split, count in (("train", 40), ("validation", 2)):
@@ -31,7 +42,9 @@ def test_a_packed_row_is_one_sequence_and_its_end(tmp_path: Path) -> None:
         (["exact:hmm-4", "--tokenizer", "byte"], "is drawn, not read"),
     ],
 )
-def test_mistakes_are_told(words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["prepare", *words, "--out", str(tmp_path / "data")]) == 2
     assert told in capsys.readouterr().err
 
@@ -42,13 +55,43 @@ def test_symbols_have_letters_of_their_own() -> None:
     assert (drawn.sequences, drawn.seed) == (1, 0)
 
 
-def test_from_the_command_line_data_model_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line_data_model_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, trained, out = (str(tmp_path / name) for name in ("data", "run", "results"))
     assert main(["prepare", "exact:grammar,sequences=200", "--out", data, "--json"]) == 0
-    small = ["model.preset=tiny", "model.d_model=16", "model.n_head=2", "model.n_layer=5", "model.max_length=32"]
-    assert main(["train", f"data={data}", f"run={trained}", *small, "length=25", "steps=3", "optimizer.warmup=1", "eval_sequences=8"]) == 0
+    small = [
+        "model.preset=tiny",
+        "model.d_model=16",
+        "model.n_head=2",
+        "model.n_layer=5",
+        "model.max_length=32",
+    ]
+    assert (
+        main(
+            [
+                "train",
+                f"data={data}",
+                f"run={trained}",
+                *small,
+                "length=25",
+                "steps=3",
+                "optimizer.warmup=1",
+                "eval_sequences=8",
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
-    words = ["--task", "exact:source=grammar,sequences=3,patterns=one/all", "--out", out, "--mode", "ac", "--json"]
+    words = [
+        "--task",
+        "exact:source=grammar,sequences=3,patterns=one/all",
+        "--out",
+        out,
+        "--mode",
+        "ac",
+        "--json",
+    ]
     assert main(["eval", trained, *words]) == 0
     told = json.loads(capsys.readouterr().out)
     (result,) = read_results(out)

@@ -1,4 +1,6 @@
-"""Every source against enumeration of all sequences, and its three conditionals against one another."""
+"""Every source against enumeration of all sequences, and its three conditionals
+against one another.
+"""
 
 from itertools import pairwise, product
 
@@ -45,15 +47,23 @@ def enumerated(name: str) -> NDArray[np.float64]:
     if isinstance(source, ChainSource):
         chain = source.chain
         for path in product(range(len(chain.initial)), repeat=LENGTH):
-            p = chain.initial[path[0]] * np.prod([chain.transition[a, b] for a, b in pairwise(path)])
-            total += p * np.prod([chain.emission[z, EVERY[:, t]] for t, z in enumerate(path)], axis=0)
+            p = chain.initial[path[0]] * np.prod(
+                [chain.transition[a, b] for a, b in pairwise(path)]
+            )
+            total += p * np.prod(
+                [chain.emission[z, EVERY[:, t]] for t, z in enumerate(path)], axis=0
+            )
         return total
     if isinstance(source, CopySource):
         for period in source.periods:
             for block in product(range(SYMBOLS), repeat=period):
                 copies = np.array([block[t % period] for t in range(LENGTH)])
                 share = 1 / len(source.periods) / SYMBOLS**period
-                total += share * np.where(copies == EVERY, 1 - source.noise + source.noise / SYMBOLS, source.noise / SYMBOLS).prod(1)
+                total += share * np.where(
+                    copies == EVERY,
+                    1 - source.noise + source.noise / SYMBOLS,
+                    source.noise / SYMBOLS,
+                ).prod(1)
         return total
     assert isinstance(source, GrammarSource)
     total = trees(source.grammar, 0, 0, LENGTH)
@@ -61,12 +71,20 @@ def enumerated(name: str) -> NDArray[np.float64]:
 
 
 def trees(grammar: Grammar, symbol: int, start: int, stop: int) -> NDArray[np.float64]:
-    """(243,) the weight of all trees over words start..stop-1 of each sentence, one tree after the other."""
+    """(243,) the weight of all trees over words start..stop-1 of each sentence, one
+    tree after the other.
+    """
     if stop - start == 1:
         return grammar.words[symbol, EVERY[:, start]]
     total = np.zeros(len(EVERY))
-    for cut, b, c in product(range(start + 1, stop), range(len(grammar.rules)), range(len(grammar.rules))):
-        total += grammar.rules[symbol, b, c] * trees(grammar, b, start, cut) * trees(grammar, c, cut, stop)
+    for cut, b, c in product(
+        range(start + 1, stop), range(len(grammar.rules)), range(len(grammar.rules))
+    ):
+        total += (
+            grammar.rules[symbol, b, c]
+            * trees(grammar, b, start, cut)
+            * trees(grammar, c, cut, stop)
+        )
     return total
 
 
@@ -75,7 +93,9 @@ def laws() -> dict[str, NDArray[np.float64]]:
     return {name: enumerated(name) for name in TINY}
 
 
-def answer(law: NDArray[np.float64], tokens: NDArray[np.int64], t: int, known: list[int]) -> NDArray[np.float64]:
+def answer(
+    law: NDArray[np.float64], tokens: NDArray[np.int64], t: int, known: list[int]
+) -> NDArray[np.float64]:
     """(V,) p(x_t | the known tokens) by counting."""
     agree = (EVERY[:, known] == tokens[known]).all(1)
     weights = np.array([law[agree & (EVERY[:, t] == v)].sum() for v in range(SYMBOLS)])
@@ -90,14 +110,22 @@ def test_every_conditional_by_enumeration(name: str, laws: dict[str, NDArray[np.
     context = rng.random(tokens.shape) < 0.4
     context[0], context[1] = False, True
     found = {
-        "next": (source.log_next(tokens, context), lambda c, t: [s for s in range(LENGTH) if s < t or (c[s] and s > t)]),
-        "marginal": (source.log_marginal(tokens, context), lambda c, t: [s for s in range(LENGTH) if c[s] and s != t]),
+        "next": (
+            source.log_next(tokens, context),
+            lambda c, t: [s for s in range(LENGTH) if s < t or (c[s] and s > t)],
+        ),
+        "marginal": (
+            source.log_marginal(tokens, context),
+            lambda c, t: [s for s in range(LENGTH) if c[s] and s != t],
+        ),
         "left": (source.log_left(tokens), lambda c, t: list(range(t))),
     }
     for kind, (logs, known) in found.items():
         for b, t in product(range(len(tokens)), range(LENGTH)):
             expected = answer(law, tokens[b], t, known(context[b], t))
-            np.testing.assert_allclose(np.exp(logs[b, t]), expected, rtol=1e-10, err_msg=f"{kind} {b} {t}")
+            np.testing.assert_allclose(
+                np.exp(logs[b, t]), expected, rtol=1e-10, err_msg=f"{kind} {b} {t}"
+            )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -106,21 +134,30 @@ def test_samples_follow_the_law(name: str, laws: dict[str, NDArray[np.float64]])
     observed = np.bincount(tokens @ SYMBOLS ** np.arange(LENGTH)[::-1], minlength=len(EVERY))
     expected = laws[name] * len(tokens)
     often = expected > 5  # the rest together
-    pairs = [(observed[often], expected[often]), (observed[~often].sum()[None], expected[~often].sum()[None])]
-    chi_square = sum(float(((o - e) ** 2 / np.maximum(e, 1e-9)).sum()) for o, e in pairs if e.sum() > 1)
+    pairs = [
+        (observed[often], expected[often]),
+        (observed[~often].sum()[None], expected[~often].sum()[None]),
+    ]
+    chi_square = sum(
+        float(((o - e) ** 2 / np.maximum(e, 1e-9)).sum()) for o, e in pairs if e.sum() > 1
+    )
     assert chi_square < often.sum() + 5 * np.sqrt(2 * often.sum())
 
 
 @pytest.mark.parametrize("name", source_names())
 def test_chain_rule_in_either_direction(name: str) -> None:
-    """log p(x_R | x_C) from left to right by CAR conditionals, and from right to left by marginals with a growing context."""
+    """log p(x_R | x_C) from left to right by CAR conditionals, and from right to left by marginals
+    with a growing context.
+    """
     source = find_source(name)
     tokens = draw_sequences(source, "test", 3, 0)
     context = np.random.default_rng(0).random(tokens.shape) < 0.8
     backwards, known = np.zeros(len(tokens)), context.copy()
     for t in range(source.length - 1, -1, -1):
         if not known[:, t].all():
-            backwards += np.where(known[:, t], 0.0, picked(source.log_marginal(tokens, known), tokens)[:, t])
+            backwards += np.where(
+                known[:, t], 0.0, picked(source.log_marginal(tokens, known), tokens)[:, t]
+            )
         known[:, t] = True
     np.testing.assert_allclose(backwards, log_joint(source, tokens, context), rtol=1e-10)
 
@@ -132,13 +169,25 @@ def test_conditionals_are_distributions_and_ignore_what_is_unknown(name: str) ->
     assert tokens.shape == (3, source.length)
     assert set(tokens.ravel().tolist()) <= set(range(source.symbols))
     context = np.random.default_rng(1).random(tokens.shape) < 0.3
-    for logs in (source.log_next(tokens, context), source.log_marginal(tokens, context), source.log_left(tokens)):
+    for logs in (
+        source.log_next(tokens, context),
+        source.log_marginal(tokens, context),
+        source.log_left(tokens),
+    ):
         np.testing.assert_allclose(np.exp(logs).sum(2), 1.0, rtol=1e-12)
     other = np.where(context, tokens, draw_sequences(source, "test", 3, 9))
-    np.testing.assert_allclose(source.log_marginal(other, context)[~context], source.log_marginal(tokens, context)[~context], atol=1e-12)
+    np.testing.assert_allclose(
+        source.log_marginal(other, context)[~context],
+        source.log_marginal(tokens, context)[~context],
+        atol=1e-12,
+    )
     last = source.length // 2
     changed = np.where(np.arange(source.length) > last, other, tokens)
-    np.testing.assert_allclose(source.log_next(changed, context)[:, : last + 1], source.log_next(tokens, context)[:, : last + 1], atol=1e-9)
+    np.testing.assert_allclose(
+        source.log_next(changed, context)[:, : last + 1],
+        source.log_next(tokens, context)[:, : last + 1],
+        atol=1e-9,
+    )
 
 
 def test_purposes_and_seeds_have_their_own_sequences() -> None:
@@ -153,7 +202,9 @@ def test_purposes_and_seeds_have_their_own_sequences() -> None:
 
 def test_sources_of_this_version_are_the_ones_it_was_published_with() -> None:
     """A change here is a change of what figures mean: count VERSION on."""
-    sums = {name: int(draw_sequences(find_source(name), "test", 20, 0).sum()) for name in source_names()}
+    sums = {
+        name: int(draw_sequences(find_source(name), "test", 20, 0).sum()) for name in source_names()
+    }
     assert sums == {
         "hmm-4": 3208,
         "hmm-16": 6708,

@@ -1,6 +1,8 @@
-"""A real browser before a real server with tiny models. Every screen is watched: no error in its console, no request to elsewhere.
+"""A real browser before a real server with tiny models. Every screen is watched: no error in its
+console, no request to elsewhere.
 
-Without playwright or a browser these tests are skipped with a message; with TRACFORMER_REQUIRE_BROWSER=1 that is a failure.
+Without playwright or a browser these tests are skipped with a message; with
+TRACFORMER_REQUIRE_BROWSER=1 that is a failure.
 """
 
 import os
@@ -21,7 +23,12 @@ from tracformer.data import Tokenizer, char_tokenizer, train_bpe
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-WORDS = ["the cat sat on the mat", "a dog and a cat", "once upon a time there was a cat", "the dog sat"] * 5
+WORDS = [
+    "the cat sat on the mat",
+    "a dog and a cat",
+    "once upon a time there was a cat",
+    "the dog sat",
+] * 5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -83,7 +90,9 @@ def shown(log_prob: float) -> str:
 def _give_up(reason: str) -> NoReturn:
     if os.environ.get("TRACFORMER_REQUIRE_BROWSER") == "1":
         pytest.fail(f"TRACFORMER_REQUIRE_BROWSER is 1, but {reason}", pytrace=False)
-    pytest.skip(f"{reason}; the page's tests need one (pip install playwright; apt install chromium)")
+    pytest.skip(
+        f"{reason}; the page's tests need one (pip install playwright; apt install chromium)"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -96,15 +105,21 @@ def browser() -> Iterator["Browser"]:
     if path is None:
         _give_up(f"there is no browser ({', '.join(BROWSERS)})")
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        launched = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield launched
         launched.close()
 
 
 def _text_model() -> LanguageModel:
-    """Random weights that only ever say tokens of more than one character: single bytes would mostly be no text."""
+    """Random weights that only ever say tokens of more than one character: single bytes would
+    mostly be no text.
+    """
     tokenizer = train_bpe(WORDS, 300)
-    model = small_model(vocab_size=tokenizer.vocab_size, max_length=128, n_layer=7, modes=("car", "ac", "ar"))
+    model = small_model(
+        vocab_size=tokenizer.vocab_size, max_length=128, n_layer=7, modes=("car", "ac", "ar")
+    )
     with torch.no_grad():
         model.norm.weight[0], model.norm.bias[0] = 0.0, 12.0
         for i, token in enumerate(tokenizer.tokens()):
@@ -113,7 +128,12 @@ def _text_model() -> LanguageModel:
 
 
 def _sequence_model(tokenizer: Tokenizer) -> LanguageModel:
-    return LanguageModel(small_model(vocab_size=tokenizer.vocab_size, max_length=128, n_layer=7, modes=("car", "ac", "ar")), tokenizer)
+    return LanguageModel(
+        small_model(
+            vocab_size=tokenizer.vocab_size, max_length=128, n_layer=7, modes=("car", "ac", "ar")
+        ),
+        tokenizer,
+    )
 
 
 @contextmanager
@@ -144,7 +164,12 @@ def proteins(browser: "Browser") -> Iterator[Site]:
 def _watched(context: "BrowserContext", site: Site, expected: str = "") -> Iterator[Screen]:
     """A new page; `expected`: what its console may say."""
     screen = Screen(context.new_page(), site)
-    screen.page.on("console", lambda message: screen.console.append(message.text) if message.type in ("error", "warning") else None)
+    screen.page.on(
+        "console",
+        lambda message: (
+            screen.console.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     screen.page.on("pageerror", lambda error: screen.console.append(str(error)))
     screen.page.on("request", lambda request: screen.asked.append(request.url))
     yield screen
@@ -168,7 +193,9 @@ def screens(browser: "Browser") -> Iterator[Open]:
     """Screens of any kind: `screens(site, width=360, color_scheme="dark")`."""
     with ExitStack() as stack:
 
-        def make(site: Site, expected: str = "", fragment: str = "", ready: bool = True, **options: Any) -> Screen:
+        def make(
+            site: Site, expected: str = "", fragment: str = "", ready: bool = True, **options: Any
+        ) -> Screen:
             context = stack.enter_context(_context(browser, **options))
             screen = stack.enter_context(_watched(context, site, expected))
             screen.open(fragment, ready)

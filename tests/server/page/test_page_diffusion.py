@@ -42,7 +42,10 @@ def plaid(browser: "Browser") -> Iterator[Site]:
 
 def test_the_preferred_mode_is_chosen_and_the_other_is_offered(mdlm: Site, screens: Open) -> None:
     screen = screens(mdlm)
-    assert screen.page.locator("#mode option").all_text_contents() == ["AC: any order", "Diffusion: in its own steps"]
+    assert screen.page.locator("#mode option").all_text_contents() == [
+        "AC: any order",
+        "Diffusion: in its own steps",
+    ]
     assert screen.page.input_value("#mode") == "ac"
     screen.fill(TEXT, seed=7)
     assert screen.filled == mdlm.lm.infill(TEXT, seed=7, order=ByConfidence("probability"))[0].text
@@ -52,14 +55,20 @@ def test_the_preferred_mode_is_chosen_and_the_other_is_offered(mdlm: Site, scree
     assert screen.page.is_disabled("#order")
 
 
-def test_a_model_without_another_mode_fills_and_shows_candidates(plaid: Site, screens: Open) -> None:
+def test_a_model_without_another_mode_fills_and_shows_candidates(
+    plaid: Site, screens: Open
+) -> None:
     screen = screens(plaid)
-    assert screen.page.locator("#mode option").all_text_contents() == ["Diffusion: in its own steps"]
+    assert screen.page.locator("#mode option").all_text_contents() == [
+        "Diffusion: in its own steps"
+    ]
     screen.fill(TEXT, seed=7)
     [expected] = plaid.lm.infill(TEXT, seed=7, top=6)
     assert screen.filled == expected.text
     assert screen.page.inner_text("#figures div:first-child dd") == shown(expected.log_prob)
-    assert "when it was revealed" in str(screen.page.get_attribute("#figures div:first-child", "title"))
+    assert "when it was revealed" in str(
+        screen.page.get_attribute("#figures div:first-child", "title")
+    )
     screen.page.locator("#sheet .token").nth(1).hover()
     box = screen.page.locator("#candidates")
     box.wait_for()

@@ -1,4 +1,6 @@
-"""Mark, fill, point, lock, fill again: the page shows what the model answers, and what is locked stays."""
+"""Mark, fill, point, lock, fill again: the page shows what the model answers, and
+what is locked stays.
+"""
 
 import re
 import time
@@ -13,7 +15,8 @@ TEXT = "the cat [[3]] the mat and [[2]] dog"
 
 def test_selected_words_become_a_blank_of_as_many_tokens(screen: Screen) -> None:
     screen.write("once upon a time there was a cat")
-    screen.page.evaluate("document.getElementById('text').setSelectionRange(4, 17)")  # with the spaces around
+    # with the spaces around
+    screen.page.evaluate("document.getElementById('text').setSelectionRange(4, 17)")
     screen.page.focus("#text")
     screen.page.click("#bubble")
     screen.page.wait_for_selector(".pill")
@@ -44,7 +47,8 @@ def test_dragging_the_grip_changes_the_length(screen: Screen) -> None:
     screen.page.mouse.move(x, y)
     screen.page.mouse.down()
     screen.page.mouse.move(x + 44, y, steps=4)
-    assert screen.page.locator("#sheet .token.open").count() == 7  # seen before the button is let go
+    # seen before the button is let go
+    assert screen.page.locator("#sheet .token.open").count() == 7
     assert screen.text == "the [[3]] mat"
     screen.page.mouse.up()
     assert screen.text == "the [[7]] mat"
@@ -61,7 +65,8 @@ def test_dragging_the_grip_changes_the_length(screen: Screen) -> None:
 def test_the_length_is_also_set_in_figures(screen: Screen) -> None:
     screen.fill("the [[3]] mat", seed=1)
     screen.page.click(".grip")
-    assert screen.page.locator("#sheet .token:not(.open):not(.draft)").count() == 3  # looking changes nothing
+    # looking changes nothing
+    assert screen.page.locator("#sheet .token:not(.open):not(.draft)").count() == 3
     screen.page.get_by_label("At most").fill("8")
     assert screen.text == "the [[3-8]] mat"
     screen.page.get_by_label("the model chooses").check()
@@ -79,7 +84,9 @@ def test_the_page_shows_the_models_own_filling(screen: Screen) -> None:
         "tokens => tokens.map(token => Number(token.style.getPropertyValue('--p')) ** 2)"
     )
     shares = [share for span in expected.spans for share in span.log_probs]
-    assert [round(shade, 2) for shade in shades] == pytest.approx([round(2.718281828**share, 2) for share in shares], abs=0.011)
+    assert [round(shade, 2) for shade in shades] == pytest.approx(
+        [round(2.718281828**share, 2) for share in shares], abs=0.011
+    )
     assert expected.text in screen.page.inner_text("#live")
 
 
@@ -103,7 +110,8 @@ def test_tokens_arrive_one_by_one_and_a_fill_can_be_stopped(screen: Screen) -> N
         new MutationObserver(look).observe(sheet, {subtree: true, childList: true, attributes: true});
     """)
     screen.page.click("#fill")
-    screen.page.wait_for_selector("body[data-stopped]")  # wait_for_function polls by eval, which the page's policy forbids
+    # wait_for_function polls by eval, which the page's policy forbids
+    screen.page.wait_for_selector("body[data-stopped]")
     screen.page.wait_for_selector("#fill:visible")
     known = len(screen.tokens(":not(.open)"))
     assert 2 < known < 100
@@ -121,7 +129,10 @@ def test_drafts_look_different_until_they_are_confirmed(screen: Screen) -> None:
     screen.fill("the cat [[40]] the mat", seed=3, mode="ac", order="probability")
     assert screen.page.evaluate("[...drafts]") == ["italic"]
     assert screen.tokens(".draft") == []
-    assert screen.page.evaluate("getComputedStyle(document.querySelector('.token')).fontStyle") == "normal"
+    assert (
+        screen.page.evaluate("getComputedStyle(document.querySelector('.token')).fontStyle")
+        == "normal"
+    )
 
 
 def test_pointing_shows_candidates_and_choosing_one_locks_it(screen: Screen) -> None:
@@ -130,7 +141,9 @@ def test_pointing_shows_candidates_and_choosing_one_locks_it(screen: Screen) -> 
     screen.page.locator("#sheet .token").nth(1).hover()
     box = screen.page.locator("#candidates")
     box.wait_for()
-    odds = [float(re.sub(r"[^0-9.]", "", text)) for text in box.locator(".odds").all_text_contents()]
+    odds = [
+        float(re.sub(r"[^0-9.]", "", text)) for text in box.locator(".odds").all_text_contents()
+    ]
     assert len(odds) >= 2
     assert odds[:8] == sorted(odds[:8], reverse=True)
     assert box.locator(".candidate.same").count() == 1
@@ -156,7 +169,8 @@ def test_a_locked_filling_stays_when_the_rest_is_filled_again(screen: Screen) ->
     assert screen.filled == second.text
     assert second.text.startswith(f"the cat{first.spans[0].text} the mat and")
     screen.page.click("#undo")
-    assert (screen.text, screen.filled) == (TEXT, first.text)  # the lock is undone, its fillings are back
+    # the lock is undone, its fillings are back
+    assert (screen.text, screen.filled) == (TEXT, first.text)
 
 
 def test_undo_brings_back_the_fill_before(screen: Screen) -> None:
@@ -223,7 +237,9 @@ def test_everything_by_keyboard(screen: Screen) -> None:
     assert screen.page.evaluate("document.activeElement.dataset.index") == "0"
     keyboard.press("ArrowRight")
     assert screen.page.evaluate("document.activeElement.dataset.index") == "1"
-    assert "2 of 2 in blank 1" in (screen.page.evaluate("document.activeElement.getAttribute('aria-label')"))
+    assert "2 of 2 in blank 1" in (
+        screen.page.evaluate("document.activeElement.getAttribute('aria-label')")
+    )
     assert screen.page.is_visible("#candidates")
     keyboard.press("Enter")
     assert screen.page.evaluate("document.activeElement.className").startswith("candidate")

@@ -1,4 +1,6 @@
-"""Readable by everybody: both themes, a narrow screen, sequences in groups of ten, names for all that can be pressed."""
+"""Readable by everybody: both themes, a narrow screen, sequences in groups of ten, names for all
+that can be pressed.
+"""
 
 from typing import Literal
 
@@ -34,7 +36,9 @@ READ = """
 NAMES = [name.strip() for name in READ.split(",")]
 
 
-def test_examples_are_filled_at_once_and_text_stands_out_from_its_ground(texts: Site, genes: Site, proteins: Site, screens: Open) -> None:
+def test_examples_are_filled_at_once_and_text_stands_out_from_its_ground(
+    texts: Site, genes: Site, proteins: Site, screens: Open
+) -> None:
     seen: dict[tuple[str, str], float] = {}
     for site in (texts, genes, proteins):
         screen = screens(site)
@@ -94,14 +98,23 @@ def test_sequences_stand_in_tens_under_their_positions(genes: Site, screens: Ope
     screen = screens(genes)
     screen.fill("ACGTACGT[[5]]TTGACAGGCA", seed=1)
     tens = screen.page.locator(".ten")
-    letters = [tens.nth(i).locator(".letter, .token").all_text_contents() for i in range(tens.count())]
+    letters = [
+        tens.nth(i).locator(".letter, .token").all_text_contents() for i in range(tens.count())
+    ]
     assert [len(ten) for ten in letters] == [10, 10, 3]
     [expected] = genes.lm.infill("ACGTACGT[[5]]TTGACAGGCA", seed=1)
     assert "".join(letter for ten in letters for letter in ten) == expected.text
     assert screen.page.locator(".position").all_text_contents() == ["1", "11", "21"]
-    colours = screen.page.locator(".ten .letter").evaluate_all("all => all.slice(0, 4).map(letter => getComputedStyle(letter).color)")
+    colours = screen.page.locator(".ten .letter").evaluate_all(
+        "all => all.slice(0, 4).map(letter => getComputedStyle(letter).color)"
+    )
     assert len(set(colours)) == 4
-    assert "mono" in screen.page.evaluate("getComputedStyle(document.getElementById('sheet')).fontFamily").lower()
+    assert (
+        "mono"
+        in screen.page.evaluate(
+            "getComputedStyle(document.getElementById('sheet')).fontFamily"
+        ).lower()
+    )
 
 
 def test_the_end_of_a_text_is_no_letter_to_lock(genes: Site, screens: Open) -> None:

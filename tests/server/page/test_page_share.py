@@ -1,4 +1,6 @@
-"""What leaves the page says the same as the page: links, code, scores; and what goes wrong is told."""
+"""What leaves the page says the same as the page: links, code, scores; and what goes
+wrong is told.
+"""
 
 import json
 import re
@@ -32,7 +34,10 @@ TRICKY = [
 
 
 def test_the_page_is_small(texts: Site, screens: Open) -> None:
-    sizes = "['navigation', 'resource'].flatMap(kind => performance.getEntriesByType(kind)).map(entry => entry.transferSize)"
+    sizes = (
+        "['navigation', 'resource'].flatMap(kind => performance.getEntriesByType(kind)).map(entry "
+        "=> entry.transferSize)"
+    )
     transferred = screens(texts).page.evaluate(sizes)  # nothing is cached there
     assert len(transferred) > 10
     assert sum(transferred) < 100_000
@@ -40,7 +45,9 @@ def test_the_page_is_small(texts: Site, screens: Open) -> None:
 
 def test_no_file_names_another_address() -> None:
     for file in sorted(FILES.iterdir()):
-        addresses = set(re.findall(r"https?://[^\s\"'`)]+", file.read_text())) - {"http://www.w3.org/2000/svg"}
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", file.read_text())) - {
+            "http://www.w3.org/2000/svg"
+        }
         assert not addresses, file.name
 
 
@@ -51,7 +58,13 @@ def test_a_link_brings_back_text_settings_and_filling(screen: Screen, screens: O
     other = screens(screen.site, fragment=screen.page.evaluate("location.hash"))
     other.page.wait_for_selector("#figures div")
     assert (other.text, other.filled) == (TEXT, screen.filled)
-    for name, value in (("mode", "ac"), ("order", "random"), ("temperature", "0.5"), ("top_p", "0.9"), ("n", "2")):
+    for name, value in (
+        ("mode", "ac"),
+        ("order", "random"),
+        ("temperature", "0.5"),
+        ("top_p", "0.9"),
+        ("n", "2"),
+    ):
         assert other.page.input_value(f"#{name}") == value
 
 
@@ -61,11 +74,17 @@ def test_the_curl_command_gives_the_same_filling(screen: Screen, text: str) -> N
     screen.page.click("#code")
     screen.page.wait_for_selector("#code-dialog[open]")
     words = shlex.split(screen.page.inner_text("#code-text"))
-    answer = httpx.post(words[1], json=json.loads(words[words.index("-d") + 1])).raise_for_status().json()
+    answer = (
+        httpx.post(words[1], json=json.loads(words[words.index("-d") + 1]))
+        .raise_for_status()
+        .json()
+    )
     assert answer["results"][0]["text"] == screen.filled
 
 
-def test_the_python_lines_give_the_same_filling(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_lines_give_the_same_filling(
+    screen: Screen, capsys: pytest.CaptureFixture[str]
+) -> None:
     screen.fill(TEXT, n=2, temperature="0.8", mode="ac")
     screen.page.click("#code")
     screen.page.get_by_role("tab", name="Python").click()
@@ -89,7 +108,9 @@ def test_marks_are_read_and_written_as_the_library_does(screen: Screen) -> None:
             return [pieces, contents, write(pieces, contents)];
         });
     }"""
-    for text, (pieces, contents, written) in zip(TRICKY, screen.page.evaluate(read, TRICKY), strict=True):
+    for text, (pieces, contents, written) in zip(
+        TRICKY, screen.page.evaluate(read, TRICKY), strict=True
+    ):
         template = blanks.parse(text)
         assert (tuple(pieces), tuple(contents)) == (template.pieces, template.contents)
         assert written == blanks.write(template.pieces, template.contents)
@@ -110,8 +131,19 @@ def test_what_the_server_refuses_is_told(texts: Site, screens: Open) -> None:
 
 def test_a_busy_server_is_tried_again_after_its_time(texts: Site, screens: Open) -> None:
     screen = screens(texts, expected="status of 429")
-    refusal = {"error": {"message": "the queue is full", "type": "rate_limit_error", "param": None, "code": None}}
-    screen.page.route("**/v1/infill", lambda route: route.fulfill(status=429, headers={"Retry-After": "1"}, json=refusal), times=1)
+    refusal = {
+        "error": {
+            "message": "the queue is full",
+            "type": "rate_limit_error",
+            "param": None,
+            "code": None,
+        }
+    }
+    screen.page.route(
+        "**/v1/infill",
+        lambda route: route.fulfill(status=429, headers={"Retry-After": "1"}, json=refusal),
+        times=1,
+    )
     screen.write(TEXT)
     screen.page.click("#fill")
     retry = screen.page.get_by_role("button", name="Try again")
@@ -135,7 +167,9 @@ def test_a_server_with_a_key_is_given_one(
         assert screen.filled == texts.lm.infill(TEXT, seed=1)[0].text
         screen.page.click("#code")
         screen.page.wait_for_selector("#code-dialog[open]")
-        assert '-H "Authorization: Bearer $TRACFORMER_API_KEY"' in screen.page.inner_text("#code-text")
+        assert '-H "Authorization: Bearer $TRACFORMER_API_KEY"' in screen.page.inner_text(
+            "#code-text"
+        )
         screen.page.get_by_role("tab", name="Python").click()
         python = screen.page.inner_text("#code-text")
         assert "sesame" not in python
@@ -149,7 +183,8 @@ def test_a_browser_that_keeps_nothing_is_served_too(texts: Site, browser: "Brows
     with browser.new_context() as context:
         page = context.new_page()
         page.add_init_script(
-            f"for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, name, {{ {forbidden} }});"
+            "for (const name of ['localStorage', 'sessionStorage']) Object.defineProperty(window, "
+            f"name, {{ {forbidden} }});"
         )
         page.goto(texts.url)
         page.wait_for_selector("body[data-ready]", timeout=30_000)
@@ -167,7 +202,11 @@ def test_a_lost_connection_is_told(texts: Site, screens: Open) -> None:
     screen.page.get_by_role("button", name="Try again").click()
     screen.page.wait_for_selector("#figures div")
     cut = 'event: start\ndata: {"id": "x", "model": "m", "seed": 1}\n\n'
-    screen.page.route("**/v1/infill", lambda route: route.fulfill(content_type="text/event-stream", body=cut), times=1)
+    screen.page.route(
+        "**/v1/infill",
+        lambda route: route.fulfill(content_type="text/event-stream", body=cut),
+        times=1,
+    )
     screen.page.click("#fill")
     screen.page.wait_for_selector("#error:visible")
     assert "lost" in screen.page.inner_text("#error")
