@@ -58,7 +58,7 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
     command = [
         sys.executable,
         "-m",
-        "tracformer.cli",
+        "tracformer",
         "serve",
         model,
         "--port",
