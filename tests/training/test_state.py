@@ -55,3 +55,10 @@ def test_an_average_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
     for state in (whole, second):
         advance(state, 0.3)
     assert all(torch.equal(second.average[name], mean) for name, mean in whole.average.items())
+
+
+def test_the_place_in_the_stream_counts_sequences() -> None:
+    state = state_of(ema=0.0)
+    state.advance(8)
+    state.advance(5)
+    assert (state.step, state.position) == (2, 13)
