@@ -1,4 +1,6 @@
-"""How long a span is: the two laws of Algorithm 1.
+"""Which tokens are given: laws of span lengths, context strategies, and the strings that name them.
+
+How long a span is: the two laws of Algorithm 1.
 
 A law is its log cdf, log F(n) = log P(length <= n) for n = 1, 2, ...: in logs a hole far shorter
 than the usual span keeps its true, tiny chance of being filled.

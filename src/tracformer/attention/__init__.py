@@ -1,4 +1,6 @@
-"""One interface, several implementations, chosen by name.
+"""The sparse attentions: one interface, several implementations chosen by name.
+
+One interface, several implementations, chosen by name.
 
 The sparse attentions: one interface, several implementations; `reference` is the definition,
 `native` the default.

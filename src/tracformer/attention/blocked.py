@@ -1,4 +1,6 @@
-"""Causal attention that also returns its logsumexp, and a backward that takes one: the parts from
+"""Linear-memory attention in plain PyTorch: encoder windows and the strided decoder.
+
+Causal attention that also returns its logsumexp, and a backward that takes one: the parts from
 which a joint softmax is merged.
 
 Attention over the union of disjoint key sets is the average of the parts weighted by exp(lse_part -

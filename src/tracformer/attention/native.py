@@ -1,4 +1,6 @@
-"""The compiled operations with their gradients. Each forward leaves its result and the logsumexp of
+"""The same attentions in C++ with their gradients; the default on CPUs.
+
+The compiled operations with their gradients. Each forward leaves its result and the logsumexp of
 its scores; weights are recomputed.
 
 The same attentions in C++ for the CPU: float32 and float64, forward and backward, without

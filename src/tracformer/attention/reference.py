@@ -1,4 +1,6 @@
-"""Dense masks, filled key by key from the geometry: the readable statement that every fast path is
+"""Attention by dense masks: the definition that every other implementation is tested against.
+
+Dense masks, filled key by key from the geometry: the readable statement that every fast path is
 tested against.
 
 The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for

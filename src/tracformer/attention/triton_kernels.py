@@ -1,4 +1,6 @@
-"""What the kernels share: tiles of rows in and out of memory, and one tile's part in a softmax and
+"""Triton kernels of the two attentions, and their gradients.
+
+What the kernels share: tiles of rows in and out of memory, and one tile's part in a softmax and
 in its gradient.
 
 A tile is BLOCK rows of one head, (BLOCK, BLOCK_D), of a tensor (..., H, D) whose rows lie `pitch` =

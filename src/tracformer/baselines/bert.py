@@ -1,4 +1,6 @@
-"""BERT: one encoder reads the text with every target as the mask, and predicts each target from
+"""BERT and BERT-bidir, as published.
+
+BERT: one encoder reads the text with every target as the mask, and predicts each target from
 what is given: p(x_t | x_C).
 
 The network is `BertForMaskedLM` of `transformers`: post-norm layers, and a dense layer with GELU

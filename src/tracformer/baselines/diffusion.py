@@ -1,4 +1,6 @@
-"""The conditional bound of a masked diffusion model, estimated with little variance and with noise
+"""Masked diffusion: bound on the likelihood, reverse process, and the shared model.
+
+The conditional bound of a masked diffusion model, estimated with little variance and with noise
 that no batch can change.
 
 Given tokens are never noised and never counted. With R targets, each masked independently with

@@ -1,4 +1,6 @@
-"""GPT-2: plain left to right, p(x_t | bos, x_<t). What follows a hole is not seen.
+"""GPT-2, and GPT-2 that fills in the middle.
+
+GPT-2: plain left to right, p(x_t | bos, x_<t). What follows a hole is not seen.
 
 The network is `GPT2Model` of `transformers`, whose head is the embedding. The first token is
 predicted too: the network reads `bos_id`, GPT-2's <|endoftext|>, before the text. The last token is

@@ -1,4 +1,6 @@
-"""Gaussian noise on vectors, in continuous time (Kingma et al., 2021, "Variational Diffusion
+"""PLAID: Gaussian diffusion on token embeddings.
+
+Gaussian noise on vectors, in continuous time (Kingma et al., 2021, "Variational Diffusion
 Models").
 
 z_t = alpha_t x + sigma_t eps with alpha_t^2 = sigmoid(-gamma(t)) and sigma_t^2 = sigmoid(gamma(t)),

@@ -1,4 +1,6 @@
-"""Read PyTorch files of other programs without running anything that they contain.
+"""Read published GPT-2, SEDD and MDLM weights without running pickled code.
+
+Read PyTorch files of other programs without running anything that they contain.
 
 - `read_pickle`: files of tensors and plain values, by `torch.load(weights_only=True)`.
 - `read_checkpoint`: training checkpoints too, whose pickles name classes of other packages. None of

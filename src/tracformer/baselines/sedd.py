@@ -1,4 +1,6 @@
-"""SEDD (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities,
+"""SEDD and D3PM.
+
+SEDD (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities,
 trained by score entropy.
 
 With s_y the log-score of token y behind a mask and r = 1/expm1(sigma) its scale, published networks

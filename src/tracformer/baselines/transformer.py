@@ -1,4 +1,6 @@
-"""Dense attention of the baselines: PyTorch's own, and plain products where those train faster.
+"""Dense attention, and what the systems built on the package `transformers` share.
+
+Dense attention of the baselines: PyTorch's own, and plain products where those train faster.
 
 What the peers built on the package `transformers` share: the shape of a plain Transformer, and how
 given positions are answered.

@@ -1,4 +1,6 @@
-"""What the attentions are compared with: PyTorch's own attention under dense masks, dense causal
+"""Attention: time, growth and memory, against other implementations.
+
+What the attentions are compared with: PyTorch's own attention under dense masks, dense causal
 attention, and `blocked` compiled.
 
 Attention alone, forward and backward: all encoder layers, the decoder's strides, growth in T, peak

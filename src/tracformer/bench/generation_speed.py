@@ -1,4 +1,6 @@
-"""What the pieces about generation share: a model with random weights, and rivals that take turns.
+"""Cached generation, the engine under requests, and memory.
+
+What the pieces about generation share: a model with random weights, and rivals that take turns.
 
 Many requests of different lengths, contexts, modes and samplers that come at once: through the
 engine, and one after the other.

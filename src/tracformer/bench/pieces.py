@@ -1,4 +1,6 @@
-"""What a run has measured, on disk after every piece; and the lines of its table.
+"""What a benchmark consists of: pieces, their figures, sizes and timing.
+
+What a run has measured, on disk after every piece; and the lines of its table.
 
 How time, memory and other people's load are measured.
 

@@ -1,4 +1,6 @@
-"""The table of a run, as text for a terminal and as markdown.
+"""Run the benchmark and print its tables.
+
+The table of a run, as text for a terminal and as markdown.
 
 A run: every piece in a fresh process, saved as soon as it is there, so that a kill loses one piece
 at most.

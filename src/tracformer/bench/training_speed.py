@@ -1,4 +1,6 @@
-"""One training step of any system, timed in a fresh process: forward, backward, clipped gradients,
+"""Training steps against systems of equal size.
+
+One training step of any system, timed in a fresh process: forward, backward, clipped gradients,
 AdamW.
 
 The training step of the presets: time, tokens a second, and how much of the machine's

@@ -1,4 +1,6 @@
-"""`tracformer VERB ...`: finds the verb's file, and turns a user's mistake into one paragraph and
+"""The command line: verbs, errors and exit codes.
+
+`tracformer VERB ...`: finds the verb's file, and turns a user's mistake into one paragraph and
 exit code 2.
 
 The command line: one file a verb, loaded only when its verb is called.

@@ -1,4 +1,6 @@
-"""What a command reads: the model it is told to use, and texts from its arguments, a file or
+"""Arguments that verbs share: models, texts and sampling options.
+
+What a command reads: the model it is told to use, and texts from its arguments, a file or
 standard input.
 
 How tokens are picked, as options of a command: everything a `Sampler` knows, in the user's words.

@@ -1,4 +1,6 @@
-"""What a command prints: texts with their fills shaded by probability on a terminal, plain text
+"""What is printed: shading, JSON lines, and a live canvas.
+
+What a command prints: texts with their fills shaded by probability on a terminal, plain text
 elsewhere.
 
 Each shade sets both foreground and background, so it reads the same on dark and on light terminals;

@@ -1,4 +1,6 @@
-"""The tokenisers that are made here: bytes, characters of an alphabet, and byte-level BPE.
+"""Make, choose or load a tokenizer.
+
+The tokenisers that are made here: bytes, characters of an alphabet, and byte-level BPE.
 
 A tokeniser from a short string: a kind to build, a folder, a file, or an id of the Hugging Face
 hub.

@@ -1,4 +1,6 @@
-"""Text in bounded memory: files read in chunks, documents found in them, giant documents handed out
+"""Documents of text, JSONL and FASTA files.
+
+Text in bounded memory: files read in chunks, documents found in them, giant documents handed out
 in pieces.
 
 What a file's name says about its format, and the documents of each format.

@@ -1,4 +1,6 @@
-"""In which order examples are read: a shuffled, endless stream in which one integer is a place to
+"""Rows of tokens in shuffled order.
+
+In which order examples are read: a shuffled, endless stream in which one integer is a place to
 resume from.
 
 Training examples out of a split: packed blocks, or one record a row.
@@ -96,7 +98,7 @@ LONG = ("window", "cut")
 class Examples(Protocol):
     """Numbered rows of `length` tokens.
 
-    Rows may be shorter: `lengths` says by how much, and padding repeats end of text.
+    Rows may be shorter: `lengths` are their true lengths, and padding repeats end of text.
     """
 
     length: int

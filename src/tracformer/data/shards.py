@@ -1,4 +1,6 @@
-"""A prepared folder on disk: which files it holds and what its `manifest.json` says.
+"""Prepared data: its manifest and memory-mapped reading.
+
+A prepared folder on disk: which files it holds and what its `manifest.json` says.
 
 train-00000.bin ...   token ids, little-endian, all shards but the last of equal length
 train.index.bin       int64: where each document begins, and at last where the split ends

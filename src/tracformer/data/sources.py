@@ -1,4 +1,6 @@
-"""Data sets of the Hugging Face hub, the paper's by name. Needs the package `datasets` (extra
+"""Where documents come from: files, folders, named data sets, the Hugging Face hub.
+
+Data sets of the Hugging Face hub, the paper's by name. Needs the package `datasets` (extra
 `hub`).
 
 Named data sets from files that lie in one folder, instead of a download.

@@ -1,4 +1,6 @@
-"""Aligned FASTA: which column of the family each residue stands in.
+"""Hold out validation data: by hash, by tail, or by sequence identity.
+
+Aligned FASTA: which column of the family each residue stands in.
 
 Two ways of writing are read. Plain: every row has the same width, `-` or `.` where a record has no
 residue. A2M: upper case and `-` are the family's columns, lower case and `.` are insertions between

@@ -1,4 +1,6 @@
-"""Text that does not begin a document, for tokenisers that put a space before every text.
+"""Tokenizer: text to ids and back.
+
+Text that does not begin a document, for tokenisers that put a space before every text.
 
 SentencePiece's tokenisers spell a word with the space before it, the first word of a text too: that
 space is put there when a text is read and hidden when it is written. Right for a document, wrong

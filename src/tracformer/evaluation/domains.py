@@ -1,4 +1,6 @@
-"""A profile hidden Markov model of a family (Plan 7), and what it says about residues that are not
+"""The task `domains`: protein families beside a profile and a profile HMM.
+
+A profile hidden Markov model of a family (Plan 7), and what it says about residues that are not
 known.
 
 Node k has a match state M_k, an insert state I_k and a silent delete state D_k; node 0 begins, and

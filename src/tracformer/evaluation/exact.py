@@ -1,4 +1,6 @@
-"""The benchmark's hole patterns, a fixed list: from one missing token to one given, in runs, combs
+"""The task `exact`: KL from the known conditionals, pattern by pattern.
+
+The benchmark's hole patterns, a fixed list: from one missing token to one given, in runs, combs
 and halves.
 
 Two models whose score is known before it is measured: the truth, and the one that knows nothing.

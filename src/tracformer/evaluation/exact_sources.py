@@ -1,4 +1,6 @@
-"""Hidden Markov chains: a source whose every conditional is known exactly, so that a model can be
+"""Sources whose every conditional is known: hidden Markov chains, copies, a grammar.
+
+Hidden Markov chains: a source whose every conditional is known exactly, so that a model can be
 measured against the truth.
 
 What a source with exact answers offers: samples, and the three conditionals that the three kinds of

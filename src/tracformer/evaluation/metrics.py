@@ -1,4 +1,6 @@
-"""Holes filled by a model, several times each, and the texts that come out.
+"""BLEU, BERTScore and MAUVE of filled texts.
+
+Holes filled by a model, several times each, and the texts that come out.
 
 Sample s of sequence i has a seed of its own, so that neither the batch nor the number of processes
 changes a fill. Sequences go in blocks: blocks are shared among ranks, and a finished one is kept in

@@ -1,4 +1,6 @@
-"""The log-probability of sequences along a given order, under any model that answers `ac`: the
+"""Log-probabilities along orders, and the task `orders` (Figure 2).
+
+The log-probability of sequences along a given order, under any model that answers `ac`: the
 paper's Figure 2.
 
 By the chain rule, log p(x) = sum over i of log p(x_order[i] | x_order[<i], x_C). A consistent model

@@ -1,9 +1,11 @@
-"""Numbers for each sequence, asked block by block: blocks are shared among ranks, and a finished
+"""Put questions to a model in blocks that survive an interruption.
+
+Numbers for each sequence, asked block by block: blocks are shared among ranks, and a finished
 one outlives an interruption.
 
 Put many contexts of many sequences to a model, and add up what it answers for each.
 
-Sequences are asked in blocks (see `gathering`), all contexts of one side by side: in mode `car` a
+Sequences are asked in blocks (see `by_sequence`), all contexts of one side by side: in mode `car` a
 Tracformer then encodes the text before the targets once for all of them, and in mode `ar`, where
 what is given does not matter, one pass answers every context.
 """

@@ -82,7 +82,7 @@ def load_subjects(
 
     Without @MODE a model answers in the first of `modes` that it has, or if none is named in the
     first of car, ac, ar that it has. Each stands there once for each kind of `weights` (see
-    `model.lean`), under its name and the kind.
+    `model.fast_step`), under its name and the kind.
     """
     for kind in weights:
         check_kind(kind)

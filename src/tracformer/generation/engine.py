@@ -1,4 +1,6 @@
-"""Who runs the model for the text level: the caller's own thread (`Here`), or an engine that many
+"""One thread that runs generation requests of many threads on one model.
+
+Who runs the model for the text level: the caller's own thread (`Here`), or an engine that many
 callers share (`engine.Request`).
 
 One client's share of an engine: calls that block in the client's thread, while the engine's
@@ -53,7 +55,7 @@ class Runner(Protocol):
         lengths: Tensor | None = None,
         **rules: Unpack[Rules],
     ) -> Filled:
-        """As `generation.fill.fill`.
+        """As `generation.decode.fill`.
 
         `watch` is called in the caller's thread; `only` and `stop` in any.
         """

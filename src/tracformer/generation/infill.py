@@ -1,4 +1,6 @@
-"""What holds for every text that is filled or written: which tokens may come, and what its reader
+"""From texts with blanks to ranked results.
+
+What holds for every text that is filled or written: which tokens may come, and what its reader
 must know.
 
 A second opinion on fillings, from the same model: the whole text read from left to right.

@@ -5,7 +5,7 @@ on from a prompt.
     lm.infill("Once upon a time [[3-8]] lived in a wood.")[0].text
     lm.score("Once upon a time [[a fox]] lived in a wood.").log_prob
 
-How blanks are written is in `blanks`; how unknown lengths are chosen, in `lengths`.
+How blanks are written is in `template`; how unknown lengths are chosen, in `length_posterior`.
 """
 
 import math
@@ -103,22 +103,36 @@ class LanguageModel:
         top: int = 0,
         watch: Watch | None = None,
     ) -> list[Infilled]:
-        """Fill the blanks of a text: `n` samples, in the order they were drawn; sample i has seed
-        `derived_seed(seed, i)`.
+        """Fill the blanks of a text.
 
-        mode: `car` sees both sides and all that is filled before; `ac` takes any `order`. Default:
-        the first that the model has.
-        whole: the text is a whole document, so an end of text is given behind it; False: a
-        fragment.
-        best_of: draw so many, return the `n` most probable that differ, the best first.
-        search: "best-first:BUDGET" finds the most probable fillings, or says in `note` that it gave
-        up; "beam:WIDTH" approximates them.
-        reread: of what `best_of` or a beam found, the best by this and by how the whole text reads
-        from left to right (see `rereading`). max_blank, prior, length_draws, lengths: for blanks of
-        unknown length, see `lengths`; `prior` maps a blank's number of tokens to a weight (None:
-        all alike), `lengths` is "sample" or "rank" (sample i has the i-th likeliest length).
-        batch: sequences at once. top: so many candidates of each token. watch: is told of each
-        token as it comes; a `Watcher` of more.
+        Args:
+            text: Text with blanks: [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
+            n: Number of samples, in the order they are drawn. Sample i has seed
+                `derived_seed(seed, i)`.
+            mode: `car` sees both sides and all that is filled before; `ac` takes any `order`.
+                Default: the first of these that the model has.
+            sampler: Temperature, top-p and other changes of the distribution.
+            seed: Random seed.
+            order: Order in which positions are filled, for `ac`.
+            best_of: Draw this many and return the `n` most probable distinct ones, best first.
+            search: "beam:WIDTH" approximates the most probable fillings; "best-first:BUDGET" finds
+                them, or says in `note` that it gave up.
+            reread: Rank what `best_of` or a beam found also by how the whole text reads from left
+                to right (see `infill`).
+            whole: The text is a whole document, so the end of text is given; False: a fragment.
+            max_blank: Longest filling of a blank of any length.
+            prior: Weight of each length of a blank; None: all alike (see `length_posterior`).
+            length_draws: Samples from which the mass of a length is estimated.
+            lengths: "sample" draws lengths; "rank" gives sample i the i-th most likely length.
+            batch: Number of sequences at once.
+            top: Number of most likely tokens to return for each position.
+            watch: Callback for each token as it arrives; a `Watcher` gets drafts and lengths too.
+
+        Returns:
+            The filled texts with the log-probability of what was filled.
+
+        Raises:
+            ValueError: The text has no blank, does not fit the model, or options contradict.
         """
         [results] = self.infill_many(
             [text],
@@ -439,7 +453,7 @@ def load(
     Published weights of GPT-2, SEDD and MDLM are read as well; `tokenizer` names one where none
     lies beside the weights. `weights` rounds a Tracformer's to "bfloat16" or "int8", see
     `LanguageModel.lean`. `options` go to the reader of the weights: for published MDLM and SEDD,
-    `mask_token_id=` and `ema=` (see `peers.dit_checkpoints`).
+    `mask_token_id=` and `ema=` (see `baselines.published`).
     """
     check_kind(weights)
     return LanguageModel(

@@ -1,4 +1,6 @@
-"""Tokens that must come somewhere: is there a place left for each?
+"""Continuous batching: the rows in flight, their rules, and the loop that advances them.
+
+Tokens that must come somewhere: is there a place left for each?
 
 One call of `fill`: its sequences, its rules, and what has come of them so far.
 

@@ -1,4 +1,6 @@
-"""What a tokeniser's tokens look like: which begin with a space, which are not text at all.
+"""Token ids to text: spaces, bytes, and the bytes of each token.
+
+What a tokeniser's tokens look like: which begin with a space, which are not text at all.
 
 Byte-level BPE (ours, GPT-2's) and SentencePiece spell a word together with the space before it;
 WordPiece puts spaces between words, whose tokens have none. So the space in front of a blank

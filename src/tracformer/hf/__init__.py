@@ -1,4 +1,6 @@
-"""The configuration as transformers wants it: the core's fields and checks, beside the keys that
+"""Tracformer as `transformers` classes.
+
+The configuration as transformers wants it: the core's fields and checks, beside the keys that
 transformers keeps for itself.
 
 From transformers' inputs to the core's question: who is given, which tokens are true, how long each

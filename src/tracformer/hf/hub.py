@@ -1,4 +1,6 @@
-"""The model card: what the model is, how to load it, and its evaluation, as markdown with the front
+"""Model cards, and upload to the hub.
+
+The model card: what the model is, how to load it, and its evaluation, as markdown with the front
 matter that the hub reads.
 
 Upload a model's folder to the Hugging Face hub.

@@ -1,4 +1,6 @@
-"""Work that takes several passes of the network, of which each can wait for its turn: others
+"""What every system answers, the checks of a batch, and work in several passes.
+
+Work that takes several passes of the network, of which each can wait for its turn: others
 compute in between.
 
 Every complaint about a batch, in one place: each quotes the value and says what is allowed.
@@ -375,7 +377,7 @@ class ConditionalModel(nn.Module):
 
     def lean(self, kind: str) -> Self:
         """Round the weights to `bfloat16` or `int8` where they stand, for quicker generation; see
-        `model.lean`. There is no way back.
+        `model.fast_step`. There is no way back.
         """
         if kind != self.weights:
             self._check_lean(kind)

@@ -1,4 +1,6 @@
-"""The position-wise network of every block: d -> 4d -> d with GELU.
+"""Rotary positions, the feed-forward network and the pre-norm block.
+
+The position-wise network of every block: d -> 4d -> d with GELU.
 
 Rotary position encoding by true positions, so that shared weights can tell a prefix from a suffix.
 

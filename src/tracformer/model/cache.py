@@ -1,4 +1,6 @@
-"""What a cache keeps of one layer: keys and values, a row a sequence.
+"""The KV cache of left-to-right generation.
+
+What a cache keeps of one layer: keys and values, a row a sequence.
 
 What left-to-right generation remembers, so that a token costs one position of the prefix encoder
 and one of the decoder.

@@ -1,4 +1,6 @@
-"""Weights in fewer bytes, for generation: a step multiplies few rows by all weights, so the bytes
+"""The compiled one-token step, and weights in bfloat16 and int8.
+
+Weights in fewer bytes, for generation: a step multiplies few rows by all weights, so the bytes
 of the weights set its pace.
 
 `bfloat16` keeps the upper half of a float32. `int8` keeps, of an output row w, the integers q =

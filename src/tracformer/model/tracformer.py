@@ -1,4 +1,6 @@
-"""The multi-scope encoder (section 4.1):
+"""The Tractable Transformer: multi-scope encoder, cross-attention-only decoder, and the model.
+
+The multi-scope encoder (section 4.1):
 
 layer l's feature at t depends on exactly the 2^l inputs that end at t in its reading.
 

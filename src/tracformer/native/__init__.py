@@ -1,4 +1,6 @@
-"""Compiles the C++ beside this file at first use, and keeps the result in the user's cache folder.
+"""Compile and load the C++ operations.
+
+Compiles the C++ beside this file at first use, and keeps the result in the user's cache folder.
 
 The file's name is a hash of everything that the machine code depends on: source, flags, PyTorch,
 compiler, processor. It appears under that name only when whole, so that processes which build at

@@ -1,4 +1,6 @@
-"""The page itself: one HTML file that needs nothing else, no network and no script.
+"""Write results as one HTML page.
+
+The page itself: one HTML file that needs nothing else, no network and no script.
 
 Fills side by side with the original text, the same holes for every model.
 

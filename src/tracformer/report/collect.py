@@ -1,4 +1,6 @@
-"""From result files to sections: results of one task with the same options side by side, training
+"""Group results into sections; seeds and paired differences.
+
+From result files to sections: results of one task with the same options side by side, training
 seeds of one model as one line.
 
 A model trained several times is named `NAME #SEED`; its runs share a line, whose cells hold the

@@ -1,4 +1,6 @@
-"""Pictures for the report, by matplotlib: SVG inside the page, which follows its light or dark
+"""Curves, histograms and heat maps of results.
+
+Pictures for the report, by matplotlib: SVG inside the page, which follows its light or dark
 colours, and a PNG beside it.
 
 Colours are Okabe and Ito's, told apart by everyone; each line has its own marker too, and its name

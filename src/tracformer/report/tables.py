@@ -1,4 +1,6 @@
-"""A table of figures: models down, settings across, in blocks by the kind of answer; as HTML, CSV
+"""Tables of results as HTML, CSV and LaTeX, and on the terminal.
+
+A table of figures: models down, settings across, in blocks by the kind of answer; as HTML, CSV
 and LaTeX.
 
 The best cell of a column is marked within its block alone: an exact probability, a marginal and a

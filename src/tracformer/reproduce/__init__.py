@@ -1,4 +1,6 @@
-"""How long an experiment takes, from the tokens that a model trains on in a second of one core.
+"""Run an experiment from nothing to its report.
+
+How long an experiment takes, from the tokens that a model trains on in a second of one core.
 
 Run an experiment from nothing to its report: data, pilots, training, evaluation, the page.
 

@@ -1,4 +1,6 @@
-"""An experiment of the paper as data: which models, trained how and on what, are put to which
+"""An experiment as data, and its data sets.
+
+An experiment of the paper as data: which models, trained how and on what, are put to which
 tasks, at which scale.
 
 `experiments/NAME.yaml` names models and tasks, or other experiments that it puts together;

@@ -1,4 +1,6 @@
-"""Learning rates by pilot: short runs at multiples of a system's planned rates choose one of them.
+"""Learning-rate pilots, learning curves and model sizes.
+
+Learning rates by pilot: short runs at multiples of a system's planned rates choose one of them.
 
 A pilot is a complete run of its own, warm-up and decay included, over a share of the run's steps;
 it scales the rates of AdamW and of Muon alike. All systems have the same multiples, share and data

@@ -1,4 +1,6 @@
-"""The model as `GET /v1/models` tells of it: OpenAI's fields, then what the page needs to know.
+"""Routes, pages, start and stop of the server.
+
+The model as `GET /v1/models` tells of it: OpenAI's fields, then what the page needs to know.
 
 The OpenAPI description, and a page that shows it without asking anyone else for scripts or styles.
 

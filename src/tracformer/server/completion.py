@@ -1,4 +1,6 @@
-"""A text while it grows, token by token: what of it may be told already.
+"""Completions of a prompt and suffix, shared by the protocols; server-sent events.
+
+A text while it grows, token by token: what of it may be told already.
 
 Half a character waits for its other bytes. What may be the beginning of a stop string waits until
 it is clear that it is none.

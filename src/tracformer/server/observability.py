@@ -1,4 +1,6 @@
-"""One JSON object a line, about requests and never about what is in them.
+"""JSON logs and Prometheus metrics.
+
+One JSON object a line, about requests and never about what is in them.
 
 Numbers for Prometheus: what was asked, how long it took, how full the engine is.
 """

@@ -1,4 +1,6 @@
-"""Whose turn it is: so many requests run, so many wait, and the next one is told to come back
+"""Admission of requests, and their work in threads.
+
+Whose turn it is: so many requests run, so many wait, and the next one is told to come back
 later.
 
 What a token is called in the answers of OpenAI's and llama.cpp's protocols.

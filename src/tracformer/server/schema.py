@@ -1,4 +1,6 @@
-"""What the protocols' requests are made of: texts that are text, and models that are strict or
+"""Fields of requests, and settings of the server.
+
+What the protocols' requests are made of: texts that are text, and models that are strict or
 lenient about fields they do not know.
 
 What one may set about a server, and the limits that keep one request from harming the others.

@@ -1,4 +1,6 @@
-"""Checkpoints that survive: written beside, flushed, named by hash in a manifest, renamed last;
+"""Training checkpoints, and the state of a run that they hold.
+
+Checkpoints that survive: written beside, flushed, named by hash in a manifest, renamed last;
 read only when whole.
 
 A checkpoint is a folder `step-00001000` of safetensors and JSON. Tensors are cut by rows into one

@@ -1,4 +1,6 @@
-"""What a run tells: a JSONL file always, TensorBoard where it is installed, and one live line on
+"""The log of a run, and its picture.
+
+What a run tells: a JSONL file always, TensorBoard where it is installed, and one live line on
 the terminal.
 
 Training curves as a picture: loss and held-out perplexities over steps.
