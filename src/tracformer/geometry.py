@@ -88,7 +88,7 @@ def suffix_decoder_keys(t: int, stride: int, length: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Run:
+class KeyRun:
     """Offsets split into an arithmetic run from 0 (`count` keys, `step` apart) and
     the few that lie off it.
     """
@@ -98,7 +98,7 @@ class Run:
     extra: tuple[int, ...]
 
 
-def arithmetic_run(offsets: tuple[int, ...], length: int) -> Run:
+def arithmetic_run(offsets: tuple[int, ...], length: int) -> KeyRun:
     """The split of `offsets` that a sliding window over residue classes wants; distances >= length
     have no key.
 
@@ -110,4 +110,4 @@ def arithmetic_run(offsets: tuple[int, ...], length: int) -> Run:
     count = 1
     while count < len(present) and present[count] == count * step:
         count += 1
-    return Run(step=step, count=count, extra=tuple(present[count:]))
+    return KeyRun(step=step, count=count, extra=tuple(present[count:]))

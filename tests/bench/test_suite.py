@@ -9,7 +9,7 @@ import pytest
 
 from tracformer.bench import plot, suite
 from tracformer.bench import suite as tables
-from tracformer.bench.pieces import FAILED, Figures, Piece, Row, Scale, Store
+from tracformer.bench.pieces import FAILED, BenchPiece, BenchRow, Figures, Scale, Store
 from tracformer.bench.worker import call, measured
 
 SCALE = Scale(
@@ -51,7 +51,7 @@ SCALE = Scale(
 )
 
 
-def here(piece: Piece) -> Figures:
+def here(piece: BenchPiece) -> Figures:
     """In this process, from arguments that went through JSON as they do on the way to another."""
     return call(
         piece.measure.__module__,
@@ -91,7 +91,7 @@ def test_a_picture(store: Store, tmp_path: Path) -> None:
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     done: list[str] = []
 
-    def cut_short(piece: Piece) -> Figures:
+    def cut_short(piece: BenchPiece) -> Figures:
         if len(done) == 3:
             raise KeyboardInterrupt
         done.append(piece.name)
@@ -133,8 +133,8 @@ def test_figures_of_another_run_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_piece_that_fails_or_is_killed_is_told() -> None:
-    assert "killed by signal 6" in measured(Piece("x", os.abort))[FAILED]
-    assert "ValueError: T is 0" in measured(Piece("x", refuse, {"T": 0}))[FAILED]
+    assert "killed by signal 6" in measured(BenchPiece("x", os.abort))[FAILED]
+    assert "ValueError: T is 0" in measured(BenchPiece("x", refuse, {"T": 0}))[FAILED]
 
 
 def refuse(T: int) -> Figures:
@@ -153,7 +153,7 @@ MACHINE: Figures = {
 }
 
 
-def find(pieces: dict[str, Any], what: str, of: str) -> Row:
+def find(pieces: dict[str, Any], what: str, of: str) -> BenchRow:
     return next(
         row
         for row in suite.rows_of({"machine/limits": MACHINE, **pieces})

@@ -18,7 +18,7 @@ from tracformer.distributed import Ranks
 from tracformer.evaluation import fill_quality as infilling
 from tracformer.evaluation import metrics as fills
 from tracformer.evaluation import parse_task
-from tracformer.evaluation.encoders import Found
+from tracformer.evaluation.encoders import FoundEncoder
 from tracformer.evaluation.fill_quality import Infilling
 from tracformer.evaluation.metrics import (
     Ask,
@@ -304,8 +304,8 @@ def test_bleu_of_the_holes_does_not_cross_them() -> None:
 
 def test_only_the_papers_scorers_have_plain_names() -> None:
     roberta, gpt2 = (
-        Found("roberta-large", Path(), 17, "mean"),
-        Found("gpt2-large", Path(), None, "last"),
+        FoundEncoder("roberta-large", Path(), 17, "mean"),
+        FoundEncoder("gpt2-large", Path(), None, "last"),
     )
     assert bertscore_name(roberta, True) == "bertscore"
     assert bertscore_name(roberta, False) == "bertscore[roberta-large]"

@@ -24,7 +24,7 @@ from tracformer.evaluation.runner import evaluate
 from tracformer.renames import first_names
 from tracformer.reproduce.pilots import recipe_hash
 from tracformer.training import train_config as training
-from tracformer.training.checkpoint import Reader, Shard, State, Writer
+from tracformer.training.checkpoint import CheckpointWriter, Reader, Shard, State
 from tracformer.training.optimizer import build_optimizer
 from tracformer.training.train_config import OptimizerConfig, canonical_recipe
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_with_old_names_goes_on(tmp_path: Path) -> None:
         parameter.grad = torch.ones_like(parameter)
     first.optimizer.step()
     first.advance(1)
-    writer = Writer(tmp_path, 1)
+    writer = CheckpointWriter(tmp_path, 1)
     writer.begin()
     for kind, shard in first.shards().items():
         rename = old_moment_name if kind == "optimizer" else old_name

@@ -12,7 +12,7 @@ TENSORS = {"a": torch.randn(7, 3), "b": torch.arange(5.0), "c": torch.randn(2, 2
 def write(
     folder: Path, step: int, tensors: dict[str, torch.Tensor] = TENSORS, world: int = 1
 ) -> Path:
-    writer = ckpt.Writer(folder, step)
+    writer = ckpt.CheckpointWriter(folder, step)
     writer.begin()
     for rank in range(world):
         shard = ckpt.Shard({}, {})
@@ -20,7 +20,7 @@ def write(
             chunk = -(-len(tensor) // world)
             start, stop = min(rank * chunk, len(tensor)), min((rank + 1) * chunk, len(tensor))
             shard.tensors[name] = tensor[start:stop]
-            shard.rows[name] = ckpt.Rows(tuple(tensor.shape), start, stop)
+            shard.rows[name] = ckpt.RowRange(tuple(tensor.shape), start, stop)
         writer.write_shard("weights", shard, rank, world)
     return writer.finish({"step": step})
 
@@ -88,7 +88,7 @@ def test_damage_is_named_and_the_one_before_is_used(
 
 def test_unfinished_writing_is_never_seen(tmp_path: Path) -> None:
     older = write(tmp_path, 1)
-    writer = ckpt.Writer(tmp_path, 2)
+    writer = ckpt.CheckpointWriter(tmp_path, 2)
     writer.begin()
     writer.write_shard("weights", ckpt.Shard(TENSORS, {}))
     assert ckpt.newest_whole(tmp_path) == (older, [])
@@ -98,7 +98,7 @@ def test_unfinished_writing_is_never_seen(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_weights_is_damaged(tmp_path: Path) -> None:
     older = write(tmp_path, 1)
-    writer = ckpt.Writer(tmp_path, 2)
+    writer = ckpt.CheckpointWriter(tmp_path, 2)
     writer.begin()
     writer.finish({"step": 2})
     assert ckpt.newest_whole(tmp_path) == (older, ["step-00000002 holds no weights"])

@@ -4,7 +4,7 @@ import torch
 
 from tests.helpers import small_model
 from tracformer.distributed import Ranks
-from tracformer.training.checkpoint import Reader, State, Writer
+from tracformer.training.checkpoint import CheckpointWriter, Reader, State
 from tracformer.training.optimizer import build_optimizer
 from tracformer.training.train_config import OptimizerConfig
 
@@ -46,7 +46,7 @@ def test_an_average_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
         for step in range(3):
             state.optimizer.step()
             advance(state, step / 7)
-    writer = Writer(tmp_path, 3)
+    writer = CheckpointWriter(tmp_path, 3)
     writer.begin()
     for kind, shard in first.shards().items():
         writer.write_shard(kind, shard)

@@ -48,7 +48,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tracformer.attention.layout import Layout
 from tracformer.devices import wide
-from tracformer.geometry import Run, arithmetic_run
+from tracformer.geometry import KeyRun, arithmetic_run
 
 CHUNK = 128  # queries at a time in the plain version
 
@@ -145,7 +145,7 @@ MIN_BLOCK = 16  # smaller products run far below the machine's matmul rate
 GROUP = 2**19  # elements of q worked on at once
 
 
-def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
     """softmax(q k' / sqrt(D)) v over the keys that `run` describes.
 
     All (B, T, H, D); rows read left to right.
@@ -156,7 +156,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
 class _Blocks:
     """The rearrangement (B, T, H, D) <-> (N, c, D), N = B * step * H * blocks."""
 
-    def __init__(self, shape: torch.Size, run: Run) -> None:
+    def __init__(self, shape: torch.Size, run: KeyRun) -> None:
         self.B, self.T, self.H, _ = shape
         self.step = min(run.step, self.T)
         self.n = -(-self.T // self.step)
@@ -224,7 +224,7 @@ class _Blocks:
 
 class _WindowAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         kept = [
             tensor
@@ -268,7 +268,9 @@ def _groups(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
             yield slice(b, b + rows), slice(None), slice(h, h + heads)
 
 
-def _window_forward(q: Tensor, k: Tensor, v: Tensor, run: Run, out: Tensor) -> tuple[Tensor, ...]:
+def _window_forward(
+    q: Tensor, k: Tensor, v: Tensor, run: KeyRun, out: Tensor
+) -> tuple[Tensor, ...]:
     """Writes `out`; returns what the backward wants again."""
     cut = _Blocks(q.shape, run)
     scale = q.shape[-1] ** -0.5
@@ -295,7 +297,7 @@ def _window_forward(q: Tensor, k: Tensor, v: Tensor, run: Run, out: Tensor) -> t
 def _window_backward(
     kept: tuple[Tensor, ...],
     inputs: list[Tensor],
-    run: Run,
+    run: KeyRun,
     grad_out: Tensor,
     grad_q: Tensor,
     grad_k: Tensor,

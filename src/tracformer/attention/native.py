@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from tracformer.attention.layout import Layout
 from tracformer.attention.triton import Triton
-from tracformer.geometry import Run, arithmetic_run
+from tracformer.geometry import KeyRun, arithmetic_run
 from tracformer.native import available
 
 
@@ -29,10 +29,10 @@ def strided_attention(
 
     Returns (N, H, D).
     """
-    return _StridedAttention.apply(q, k, v, stride, rows, lengths)
+    return _NativeStrided.apply(q, k, v, stride, rows, lengths)
 
 
-class _StridedAttention(torch.autograd.Function):
+class _NativeStrided(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
@@ -49,14 +49,14 @@ class _StridedAttention(torch.autograd.Function):
         return *grads, None, None, None
 
 
-def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
     """Attention over the keys that `run` describes. All (B, T, H, D); rows read left to right."""
-    return _WindowAttention.apply(q, k, v, run)
+    return _NativeWindow.apply(q, k, v, run)
 
 
-class _WindowAttention(torch.autograd.Function):
+class _NativeWindow(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
         out, lse = torch.ops.tracformer.window_forward(q, k, v, run.step, run.count, run.extra)
         ctx.run = run
         ctx.save_for_backward(q, k, v, out, lse)
@@ -65,7 +65,7 @@ class _WindowAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        run: Run = ctx.run
+        run: KeyRun = ctx.run
         grads = torch.ops.tracformer.window_backward(
             grad_out, *ctx.saved_tensors, run.step, run.count, run.extra
         )

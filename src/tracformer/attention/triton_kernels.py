@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tracformer.devices import wide
-from tracformer.geometry import Run
+from tracformer.geometry import KeyRun
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -435,9 +435,9 @@ def strided_backward_keys(
 TILE = 2**13  # bytes; a kernel holds up to six tiles in shared memory
 
 
-def window_attention(q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
     """Attention over the keys that `run` describes. All (B, T, H, D); rows read left to right."""
-    return _WindowAttention.apply(q, k, v, run)
+    return _TritonWindow.apply(q, k, v, run)
 
 
 def strided_attention(
@@ -447,7 +447,7 @@ def strided_attention(
 
     Returns (N, H, D).
     """
-    return _StridedAttention.apply(q, k, v, stride, rows, lengths)
+    return _TritonStrided.apply(q, k, v, stride, rows, lengths)
 
 
 def tile_options(n: int, D: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -481,9 +481,9 @@ def _distances(extra: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(extra or (0,), dtype=torch.int32, device=device)
 
 
-class _WindowAttention(torch.autograd.Function):
+class _TritonWindow(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: Run) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
         q, k, v = (x.contiguous() for x in (q, k, v))
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
         _launch_window(window_forward, (q, k, v, out, lse), q, run)
@@ -506,7 +506,7 @@ class _WindowAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v, None
 
 
-def _launch_window(kernel: Any, tensors: tuple[Tensor, ...], q: Tensor, run: Run) -> None:
+def _launch_window(kernel: Any, tensors: tuple[Tensor, ...], q: Tensor, run: KeyRun) -> None:
     rows, T, H, D = q.shape
     n = -(-T // run.step)
     options = tile_options(n, D, q.dtype)
@@ -518,7 +518,7 @@ def _launch_window(kernel: Any, tensors: tuple[Tensor, ...], q: Tensor, run: Run
         )
 
 
-class _StridedAttention(torch.autograd.Function):
+class _TritonStrided(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor

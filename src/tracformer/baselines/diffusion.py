@@ -197,7 +197,7 @@ Minus infinity at what may not stand there.
 """
 
 
-class Filled(NamedTuple):
+class Denoised(NamedTuple):
     """Tokens (B, T), and what the model thought of each one (B, T) when it was revealed: log p
     before temperature, zero where given.
     """
@@ -214,7 +214,7 @@ def scheduled(
     lengths: Tensor,
     steps: int | None,
     draws: "Draws",
-) -> Passes[Filled]:
+) -> Passes[Denoised]:
     """For models that reveal at the forward process's own rate, a masked position with probability
     1 - s/t between t and s: the time of each is uniform, so all are drawn ahead and the network
     runs only where one of them comes due. `steps` None: one position at a time, the limit of many
@@ -253,7 +253,7 @@ def posterior(
     lengths: Tensor,
     times: Sequence[float],
     draws: "Draws",
-) -> Passes[Filled]:
+) -> Passes[Denoised]:
     """For models that say themselves how probably a position is revealed between times[j] and
     times[j + 1]; `times` falls from 1 to 0. What is still masked at the end is revealed in the last
     step.
@@ -294,7 +294,7 @@ class Draws:
         """(B, T)"""
         return uniforms(*self._each, stream).view(len(self.seeds), -1)
 
-    def reveal(self, filled: Filled, logits: Tensor, where: Tensor) -> None:
+    def reveal(self, filled: Denoised, logits: Tensor, where: Tensor) -> None:
         """Put a token at each True of where (B, T), whose logits are (N, V)."""
         scores = logits if self.restrict is None else self.restrict(where, logits)
         picked, log_probs = pick(
@@ -304,8 +304,8 @@ class Draws:
         filled.log_probs[where] = log_probs
 
 
-def untouched(tokens: Tensor) -> Filled:
-    return Filled(
+def untouched(tokens: Tensor) -> Denoised:
+    return Denoised(
         tokens.clone(), torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
     )
 
@@ -469,7 +469,7 @@ class Denoiser(ConditionalModel):
         *,
         restrict: Restrict | None = None,
         insist: bool = False,
-    ) -> Filled:
+    ) -> Denoised:
         """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ...
         What stands at a target is ignored.
 
@@ -500,7 +500,7 @@ class Denoiser(ConditionalModel):
         *,
         restrict: Restrict | None = None,
         insist: bool = False,
-    ) -> Passes[Filled]:
+    ) -> Passes[Denoised]:
         """`ancestral`, one pass of the network at a time."""
         B = len(tokens)
         tokens = without_targets(tokens, context)
@@ -523,7 +523,7 @@ class Denoiser(ConditionalModel):
     @abstractmethod
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Filled]: ...
+    ) -> Passes[Denoised]: ...
 
 
 class DiffusionModel(Denoiser):

@@ -68,7 +68,7 @@ class DiT(Trunk):
         self.shape = shape
         self.vocab_embed = Embedding(shape.rows, shape.d_model)
         self.sigma_map = NoiseLevel(shape.d_condition)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.n_layer))
+        self.blocks = nn.ModuleList(DiTBlock(shape) for _ in range(shape.n_layer))
         self.output_layer = Output(shape)
 
     def forward(
@@ -115,7 +115,7 @@ class Norm(nn.Module):
         )
 
 
-class Block(nn.Module):
+class DiTBlock(nn.Module):
     def __init__(self, shape: DiTShape) -> None:
         super().__init__()
         d = shape.d_model

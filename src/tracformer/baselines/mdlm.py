@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from tracformer.baselines import diffusion
 from tracformer.baselines.diffusion import (
     EPSILON,
+    Denoised,
     DiffusionConfig,
     DiffusionModel,
     Draws,
-    Filled,
     random_masks,
     random_times,
     scheduled,
@@ -160,7 +160,7 @@ class MDLM(DiffusionModel):
 
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Filled]:
+    ) -> Passes[Denoised]:
         """Between t and s a masked position is revealed with probability 1 - s/t,
         its token drawn from p(x_0).
         """

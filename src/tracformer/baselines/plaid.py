@@ -47,15 +47,15 @@ from torch.nn.functional import normalize, softplus
 
 from tracformer.baselines.diffusion import (
     TOKENS_AT_ONCE,
+    Denoised,
     Denoiser,
     DiffusionConfig,
     Draws,
-    Filled,
     over_logits,
     standard_error,
     untouched,
 )
-from tracformer.baselines.dit import Block, DiTShape, NoiseLevel, Output, Trunk
+from tracformer.baselines.dit import DiTBlock, DiTShape, NoiseLevel, Output, Trunk
 from tracformer.model.base import BOUND, Estimate, Passes, each_given_alone, targets_of
 from tracformer.model.likelihood import logits_of
 from tracformer.rng import TIME, Integers, derived_seed, uniforms
@@ -215,7 +215,7 @@ class Network(Trunk):
         if self.guess is not None:
             nn.init.zeros_(self.guess.weight)
         self.sigma_map = NoiseLevel(config.d_condition)
-        self.blocks = nn.ModuleList(Block(self.shape) for _ in range(config.n_layer))
+        self.blocks = nn.ModuleList(DiTBlock(self.shape) for _ in range(config.n_layer))
         self.output_layer = Output(self.shape)
 
     def forward(
@@ -539,7 +539,7 @@ class Plaid(Denoiser):
     @torch.no_grad()
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Filled]:
+    ) -> Passes[Denoised]:
         """`steps` equal steps from z_1 ~ N(0, I) to z_0, by default as many as the longest sequence
         takes tokens; then tokens are drawn from p(x | z_0), where alone the temperature matters. A
         network with self-conditioning reads the guess of the step before.

@@ -472,7 +472,7 @@ TOKENIZERS = {
 }  # by their names in MDLM's configuration
 
 
-class Layout(NamedTuple):
+class CheckpointLayout(NamedTuple):
     """How a training code writes a system: names of tensors, keys of its configuration."""
 
     family: str
@@ -495,10 +495,10 @@ FLAT = {field: keys[1] for field, keys in SHAPE.items()}
 TIME = {"time_conditioning": "time_conditioning"}
 ABSORBING = {"graph.type": "absorb", "noise.type": "loglinear", "model.scale_by_sigma": True}
 DIT = {"backbone": "dit", "noise.type": "loglinear"}
-SEDD_OWN = Layout("SEDD", "", ("tokens", 1), TREE, ABSORBING)
-SEDD_BY_MDLM = Layout("SEDD", PREFIX, None, TREE, {**DIT, "time_conditioning": True})
-MDLM_TRAINED = Layout("MDLM", PREFIX, None, {**TREE, **TIME}, DIT)
-MDLM_PUBLISHED = Layout("MDLM", PREFIX, ("vocab_size", 0), {**FLAT, **TIME}, {})
+SEDD_OWN = CheckpointLayout("SEDD", "", ("tokens", 1), TREE, ABSORBING)
+SEDD_BY_MDLM = CheckpointLayout("SEDD", PREFIX, None, TREE, {**DIT, "time_conditioning": True})
+MDLM_TRAINED = CheckpointLayout("MDLM", PREFIX, None, {**TREE, **TIME}, DIT)
+MDLM_PUBLISHED = CheckpointLayout("MDLM", PREFIX, ("vocab_size", 0), {**FLAT, **TIME}, {})
 
 
 def load_sedd(
@@ -625,7 +625,7 @@ class _Checkpoint:
         advice = f"put its {CONFIG_FILE} beside it, or pass config="
         raise ValueError(f"{self.file} holds weights without a configuration; {advice}")
 
-    def _find_layout(self, family: str) -> Layout:
+    def _find_layout(self, family: str) -> CheckpointLayout:
         layout, inside = _layout(self.tree), _layout(self.inside)
         if inside is not None and inside.family != family:
             found = f"hyper_parameters are {inside.family}'s"
@@ -733,7 +733,7 @@ class _Checkpoint:
             raise ValueError(f"{found}; {source} calls for {sizes[0]}, the mask included")
 
 
-def _layout(tree: Any) -> Layout | None:
+def _layout(tree: Any) -> CheckpointLayout | None:
     """Return the layout that a configuration belongs to; None if it is of another system."""
     if lookup(tree, "graph", "type") is not None:
         return SEDD_OWN

@@ -36,10 +36,10 @@ from torch import Tensor
 
 from tracformer.baselines.diffusion import (
     EPSILON,
+    Denoised,
     DiffusionConfig,
     DiffusionModel,
     Draws,
-    Filled,
     over_logits,
     posterior,
     random_masks,
@@ -98,7 +98,7 @@ class SEDD(DiffusionModel):
 
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Filled]:
+    ) -> Passes[Denoised]:
         """`steps` equal steps from t = 1 to 0; by default as many as the longest
         sequence takes tokens.
         """
@@ -234,7 +234,7 @@ class D3PM(DiffusionModel):
 
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Filled]:
+    ) -> Passes[Denoised]:
         """`steps` of the T steps, evenly; by default all."""
         T = self.steps
         steps = T if steps is None else steps

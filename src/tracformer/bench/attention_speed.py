@@ -26,10 +26,10 @@ from tracformer.attention import Attention, Layout, build_attention
 from tracformer.attention import reference as masks
 from tracformer.attention.layout import mirrored
 from tracformer.bench.pieces import (
+    BenchPiece,
+    BenchRow,
     Figures,
-    Found,
-    Piece,
-    Row,
+    Measured,
     Scale,
     exponent,
     least_time,
@@ -125,7 +125,7 @@ def attention_of(name: str) -> Attention:
 __all__ = ["PART", "pieces", "rows"]
 
 
-def pieces(scale: Scale) -> list[Piece]:
+def pieces(scale: Scale) -> list[BenchPiece]:
     shape = {
         "heads": scale.heads,
         "head_size": scale.head_size,
@@ -139,7 +139,7 @@ def pieces(scale: Scale) -> list[Piece]:
         dense = _dense_rivals(T, scale)
         arguments = {"length": T, "ours": ours, "dense": dense, **shape, **rounds}
         found.append(
-            Piece(
+            BenchPiece(
                 f"attention/encoder/{T}",
                 encoder,
                 arguments,
@@ -154,7 +154,7 @@ def pieces(scale: Scale) -> list[Piece]:
         )
         arguments = {"length": T, "ours": ours, "dense": dense, **shape, "rounds": scale.rounds}
         found.append(
-            Piece(
+            BenchPiece(
                 f"attention/decoder/{T}",
                 decoder,
                 arguments,
@@ -163,7 +163,7 @@ def pieces(scale: Scale) -> list[Piece]:
         )
     for T in scale.compiled_lengths:
         found.append(
-            Piece(
+            BenchPiece(
                 f"attention/compiled/{T}", compiled, {"length": T, **shape, **rounds}, seconds=120
             )
         )
@@ -181,7 +181,7 @@ def pieces(scale: Scale) -> list[Piece]:
                     "n_max": scale.n_max,
                 }
                 found.append(
-                    Piece(
+                    BenchPiece(
                         f"attention/memory/{T}/{kind}",
                         memory,
                         arguments,
@@ -387,7 +387,7 @@ FASTER_THAN_MASK, FASTER_THAN_CAUSAL, AT = 30.0, 15.0, 4096  # the targets
 LARGEST_EXPONENT = 1.05
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Measured) -> list[BenchRow]:
     return [
         *_encoder_rows(found),
         *_decoder_rows(found),
@@ -412,7 +412,7 @@ def _sums(seconds: Mapping[str, list[float]], layers: int) -> dict[str, float]:
     }
 
 
-def _encoder_rows(found: Found) -> list[Row]:
+def _encoder_rows(found: Measured) -> list[BenchRow]:
     pieces = {int(T): figures for T, figures in found.under("attention/encoder/").items()}
     lines = []
     for T, figures in pieces.items():
@@ -427,7 +427,7 @@ def _encoder_rows(found: Found) -> list[Row]:
             what = f"encoder attention, {name}"
             for rival in rivals:
                 lines.append(
-                    Row(
+                    BenchRow(
                         PART,
                         what,
                         setting,
@@ -439,7 +439,7 @@ def _encoder_rows(found: Found) -> list[Row]:
                     )
                 )
             if not rivals:
-                lines.append(Row(PART, what, setting, 1e3 * sums[name], "ms"))
+                lines.append(BenchRow(PART, what, setting, 1e3 * sums[name], "ms"))
     if len(pieces) > 1:
         lines += _growth_rows(pieces)
     full = {
@@ -449,7 +449,7 @@ def _encoder_rows(found: Found) -> list[Row]:
         T = max(full)
         ours = next(name for name in OURS if name in full[T])
         lines.append(
-            Row(
+            BenchRow(
                 PART,
                 "full encoder, attention",
                 f"T={T}",
@@ -462,7 +462,7 @@ def _encoder_rows(found: Found) -> list[Row]:
     return lines
 
 
-def _growth_rows(pieces: Mapping[int, Figures]) -> list[Row]:
+def _growth_rows(pieces: Mapping[int, Figures]) -> list[BenchRow]:
     """Exponents of time in T: of the layers that every T has, and of all log2(T),
     whose number grows too.
     """
@@ -476,7 +476,7 @@ def _growth_rows(pieces: Mapping[int, Figures]) -> list[Row]:
         target = LARGEST_EXPONENT if name == "native" and lengths[-1] >= 32768 else None
         what = f"encoder attention, {name}: growth"
         lines.append(
-            Row(
+            BenchRow(
                 PART,
                 what,
                 setting,
@@ -489,18 +489,20 @@ def _growth_rows(pieces: Mapping[int, Figures]) -> list[Row]:
             )
         )
         lines.append(
-            Row(PART, what, setting, None, "", every, "exponent in T, all log2(T) layers summed")
+            BenchRow(
+                PART, what, setting, None, "", every, "exponent in T, all log2(T) layers summed"
+            )
         )
         single = [
             exponent(lengths, [pieces[T]["seconds"][name][layer] for T in lengths])
             for layer in range(common)
         ]
         told = f"exponent in T, median layer (from {min(single):.2f} to {max(single):.2f})"
-        lines.append(Row(PART, what, setting, None, "", sorted(single)[common // 2], told))
+        lines.append(BenchRow(PART, what, setting, None, "", sorted(single)[common // 2], told))
     return lines
 
 
-def _decoder_rows(found: Found) -> list[Row]:
+def _decoder_rows(found: Measured) -> list[BenchRow]:
     lines = []
     pieces = {int(T): figures for T, figures in found.under("attention/decoder/").items()}
     for T, figures in pieces.items():
@@ -518,11 +520,15 @@ def _decoder_rows(found: Found) -> list[Row]:
                 (None, "") if causal is None else (sum(times) / causal, "of one dense causal layer")
             )
             what, setting = f"decoder attention, {name}", f"T={T}, strides 2 to {strides[-1]}"
-            lines.append(Row(PART, what, setting, 1e3 * sum(times), "ms", ratio, of, note=note))
+            lines.append(
+                BenchRow(PART, what, setting, 1e3 * sum(times), "ms", ratio, of, note=note)
+            )
             for rival in (rival for rival in ("dense mask", "reference") if rival in seconds):
                 ratio = decoder_sums(figures)[rival] / sum(times)
                 lines.append(
-                    Row(PART, what, setting, 1e3 * sum(times), "ms", ratio, f"times {_told(rival)}")
+                    BenchRow(
+                        PART, what, setting, 1e3 * sum(times), "ms", ratio, f"times {_told(rival)}"
+                    )
                 )
     if len(pieces) > 1:
         lengths = sorted(pieces)
@@ -530,7 +536,7 @@ def _decoder_rows(found: Found) -> list[Row]:
             grown = exponent(lengths, [sum(pieces[T]["seconds"][name]) for T in lengths])
             setting = f"T={lengths[0]}..{lengths[-1]}"
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     f"decoder attention, {name}: growth",
                     setting,
@@ -543,9 +549,9 @@ def _decoder_rows(found: Found) -> list[Row]:
     return lines
 
 
-def _compiled_rows(found: Found) -> list[Row]:
+def _compiled_rows(found: Measured) -> list[BenchRow]:
     return [
-        Row(
+        BenchRow(
             PART,
             f"{side} attention, blocked, torch.compile",
             f"T={T}, {'widest layer' if side == 'encoder' else 'stride 2'}",
@@ -559,7 +565,7 @@ def _compiled_rows(found: Found) -> list[Row]:
     ]
 
 
-def _memory_rows(found: Found) -> list[Row]:
+def _memory_rows(found: Measured) -> list[BenchRow]:
     lines = []
     pieces = found.under("attention/memory/")
     for name, figures in pieces.items():
@@ -574,7 +580,7 @@ def _memory_rows(found: Found) -> list[Row]:
         )
         of = "" if ratio is None else "of dense causal"
         lines.append(
-            Row(
+            BenchRow(
                 PART,
                 f"peak memory, {kind}",
                 f"T={T}, one layer",

@@ -22,7 +22,15 @@ import torch
 
 from tracformer.baselines.gpt2 import GPT2
 from tracformer.bench.machine import read_bandwidth
-from tracformer.bench.pieces import Figures, Found, Piece, Row, Scale, timed, watch_growth
+from tracformer.bench.pieces import (
+    BenchPiece,
+    BenchRow,
+    Figures,
+    Measured,
+    Scale,
+    timed,
+    watch_growth,
+)
 from tracformer.bench.training_speed import build
 from tracformer.devices import keep_freed_memory
 from tracformer.evaluation.flops import at_equal_parameters
@@ -118,7 +126,7 @@ def mixed_questions(model: Tracformer, count: int) -> list[dict[str, Any]]:
 __all__ = ["PART", "pieces", "rows"]
 
 
-def pieces(scale: Scale) -> list[Piece]:
+def pieces(scale: Scale) -> list[BenchPiece]:
     config = TracformerConfig.preset(
         scale.generation_preset, **{**(scale.shrink or {}), "dropout": 0.0}
     )
@@ -126,7 +134,7 @@ def pieces(scale: Scale) -> list[Piece]:
     shapes = {"config": config.to_dict(), "gpt2": peer}
     rounds = {"tokens": scale.tokens, "rounds": scale.generation_rounds}
     found = [
-        Piece(
+        BenchPiece(
             f"generation/batch/{batch}",
             cached,
             {**shapes, "batch": batch, **rounds},
@@ -135,18 +143,18 @@ def pieces(scale: Scale) -> list[Piece]:
         for batch in scale.batches
     ]
     arguments: dict[str, Any] = {"config": config.to_dict(), "kinds": KINDS, **rounds}
-    found.append(Piece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
+    found.append(BenchPiece("generation/weights", lean, {**arguments, "batch": 1}, seconds=30))
     arguments = {
         "config": config.to_dict(),
         "count": scale.requests,
         "rounds": max(1, scale.generation_rounds // 2),
     }
-    found.append(Piece("generation/engine", together, arguments, seconds=60))
+    found.append(BenchPiece("generation/engine", together, arguments, seconds=60))
     found.append(
-        Piece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25)
+        BenchPiece("generation/cache", cache, {"config": config.to_dict(), **rounds}, seconds=25)
     )
     found.append(
-        Piece(
+        BenchPiece(
             "generation/hole",
             hole,
             {"config": config.to_dict(), "rounds": scale.generation_rounds},
@@ -157,7 +165,7 @@ def pieces(scale: Scale) -> list[Piece]:
         for batch in scale.batches:
             arguments = {**shapes, "system": system, "batch": batch, "tokens": 4}
             found.append(
-                Piece(f"generation/memory/{batch}/{system}", memory, arguments, seconds=12)
+                BenchPiece(f"generation/memory/{batch}/{system}", memory, arguments, seconds=12)
             )
     return found
 
@@ -347,7 +355,7 @@ OF_BANDWIDTH, FASTER_THAN_GPT2 = 0.60, {1: 2.0, 16: 1.5}  # the targets, at the 
 INT8_FASTER = 1.7
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Measured) -> list[BenchRow]:
     return [
         *_speed_rows(found),
         *_weights_rows(found),
@@ -358,7 +366,7 @@ def rows(found: Found) -> list[Row]:
     ]
 
 
-def _speed_rows(found: Found) -> list[Row]:
+def _speed_rows(found: Measured) -> list[BenchRow]:
     lines = []
     limit = read_bandwidth(found)
     for name, figures in found.under("generation/batch/").items():
@@ -376,7 +384,7 @@ def _speed_rows(found: Found) -> list[Row]:
                     OF_BANDWIDTH if aimed else None,
                 )
                 lines.append(
-                    Row(
+                    BenchRow(
                         PART,
                         what,
                         setting,
@@ -389,7 +397,7 @@ def _speed_rows(found: Found) -> list[Row]:
                 )
             target = FASTER_THAN_GPT2.get(batch) if aimed else None
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     what,
                     setting,
@@ -410,11 +418,11 @@ def _speed_rows(found: Found) -> list[Row]:
             else figures["gpt2_weight_bytes"] / seconds["gpt2"] / limit
         )
         of = "" if share is None else "of what the read bandwidth allows"
-        lines.append(Row(PART, what, setting, batch / seconds["gpt2"], "tokens/s", share, of))
+        lines.append(BenchRow(PART, what, setting, batch / seconds["gpt2"], "tokens/s", share, of))
     return lines
 
 
-def _weights_rows(found: Found) -> list[Row]:
+def _weights_rows(found: Measured) -> list[BenchRow]:
     figures = found.get("generation/weights")
     if figures is None:
         return []
@@ -428,7 +436,7 @@ def _weights_rows(found: Found) -> list[Row]:
         )
         if limit is not None:
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     what,
                     setting,
@@ -441,7 +449,7 @@ def _weights_rows(found: Found) -> list[Row]:
         if kind != "float32":
             target = INT8_FASTER if kind == "int8" and figures["bytes"]["float32"] > 400e6 else None
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     what,
                     setting,
@@ -455,7 +463,7 @@ def _weights_rows(found: Found) -> list[Row]:
     return lines
 
 
-def _engine_rows(found: Found) -> list[Row]:
+def _engine_rows(found: Measured) -> list[BenchRow]:
     figures = found.get("generation/engine")
     if figures is None:
         return []
@@ -465,7 +473,7 @@ def _engine_rows(found: Found) -> list[Row]:
         f"{figures['tokens']} tokens in all, everything mixed",
     )
     return [
-        Row(
+        BenchRow(
             PART,
             what,
             setting,
@@ -477,14 +485,14 @@ def _engine_rows(found: Found) -> list[Row]:
     ]
 
 
-def _cache_rows(found: Found) -> list[Row]:
+def _cache_rows(found: Measured) -> list[BenchRow]:
     figures = found.get("generation/cache")
     if figures is None:
         return []
     near, far, uncached = (figures["seconds"][name] for name in ("near", "far", "uncached"))
     setting = f"batch 1, T={figures['length']}"
     return [
-        Row(
+        BenchRow(
             PART,
             "without the cache",
             setting,
@@ -493,7 +501,7 @@ def _cache_rows(found: Found) -> list[Row]:
             uncached / near,
             "times as long",
         ),
-        Row(
+        BenchRow(
             PART,
             "a token late in the text",
             setting,
@@ -505,7 +513,7 @@ def _cache_rows(found: Found) -> list[Row]:
     ]
 
 
-def _hole_rows(found: Found) -> list[Row]:
+def _hole_rows(found: Measured) -> list[BenchRow]:
     figures = found.get("generation/hole")
     if figures is None:
         return []
@@ -515,13 +523,15 @@ def _hole_rows(found: Found) -> list[Row]:
         f"{figures['mdlm_parameters'] / 1e6:.0f}M"
     )
     return [
-        Row(PART, "a hole, MDLM", setting, mdlm, "s", mdlm / car, "times as long as cached CAR")
+        BenchRow(
+            PART, "a hole, MDLM", setting, mdlm, "s", mdlm / car, "times as long as cached CAR"
+        )
     ]
 
 
-def _memory_rows(found: Found) -> list[Row]:
+def _memory_rows(found: Measured) -> list[BenchRow]:
     return [
-        Row(
+        BenchRow(
             PART,
             f"peak memory, {name.split('/')[1]}",
             f"batch {name.split('/')[0]}",

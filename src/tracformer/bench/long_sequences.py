@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from tracformer.bench.pieces import (
+    BenchPiece,
+    BenchRow,
     Figures,
-    Found,
-    Piece,
-    Row,
+    Measured,
     Scale,
     growth,
     over,
@@ -25,12 +25,12 @@ PART = "long"
 LARGEST_EXPONENT = 1.05  # linear, for the encoder
 
 
-def pieces(scale: Scale) -> list[Piece]:
+def pieces(scale: Scale) -> list[BenchPiece]:
     config = TracformerConfig.preset(scale.long_preset, **(scale.shrink or {})).to_dict()
     found = []
     for T in scale.long_lengths:
         found.append(
-            Piece(
+            BenchPiece(
                 f"long/encoder/{T}", encoder, {"config": config, "length": T}, seconds=3 + T / 1500
             )
         )
@@ -43,7 +43,9 @@ def pieces(scale: Scale) -> list[Piece]:
             "rounds": 1,
             "recompute": True,
         }
-        found.append(Piece(f"long/step/{T}", step, arguments, seconds=5 + 60 * (T / 32768) ** 1.5))
+        found.append(
+            BenchPiece(f"long/step/{T}", step, arguments, seconds=5 + 60 * (T / 32768) ** 1.5)
+        )
     return found
 
 
@@ -77,7 +79,7 @@ def encoder(config: dict[str, object], length: int) -> Figures:
     return {"seconds": timed(run), "bytes": grown()}
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Measured) -> list[BenchRow]:
     lines = []
     encoders = {int(T): figures for T, figures in found.under("long/encoder/").items()}
     steps = {int(T): figures for T, figures in found.under("long/step/").items()}
@@ -95,7 +97,7 @@ def rows(found: Found) -> list[Row]:
     if (grown := growth({T: figures["bytes"] for T, figures in encoders.items()})) is not None:
         setting = f"T={min(encoders)}..{max(encoders)}"
         lines.append(
-            Row(
+            BenchRow(
                 PART,
                 "encoder pair: growth",
                 setting,
@@ -120,7 +122,7 @@ def rows(found: Found) -> list[Row]:
     for figure, told in (("peak_bytes", memory), ("seconds", "exponent of time in T")):
         if (grown := growth({T: figures[figure] for T, figures in steps.items()})) is not None:
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     "optimiser step: growth",
                     f"T={min(steps)}..{max(steps)}",
@@ -133,11 +135,13 @@ def rows(found: Found) -> list[Row]:
     return lines
 
 
-def _memory_row(what: str, T: int, seconds: float, size: float, others: dict[int, Figures]) -> Row:
+def _memory_row(
+    what: str, T: int, seconds: float, size: float, others: dict[int, Figures]
+) -> BenchRow:
     least = min(others)
     first = others[least].get("bytes") or others[least].get("peak_bytes")
     ratio = None if T == least else over(size, first)
-    return Row(
+    return BenchRow(
         PART,
         what,
         f"T={T}",

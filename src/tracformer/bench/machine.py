@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracformer.bench.pieces import Figures, Found, Piece, Row, Scale, least_time, processor_name
+from tracformer.bench.pieces import (
+    BenchPiece,
+    BenchRow,
+    Figures,
+    Measured,
+    Scale,
+    least_time,
+    processor_name,
+)
 
 PART = "machine"
 PIECE = "machine/limits"
@@ -24,7 +32,7 @@ SHAPES = (
 )
 
 
-def pieces(scale: Scale) -> list[Piece]:
+def pieces(scale: Scale) -> list[BenchPiece]:
     shapes = SHAPES[: scale.matmul_shapes]
     arguments = {
         "device": scale.device,
@@ -32,7 +40,7 @@ def pieces(scale: Scale) -> list[Piece]:
         "mebibytes": scale.bandwidth_mebibytes,
         "rounds": scale.rounds,
     }
-    return [Piece(PIECE, limits, arguments, seconds=15.0)]
+    return [BenchPiece(PIECE, limits, arguments, seconds=15.0)]
 
 
 def limits(
@@ -97,13 +105,13 @@ def bandwidths(mebibytes: int, device: torch.device, rounds: int) -> dict[str, A
     return {**rates, "read_by": "native code" if native else "PyTorch's sum"}
 
 
-def rate(found: Found, precision: str = "float32") -> float | None:
+def rate(found: Measured, precision: str = "float32") -> float | None:
     """Operations a second of matrix products."""
     figures = found.get(PIECE)
     return None if figures is None else float(figures[f"rate_{precision}"])
 
 
-def read_bandwidth(found: Found) -> float | None:
+def read_bandwidth(found: Measured) -> float | None:
     """Bytes a second: the fastest reading seen.
 
     A product that reads faster than the sum shows that the sum was disturbed.
@@ -112,7 +120,7 @@ def read_bandwidth(found: Found) -> float | None:
     return None if figures is None else max(float(figures["read"]), float(figures["matrix_vector"]))
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Measured) -> list[BenchRow]:
     figures = found.get(PIECE)
     if figures is None:
         return []
@@ -125,8 +133,8 @@ def rows(found: Found) -> list[Row]:
         if (rates := figures[f"products_{precision}"])
     }
     return [
-        Row(PART, "matrix product", f"float32, {best['float32']}", single / 1e9, "GFLOP/s"),
-        Row(
+        BenchRow(PART, "matrix product", f"float32, {best['float32']}", single / 1e9, "GFLOP/s"),
+        BenchRow(
             PART,
             "matrix product",
             f"bfloat16, {best['bfloat16']}",
@@ -135,8 +143,8 @@ def rows(found: Found) -> list[Row]:
             half / single,
             "float32",
         ),
-        Row(PART, "memory read", f"float32, by {figures['read_by']}", read / 1e9, "GB/s"),
-        Row(
+        BenchRow(PART, "memory read", f"float32, by {figures['read_by']}", read / 1e9, "GB/s"),
+        BenchRow(
             PART,
             "memory copy",
             "read and written",
@@ -145,7 +153,7 @@ def rows(found: Found) -> list[Row]:
             figures["copy"] / read,
             "read",
         ),
-        Row(
+        BenchRow(
             PART,
             "matrix times one row",
             "float32, PyTorch",

@@ -26,7 +26,7 @@ FAILED = "failed"  # the figure that says why a piece has no others
 
 
 @dataclass(frozen=True)
-class Piece:
+class BenchPiece:
     """One measurement: a function of a module, called in a fresh process with plain arguments."""
 
     name: str  # PART/...
@@ -40,7 +40,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """A line of the table.
 
     `ratio` has no unit, so it can be compared across machines; `of` says of what. A target is one
@@ -73,7 +73,7 @@ def over(value: float, unit: float | None) -> float | None:
     return value / unit if unit else None
 
 
-class Found:
+class Measured:
     """The figures of pieces that were measured and did not fail."""
 
     def __init__(self, pieces: Mapping[str, Figures]) -> None:
@@ -128,7 +128,7 @@ class Store:
                 )
         self.pieces, self.arguments, self.begun = pieces, arguments, begun
 
-    def has(self, piece: Piece) -> bool:
+    def has(self, piece: BenchPiece) -> bool:
         """Measured already, in the same way; what failed is tried again."""
         figures = self.pieces.get(piece.name)
         return (
@@ -137,16 +137,16 @@ class Store:
             and self.arguments.get(piece.name) == _plain(piece.arguments)
         )
 
-    def put(self, piece: Piece, figures: Figures) -> None:
+    def put(self, piece: BenchPiece, figures: Figures) -> None:
         self.pieces[piece.name] = figures
         self.arguments[piece.name] = _plain(piece.arguments)
         self.save([])
 
-    def save(self, rows: list[Row]) -> None:
+    def save(self, rows: list[BenchRow]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, self.document(rows))
 
-    def document(self, rows: list[Row]) -> str:
+    def document(self, rows: list[BenchRow]) -> str:
         content = {
             "run": self.run,
             "begun": self.begun,

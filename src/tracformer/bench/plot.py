@@ -6,7 +6,7 @@ from typing import Any
 
 from tracformer.bench import attention_speed as attention_rows
 from tracformer.bench import machine
-from tracformer.bench.pieces import Figures, Found
+from tracformer.bench.pieces import Figures, Measured
 from tracformer.files import optional_package, write_atomically
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's
@@ -26,8 +26,8 @@ def draw(pieces: Mapping[str, Figures], out: Path) -> bool:
     optional_package("matplotlib", "a plot", "plot").use("Agg")
     from matplotlib import pyplot
 
-    found = Found(pieces)
-    panels: list[Callable[[Any, Found], None]] = [
+    found = Measured(pieces)
+    panels: list[Callable[[Any, Measured], None]] = [
         panel
         for panel, prefix in PANELS
         if any(figures for figures in found.under(prefix).values())
@@ -56,7 +56,7 @@ def _lengths(axes: Any, title: str, ylabel: str) -> None:
     axes.legend(fontsize=7)
 
 
-def _encoder(axes: Any, found: Found) -> None:
+def _encoder(axes: Any, found: Measured) -> None:
     pieces = {
         int(T): attention_rows.encoder_sums(figures)
         for T, figures in found.under("attention/encoder/").items()
@@ -64,7 +64,7 @@ def _encoder(axes: Any, found: Found) -> None:
     _curves(axes, pieces, "encoder attention, all layers")
 
 
-def _decoder(axes: Any, found: Found) -> None:
+def _decoder(axes: Any, found: Measured) -> None:
     pieces = {
         int(T): attention_rows.decoder_sums(figures)
         for T, figures in found.under("attention/decoder/").items()
@@ -88,7 +88,7 @@ def _curves(axes: Any, pieces: Mapping[int, Mapping[str, float]], title: str) ->
     _lengths(axes, title, f"time over the fastest at T={least}")
 
 
-def _training(axes: Any, found: Found) -> None:
+def _training(axes: Any, found: Measured) -> None:
     pieces = {
         name: figures
         for name, figures in found.under("training/").items()
@@ -109,7 +109,7 @@ def _training(axes: Any, found: Found) -> None:
     axes.axvline(0.65, color="black", linestyle=":", linewidth=1)
 
 
-def _equal_work(axes: Any, found: Found) -> None:
+def _equal_work(axes: Any, found: Measured) -> None:
     pieces = found.under("equal-work/")
     bars = []
     for name, figures in pieces.items():
@@ -126,7 +126,7 @@ def _equal_work(axes: Any, found: Found) -> None:
     axes.axvline(1.0, color="black", linestyle=":", linewidth=1)
 
 
-def _generation(axes: Any, found: Found) -> None:
+def _generation(axes: Any, found: Measured) -> None:
     bars = [
         (f"batch {batch}, {system}", figures["seconds"]["gpt2"] / seconds)
         for batch, figures in found.under("generation/batch/").items()
@@ -136,7 +136,7 @@ def _generation(axes: Any, found: Found) -> None:
     axes.axvline(1.0, color="black", linestyle=":", linewidth=1)
 
 
-def _memory(axes: Any, found: Found) -> None:
+def _memory(axes: Any, found: Measured) -> None:
     for i, (prefix, figure, label) in enumerate(
         (("long/encoder/", "bytes", "encoder pair"), ("long/step/", "peak_bytes", "optimiser step"))
     ):
@@ -168,7 +168,7 @@ def _bars(axes: Any, bars: list[tuple[str, float]], title: str, xlabel: str) -> 
     axes.set(title=title, xlabel=xlabel)
 
 
-PANELS: tuple[tuple[Callable[[Any, Found], None], str], ...] = (
+PANELS: tuple[tuple[Callable[[Any, Measured], None], str], ...] = (
     (_encoder, "attention/encoder/"),
     (_decoder, "attention/decoder/"),
     (_training, "training/"),

@@ -19,7 +19,16 @@ from tracformer.bench import long_sequences as long
 from tracformer.bench import machine
 from tracformer.bench import training_speed as training
 from tracformer.bench import wide_models as wide
-from tracformer.bench.pieces import FAILED, Figures, Found, Piece, Row, Scale, Store, processor_name
+from tracformer.bench.pieces import (
+    FAILED,
+    BenchPiece,
+    BenchRow,
+    Figures,
+    Measured,
+    Scale,
+    Store,
+    processor_name,
+)
 from tracformer.bench.worker import OTHERS, measured
 from tracformer.evaluation.provenance import code_version
 from tracformer.reproduce import duration
@@ -42,7 +51,7 @@ def number(value: float) -> str:
     )
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: BenchRow) -> list[str]:
     value = "" if row.value is None else f"{number(row.value)} {row.unit}".strip()
     return [
         row.what,
@@ -54,7 +63,7 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def target(row: Row) -> str:
+def target(row: BenchRow) -> str:
     """
     >>> target(Row("p", "w", "s", ratio=0.7, target=0.65))
     'at least 0.65: met'
@@ -67,7 +76,7 @@ def target(row: Row) -> str:
     return wanted if row.met is None else f"{wanted}: {'met' if row.met else 'not met'}"
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(rows: Sequence[BenchRow]) -> str:
     """One table, a heading for each part."""
     body = [cells(row) for row in rows]
     widths = [max(len(line[i]) for line in [list(HEADS), *body]) for i in range(len(HEADS))]
@@ -91,7 +100,7 @@ def text(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def markdown(rows: Sequence[Row], run: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+def markdown(rows: Sequence[BenchRow], run: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """Tables to paste: first every figure that has a target, then a table a part."""
     told = [
         f"`{run['processor']}`, {run['threads']} threads, PyTorch {run['torch']}, scale "
@@ -108,7 +117,7 @@ def markdown(rows: Sequence[Row], run: Mapping[str, Any], notes: Sequence[str] =
     return "\n\n".join(parts) + "\n"
 
 
-def _grid(rows: Sequence[Row], notes: bool = False) -> str:
+def _grid(rows: Sequence[BenchRow], notes: bool = False) -> str:
     heads = [*HEADS, *(["note"] if notes and any(row.note for row in rows) else [])]
     lines = [_bar(heads), _bar(["---:" if i in RIGHT else "---" for i in range(len(heads))])]
     for row in rows:
@@ -180,7 +189,7 @@ def describe(scale: Scale) -> dict[str, Any]:
     }
 
 
-def all_pieces(scale: Scale, parts: Sequence[str]) -> list[Piece]:
+def all_pieces(scale: Scale, parts: Sequence[str]) -> list[BenchPiece]:
     return [piece for name in parts for piece in PARTS[name].pieces(scale)]
 
 
@@ -189,8 +198,8 @@ def run(
     parts: Sequence[str],
     store: Store,
     say: Say,
-    measure: Callable[[Piece], Figures] = measured,
-) -> list[Row]:
+    measure: Callable[[BenchPiece], Figures] = measured,
+) -> list[BenchRow]:
     """Measure what the store does not have, and tell all that it has."""
     pieces = all_pieces(scale, parts)
     left = [piece for piece in pieces if not store.has(piece)]
@@ -212,8 +221,8 @@ def run(
     return rows
 
 
-def rows_of(pieces: Mapping[str, Figures]) -> list[Row]:
-    found = Found(pieces)
+def rows_of(pieces: Mapping[str, Figures]) -> list[BenchRow]:
+    found = Measured(pieces)
     return [row for part in PARTS.values() for row in part.rows(found)]
 
 

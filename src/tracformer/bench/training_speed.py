@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from tracformer.baselines import find_family
 from tracformer.bench.machine import rate
 from tracformer.bench.pieces import (
+    BenchPiece,
+    BenchRow,
     Figures,
-    Found,
-    Piece,
-    Row,
+    Measured,
     Scale,
     least_time,
     over,
@@ -145,7 +145,7 @@ UTILISATION = {"paper-small": 0.65, "laptop": 0.60, "laptop-long": 0.60}
 OURS = ("native float32", "native bfloat16", "blocked float32", "reference float32", "full encoder")
 
 
-def pieces(scale: Scale) -> list[Piece]:
+def pieces(scale: Scale) -> list[BenchPiece]:
     found = []
     for preset, batch in scale.presets:
         config = TracformerConfig.preset(preset, **(scale.shrink or {}))
@@ -166,7 +166,7 @@ def pieces(scale: Scale) -> list[Piece]:
                 **common,
             }
             found.append(
-                Piece(
+                BenchPiece(
                     f"training/{preset}/{kind}", step, arguments, seconds=3 + about * scale.rounds
                 )
             )
@@ -174,7 +174,7 @@ def pieces(scale: Scale) -> list[Piece]:
             peer = at_equal_parameters(family, config).to_dict()
             arguments = {"family": family, "config": peer, **common}
             found.append(
-                Piece(
+                BenchPiece(
                     f"training/{preset}/{family}", step, arguments, seconds=7 + about * scale.rounds
                 )
             )
@@ -186,7 +186,7 @@ def pieces(scale: Scale) -> list[Piece]:
             "rounds": scale.rounds,
         }
         found.append(
-            Piece(
+            BenchPiece(
                 f"training/{scale.compile_preset}/layers compiled",
                 compiled_layers,
                 arguments,
@@ -236,7 +236,7 @@ def compiled_layers(config: dict[str, Any], batch: int, rounds: int) -> Figures:
     return {"seconds": seconds}
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Measured) -> list[BenchRow]:
     lines = []
     for name, figures in found.under("training/").items():
         preset, kind = name.split("/", 1)
@@ -257,11 +257,13 @@ def rows(found: Found) -> list[Row]:
             used = figures["operations"] / figures["seconds"] / limit
             target = UTILISATION.get(preset) if kind == "native float32" else None
             of = f"of the {precision} matrix-product rate, by weight products"
-            lines.append(Row(PART, what, setting, speed, "tokens/s", used, of, target, note=note))
+            lines.append(
+                BenchRow(PART, what, setting, speed, "tokens/s", used, of, target, note=note)
+            )
         if ours is not None and kind != "native float32":
             ratio = speed / (ours["tokens"] / ours["seconds"])
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     what,
                     setting,
@@ -274,7 +276,7 @@ def rows(found: Found) -> list[Row]:
             )
             memory = over(figures["peak_bytes"], ours["peak_bytes"])
             lines.append(
-                Row(
+                BenchRow(
                     PART,
                     f"peak memory, {kind}",
                     setting,
@@ -287,9 +289,9 @@ def rows(found: Found) -> list[Row]:
     return lines
 
 
-def _compiled_rows(preset: str, figures: Figures) -> list[Row]:
+def _compiled_rows(preset: str, figures: Figures) -> list[BenchRow]:
     return [
-        Row(
+        BenchRow(
             PART,
             f"one {side} layer, native, torch.compile",
             f"{preset}, forward + backward",

@@ -2,7 +2,7 @@
 everything around it.
 """
 
-from tracformer.bench.pieces import Found, Piece, Row, Scale
+from tracformer.bench.pieces import BenchPiece, BenchRow, Measured, Scale
 from tracformer.bench.training_speed import step
 from tracformer.evaluation.flops import at_equal_work, weight_multiplies
 from tracformer.model import TracformerConfig
@@ -12,7 +12,7 @@ PART = "equal-work"
 TARGETS = {(4096, "gpt2"): 1.25, (4096, "bert"): 1.6, (1024, "gpt2"): 1.0, (1024, "bert"): 1.0}
 
 
-def pieces(scale: Scale) -> list[Piece]:
+def pieces(scale: Scale) -> list[BenchPiece]:
     """One sequence or few: the dense rivals at this width need much memory.
 
     Layers follow from the length, and the peers' from ours.
@@ -43,14 +43,14 @@ def pieces(scale: Scale) -> list[Piece]:
                 "rounds": scale.wide_rounds,
             }
             found.append(
-                Piece(
+                BenchPiece(
                     f"{PART}/{T}/{family}", step, arguments, seconds=8 + about * scale.wide_rounds
                 )
             )
     return found
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Measured) -> list[BenchRow]:
     lines = []
     for name, figures in found.under(f"{PART}/").items():
         T, family = name.split("/")
@@ -62,14 +62,16 @@ def rows(found: Found) -> list[Row]:
         )
         note = f"peak {figures['peak_bytes'] / 2**30:.1f} GiB"
         if family == "tracformer" or ours is None:
-            lines.append(Row(PART, f"training, {family}", setting, speed, "tokens/s", note=note))
+            lines.append(
+                BenchRow(PART, f"training, {family}", setting, speed, "tokens/s", note=note)
+            )
             continue
         share = work / (ours["operations"] / ours["tokens"])
         ratio = ours["tokens"] / ours["seconds"] / speed
         target = TARGETS.get((int(T), family)) if ours["config_width"] == 768 else None
         of = f"times as many tokens/s in Tracformer ({share:.3f} of its weight products)"
         lines.append(
-            Row(
+            BenchRow(
                 PART,
                 f"training, {family}",
                 setting,

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from typing import Any
 
-from tracformer.bench.pieces import FAILED, Figures, Neighbours, Piece
+from tracformer.bench.pieces import FAILED, BenchPiece, Figures, Neighbours
 
 OTHERS = "others"  # the figure that tells how many cores other processes kept busy meanwhile
 
 
-def measured(piece: Piece) -> Figures:
+def measured(piece: BenchPiece) -> Figures:
     """The piece's figures, or why there are none: one that fails does not end the run."""
     task = {
         "module": piece.measure.__module__,

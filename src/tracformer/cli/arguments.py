@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 
-class Line(NamedTuple):
+class InputLine(NamedTuple):
     text: str
     where: str  # for complaints; empty where there is only one text
 
@@ -83,7 +83,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_texts(arguments: argparse.Namespace) -> list[Line]:
+def read_texts(arguments: argparse.Namespace) -> list[InputLine]:
     """The texts in their order.
 
     A line's end belongs to the file, not to the text; so does a whole file's last one.
@@ -101,7 +101,7 @@ def read_texts(arguments: argparse.Namespace) -> list[Line]:
         if not any(texts):
             raise ValueError("the text is empty; write one with [[blanks]] in it")
         return [
-            Line(text, f"argument {number}: " if len(texts) > 1 else "")
+            InputLine(text, f"argument {number}: " if len(texts) > 1 else "")
             for number, text in enumerate(texts, 1)
         ]
     if arguments.file is None or arguments.file == "-":
@@ -110,17 +110,17 @@ def read_texts(arguments: argparse.Namespace) -> list[Line]:
         name, raw = arguments.file, _read(Path(arguments.file))
     text = _decode(raw, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
     if arguments.whole_file and text:
-        return [Line(text, "")]
+        return [InputLine(text, "")]
     lines = [line.removesuffix("\r") for line in text.split("\n")] if text else []
     if not any(lines):
         raise ValueError(f"{name} holds no text")
     return [
-        Line(line, f"{name}, line {number}: " if len(lines) > 1 else "")
+        InputLine(line, f"{name}, line {number}: " if len(lines) > 1 else "")
         for number, line in enumerate(lines, 1)
     ]
 
 
-def check(lines: Iterable[Line], ask: Callable[[str], object]) -> None:
+def check(lines: Iterable[InputLine], ask: Callable[[str], object]) -> None:
     """`ask` about each text that is not empty; a complaint names its line."""
     for line in lines:
         if line.text:
@@ -130,7 +130,7 @@ def check(lines: Iterable[Line], ask: Callable[[str], object]) -> None:
                 raise ValueError(f"{line.where}{mistake}") from mistake
 
 
-def answer(lines: Sequence[Line], ask: Callable[[list[str]], Sequence[A]]) -> Iterable[A]:
+def answer(lines: Sequence[InputLine], ask: Callable[[list[str]], Sequence[A]]) -> Iterable[A]:
     """`ask` about all texts at once.
 
     Where that fails the answers come one by one, up to the line that is to blame.

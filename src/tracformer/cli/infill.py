@@ -201,7 +201,7 @@ def _check_stream(arguments: argparse.Namespace) -> None:
             )
 
 
-def _check_blanks(lines: Sequence[texts.Line]) -> None:
+def _check_blanks(lines: Sequence[texts.InputLine]) -> None:
     """Every blank of every line, before a model is loaded."""
     from tracformer.generation.template import parse, parse_lengths
 
@@ -221,7 +221,7 @@ def _order(arguments: argparse.Namespace) -> "Order | None":
 
 def _fill_all(
     lm: "LanguageModel",
-    lines: Sequence[texts.Line],
+    lines: Sequence[texts.InputLine],
     options: dict[str, Any],
     arguments: argparse.Namespace,
 ) -> None:

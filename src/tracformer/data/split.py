@@ -47,7 +47,7 @@ Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedRecord:
     """One record."""
 
     columns: str  # upper case, `-` where it has no residue
@@ -58,7 +58,7 @@ class Aligned:
 @dataclass(frozen=True)
 class Alignment:
     name: str
-    records: tuple[Aligned, ...]
+    records: tuple[AlignedRecord, ...]
 
     @cached_property
     def rows(self) -> Bytes:
@@ -66,7 +66,7 @@ class Alignment:
         return as_rows([record.columns for record in self.records])
 
     @cached_property
-    def by_sequence(self) -> dict[str, Aligned]:
+    def by_sequence(self) -> dict[str, AlignedRecord]:
         """The first record of each sequence."""
         return {record.sequence: record for record in reversed(self.records)}
 
@@ -111,7 +111,7 @@ def _unified(texts: list[str], path: Path) -> list[str]:
     )
 
 
-def _aligned(text: str) -> Aligned:
+def _aligned(text: str) -> AlignedRecord:
     columns, sequence, places = [], [], []
     for letter in text:
         if letter.isupper() or letter == GAP:
@@ -119,7 +119,7 @@ def _aligned(text: str) -> Aligned:
         if letter.isalpha():
             sequence.append(letter.upper())
             places.append(len(columns) - 1 if letter.isupper() else INSERTED)
-    return Aligned("".join(columns), "".join(sequence), tuple(places))
+    return AlignedRecord("".join(columns), "".join(sequence), tuple(places))
 
 
 # hold back by hash only if about this many are drawn: the split's size is then what was asked for

@@ -274,7 +274,7 @@ class Holes:
 
 
 @dataclass(frozen=True)
-class Answers:
+class DomainAnswers:
     """(N,) each: -log p of the hole, and how many of its residues are guessed."""
 
     nll: Floats
@@ -423,7 +423,7 @@ def _holes(
     return Holes(family, known, chosen, np.array(start, np.int64), np.array(stop, np.int64))
 
 
-def _of_model(subject: Subject, family: Holes, progress: Progress) -> Answers:
+def _of_model(subject: Subject, family: Holes, progress: Progress) -> DomainAnswers:
     @torch.no_grad()
     def ask(numbers: range) -> dict[str, Floats]:
         tokens, targets, lengths = _rows_of(subject, family, numbers)
@@ -440,7 +440,7 @@ def _of_model(subject: Subject, family: Holes, progress: Progress) -> Answers:
         progress,
         f"domains-{family.family}",
     )
-    return Answers(found["nll"], found["right"])
+    return DomainAnswers(found["nll"], found["right"])
 
 
 @torch.no_grad()
@@ -492,7 +492,7 @@ def _tokenizer_of(subject: Subject) -> Tokenizer:
     return subject.tokenizer
 
 
-def _of_profile(family: Holes) -> Answers:
+def _of_profile(family: Holes) -> DomainAnswers:
     letters = np.frombuffer(RESIDUES.encode(), np.uint8)
     # (columns, 20)
     counts = (family.training.rows[:, :, None] == letters).sum(0).astype(np.float64)
@@ -506,10 +506,10 @@ def _of_profile(family: Holes) -> Answers:
         log_probs, hits = _scored(predicted, record.sequence[start:stop])
         nll.append(-log_probs)
         right.append(hits)
-    return Answers(np.array(nll), np.array(right))
+    return DomainAnswers(np.array(nll), np.array(right))
 
 
-def _of_hmm(hmm: ProfileHMM, family: Holes, mode: str) -> Answers:
+def _of_hmm(hmm: ProfileHMM, family: Holes, mode: str) -> DomainAnswers:
     records = family.held.records
     nll, right = np.zeros(len(records)), np.zeros(len(records))
     for first in range(0, len(records), AT_ONCE):
@@ -529,7 +529,7 @@ def _of_hmm(hmm: ProfileHMM, family: Holes, mode: str) -> Answers:
                 marginals[row, family.start[number] : family.stop[number]], family.hidden(number)
             )
             nll[number] = -log_probs if mode == "ac" else joint[row]
-    return Answers(nll, right)
+    return DomainAnswers(nll, right)
 
 
 def _scored(predicted: Floats, hidden: str) -> tuple[float, float]:
@@ -546,7 +546,7 @@ def _scored(predicted: Floats, hidden: str) -> tuple[float, float]:
     return float(np.log(chosen).sum()), float((predicted.argmax(1) == index).sum())
 
 
-def _rows(subject: Subject, family: Holes, system: str, answers: Answers) -> list[Row]:
+def _rows(subject: Subject, family: Holes, system: str, answers: DomainAnswers) -> list[Row]:
     targets = (family.stop - family.start).astype(np.float64)
     setting = {"family": family.family, "system": system}
     about: dict[str, Any] = {
@@ -571,7 +571,7 @@ def _rows(subject: Subject, family: Holes, system: str, answers: Answers) -> lis
 
 
 def _difference(
-    subject: Subject, family: Holes, model: Answers, other: Answers, system: str
+    subject: Subject, family: Holes, model: DomainAnswers, other: DomainAnswers, system: str
 ) -> Row:
     """Nats a residue by which the model is behind; below zero it is ahead. Paired by sequence."""
     targets = (family.stop - family.start).astype(np.float64)

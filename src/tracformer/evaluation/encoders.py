@@ -51,7 +51,7 @@ PAPER_BERTSCORE, PAPER_MAUVE = "roberta-large", "gpt2-large"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundEncoder:
     """An encoder's place on this machine, before its weights are read."""
 
     name: str  # as it stands beside a figure
@@ -71,7 +71,7 @@ class Found:
 
 def find_encoder(
     where: str | PathLike[str], layer: int | None = None, pooling: str | None = None
-) -> Found:
+) -> FoundEncoder:
     """Where an encoder lies; downloaded first if it is an id of the hub.
 
     `layer` and `pooling` replace its usual ones.
@@ -97,7 +97,7 @@ def find_encoder(
         name = f"{name}:{asked.layer}"
     if asked.pooling != usual.pooling:
         name = f"{name}:{asked.pooling}"
-    return Found(name, folder, asked.layer, asked.pooling)
+    return FoundEncoder(name, folder, asked.layer, asked.pooling)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ _one_at_a_time = threading.Lock()
 class Encoder:
     """A transformer as a scorer of texts."""
 
-    def __init__(self, found: Found, device: str | torch.device = "cpu") -> None:
+    def __init__(self, found: FoundEncoder, device: str | torch.device = "cpu") -> None:
         transformers = optional_package(
             "transformers", f"scoring texts by the encoder {found.name!r}", "eval"
         )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracformer.contexts import Strategy, parse
-from tracformer.evaluation.encoders import DEFAULT, Encoder, Found, find_encoder
+from tracformer.evaluation.encoders import DEFAULT, Encoder, FoundEncoder, find_encoder
 from tracformer.evaluation.metrics import (
     METRICS,
     OVERS,
@@ -27,7 +27,7 @@ from tracformer.evaluation.metrics import (
     Bleu,
     Fills,
     Floats,
-    Scored,
+    ScoredFills,
     Scoring,
     baseline_of,
     blocks,
@@ -113,7 +113,7 @@ class Infilling(TextTask):
             **encoders,
         }
 
-    def encoders(self) -> dict[str, Found]:
+    def encoders(self) -> dict[str, FoundEncoder]:
         """What is needed of `scorer` and `features`; raises where it cannot be had,
         before any hole is filled.
         """
@@ -197,7 +197,7 @@ class Infilling(TextTask):
             f"{subject.name} {subject.mode}: scores {strategy.name}",
             sum(b.stop - b.start for b in mine),
         )
-        scored = {over: Scored.empty(scoring, len(read), self.samples) for over in self.over}
+        scored = {over: ScoredFills.empty(scoring, len(read), self.samples) for over in self.over}
         for block in mine:
             numbers = range(block.start, block.stop)
             cut = [slice(int(read.lengths[i])) for i in numbers]
@@ -221,7 +221,7 @@ class Infilling(TextTask):
         means: dict[str, Any] = {}
         targets = int((~given & (np.arange(given.shape[1]) < read.lengths[:, None])).sum())
         for over, each in scored.items():
-            whole = Scored(*(_floats(gathered(part, subject.ranks)) for part in each.parts()))
+            whole = ScoredFills(*(_floats(gathered(part, subject.ranks)) for part in each.parts()))
             made, means[over] = figures(
                 scoring, whole, {"contexts": strategy.name, "over": over}, targets, subject.note
             )
@@ -278,7 +278,7 @@ def _contexts(task: Infilling, read: Sequences) -> list[Flags]:
 
 
 @lru_cache(maxsize=8)
-def _hash(found: Found) -> str:
+def _hash(found: FoundEncoder) -> str:
     return found.weights_hash()
 
 

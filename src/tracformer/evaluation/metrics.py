@@ -77,7 +77,13 @@ from torch import Tensor
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.distributed import Ranks
 from tracformer.evaluation import bootstrap
-from tracformer.evaluation.encoders import PAPER_BERTSCORE, PAPER_MAUVE, Embedded, Encoder, Found
+from tracformer.evaluation.encoders import (
+    PAPER_BERTSCORE,
+    PAPER_MAUVE,
+    Embedded,
+    Encoder,
+    FoundEncoder,
+)
 from tracformer.evaluation.result_files import SAMPLE, Row, plain
 from tracformer.evaluation.task import Subject
 from tracformer.evaluation.windows import Flags, Integers, Sequences
@@ -535,7 +541,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredFills:
     """The figures of N sequences with S samples each, over one part of the text.
 
     Empty (N, S, 0) where the metric was not asked for.
@@ -547,7 +553,7 @@ class Scored:
     fills: Floats  # (N, S, d)
 
     @classmethod
-    def empty(cls, scoring: Scoring, sequences: int, samples: int) -> "Scored":
+    def empty(cls, scoring: Scoring, sequences: int, samples: int) -> "ScoredFills":
         d = 0 if scoring.features is None else scoring.features.width
         return cls(
             np.zeros((sequences, samples, 0 if scoring.bleu is None else COUNTS)),
@@ -562,9 +568,9 @@ class Scored:
 
 def score(
     scoring: Scoring, over: str, originals: Sequence[Reading], fills: Sequence[Sequence[Reading]]
-) -> Scored:
+) -> ScoredFills:
     """Each original (N) against its fills (N, S)."""
-    scored = Scored.empty(scoring, len(originals), len(fills[0]))
+    scored = ScoredFills.empty(scoring, len(originals), len(fills[0]))
     pairs = [
         (i, s, fill, original)
         for i, (original, of) in enumerate(zip(originals, fills, strict=True))
@@ -599,7 +605,7 @@ def score(
     return scored
 
 
-def bertscore_name(found: Found, rescaled: bool) -> str:
+def bertscore_name(found: FoundEncoder, rescaled: bool) -> str:
     """Plain only for what the paper's figures are taken to be: any other figure bears its encoder's
     name.
 
@@ -612,11 +618,11 @@ def bertscore_name(found: Found, rescaled: bool) -> str:
     return f"bertscore[{found.name}{',rescaled' if rescaled else ''}]"
 
 
-def mauve_name(found: Found) -> str:
+def mauve_name(found: FoundEncoder) -> str:
     return "mauve" if found.name == PAPER_MAUVE else f"mauve[{found.name}]"
 
 
-def baseline_of(found: Found) -> Baseline:
+def baseline_of(found: FoundEncoder) -> Baseline:
     baseline = BASELINES.get((found.name, found.layer or 0))
     if baseline is None:
         known = ", ".join(f"{name} at layer {layer}" for name, layer in BASELINES)
@@ -628,7 +634,7 @@ def baseline_of(found: Found) -> Baseline:
 
 
 def figures(
-    scoring: Scoring, scored: Scored, setting: Mapping[str, Any], targets: int, note: str
+    scoring: Scoring, scored: ScoredFills, setting: Mapping[str, Any], targets: int, note: str
 ) -> tuple[list[Row], dict[str, list[float]]]:
     """Rows with intervals, and each sequence's own mean over its samples where the
     metric has one.
@@ -674,8 +680,8 @@ def figures(
 
 def _mauve_row(
     scoring: Scoring,
-    found: Found,
-    scored: Scored,
+    found: FoundEncoder,
+    scored: ScoredFills,
     setting: Mapping[str, Any],
     note: str,
     about: Mapping[str, Any],

@@ -74,7 +74,7 @@ class CompletionRequest(Lenient):
         ]
 
 
-class Answer:
+class Choice:
     """One choice: a prompt that may be repeated and scored, and what was written behind it."""
 
     def __init__(
@@ -161,9 +161,9 @@ class Completion:
         self.blank = min(self.most, limits.blank_tokens)
         self.behind = 0  # tokens of the suffix
 
-    def run(self, lm: LanguageModel, tell: Tell) -> list[Answer]:
+    def run(self, lm: LanguageModel, tell: Tell) -> list[Choice]:
         """In the worker's thread."""
-        answers: list[Answer] = []
+        answers: list[Choice] = []
         self.behind = len(lm.tokenizer.encode(self.suffix, inside=True))
         for number, given in enumerate(self.prompts):
             prompt = read_prompt(lm, given)
@@ -172,7 +172,7 @@ class Completion:
                 for sample in range(self.n):
                     tell((number * self.n + sample, prompt.text, self._fields(scored, 0)))
             if self.most == 0:
-                answers += [Answer(prompt, scored, None, self.echo)] * self.n
+                answers += [Choice(prompt, scored, None, self.echo)] * self.n
                 continue
             wish = Wish(
                 prompt=given,
@@ -205,16 +205,16 @@ class Completion:
                 if self.draws > self.n
                 else written
             )
-            answers += [Answer(prompt, scored, each, self.echo) for each in best]
+            answers += [Choice(prompt, scored, each, self.echo) for each in best]
         return answers
 
-    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+    def choice(self, index: int, answer: Choice) -> dict[str, Any]:
         fields = self._fields(answer.scored, 0)
         if answer.written is not None:
             fields = _joined(fields, self._fields(answer.written.pieces, answer.prompt.base))
         return _choice(index, answer.text, fields, answer.finish)
 
-    def usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+    def usage(self, answers: Sequence[Choice]) -> dict[str, int]:
         given = sum(
             max(len(answer.prompt.ids), len(answer.scored)) + self.behind
             for answer in answers[:: self.n]
@@ -222,7 +222,7 @@ class Completion:
         written = sum(answer.written.generated for answer in answers if answer.written is not None)
         return usage_of(given, written)
 
-    async def events(self, http: Request, job: "Job[list[Answer]]") -> AsyncIterator[bytes]:
+    async def events(self, http: Request, job: "Job[list[Choice]]") -> AsyncIterator[bytes]:
         counted = self.asked.stream_options is not None and bool(
             self.asked.stream_options.include_usage
         )

@@ -34,7 +34,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MicroBatch:
     """A rank's part of a global batch, cut into micro-batches, each of one mode."""
 
     numbers: range  # places in the stream
@@ -67,7 +67,7 @@ class Stream:
             sorted({part.mode for part in questioner.objective.parts}) if lockstep else []
         )
 
-    def at(self, position: int) -> Batch:
+    def at(self, position: int) -> MicroBatch:
         """The batch whose first sequence is number `position` of the stream."""
         numbers = self.ranks.share(position, self.batch)
         indices = self.order.indices(numbers.start, len(numbers))
@@ -79,7 +79,7 @@ class Stream:
         tokens, lengths, questions = tokens[order], lengths[order], [questions[i] for i in order]
         size = self.micro_batch or len(numbers)
         parts = [slice(start, start + size) for start in range(0, len(numbers), size)]
-        return Batch(
+        return MicroBatch(
             numbers,
             indices.tolist(),
             [

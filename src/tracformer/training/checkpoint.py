@@ -44,7 +44,7 @@ class DamagedCheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowRange:
     """A rank's part of a tensor: rows start..stop of a tensor of shape `shape`."""
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Shard:
     """What one rank writes: its rows of every tensor, by name."""
 
     tensors: dict[str, Tensor]
-    rows: dict[str, Rows]
+    rows: dict[str, RowRange]
 
 
 def folder_name(step: int) -> str:
@@ -78,7 +78,7 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-class Writer:
+class CheckpointWriter:
     """One checkpoint being written.
 
     Every rank calls `write_shard`; then one of them, after a barrier, calls `finish`.
@@ -317,7 +317,7 @@ class State:
         for name in tensors:
             shape = tuple(self.parameters[_parameter_name(name, self.parameters)].shape)
             start, stop = self.ranks.local_rows(shape[0]) if self.sharded else (0, shape[0])
-            rows[name] = Rows(shape, start, stop)
+            rows[name] = RowRange(shape, start, stop)
         return Shard(tensors, rows)
 
     # ---- from a checkpoint

@@ -23,7 +23,7 @@ from tracformer.distributed import Ranks
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
-from tracformer.training.batches import Batch, Group, Stream
+from tracformer.training.batches import Group, MicroBatch, Stream
 from tracformer.training.checkpoint import State
 from tracformer.training.log import LiveLine, RunLog
 from tracformer.training.objectives import Questioner, parse_objective
@@ -179,7 +179,7 @@ class Trainer:
             log.close()
         return Outcome(str(self.run), state.step, finished, self._signal)
 
-    def _step(self, batch: Batch) -> tuple[float, float, float, bool]:
+    def _step(self, batch: MicroBatch) -> tuple[float, float, float, bool]:
         """One optimiser step.
 
         Returns the loss per target, the gradient norm, tokens seen, and whether some rank was told
@@ -285,7 +285,7 @@ class Trainer:
 
     def _save(self) -> None:
         folder = self.run / "checkpoints"
-        writer = ckpt.Writer(folder, self.state.step)
+        writer = ckpt.CheckpointWriter(folder, self.state.step)
         try:
             if self.ranks.first:
                 writer.begin()
