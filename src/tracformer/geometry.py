@@ -103,7 +103,7 @@ def arithmetic_run(offsets: tuple[int, ...], length: int) -> KeyRun:
     have no key.
 
     >>> arithmetic_run(encoder_offsets(10, 16), 1024)
-    Run(step=34, count=16, extra=(512,))
+    KeyRun(step=34, count=16, extra=(512,))
     """
     present = [o for o in offsets if o < length]
     step = present[1] - present[0] if len(present) > 1 else 1

@@ -65,9 +65,9 @@ def cells(row: BenchRow) -> list[str]:
 
 def target(row: BenchRow) -> str:
     """
-    >>> target(Row("p", "w", "s", ratio=0.7, target=0.65))
+    >>> target(BenchRow("p", "w", "s", ratio=0.7, target=0.65))
     'at least 0.65: met'
-    >>> target(Row("p", "w", "s", ratio=1.2, target=1.05, at_most=True))
+    >>> target(BenchRow("p", "w", "s", ratio=1.2, target=1.05, at_most=True))
     'at most 1.05: not met'
     """
     if row.target is None:

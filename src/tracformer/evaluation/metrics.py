@@ -610,7 +610,7 @@ def bertscore_name(found: FoundEncoder, rescaled: bool) -> str:
     name.
 
     >>> from pathlib import Path
-    >>> bertscore_name(Found("minilm-l6", Path(), None, "mean"), False)
+    >>> bertscore_name(FoundEncoder("minilm-l6", Path(), None, "mean"), False)
     'bertscore[minilm-l6]'
     """
     if found.name == PAPER_BERTSCORE and rescaled:
