@@ -55,6 +55,8 @@ GATE = 0.5  # of the exact gain with one symbol hidden
 STEPS = 1000
 BATCH = 32  # sequences
 DRAWS = 32  # of a bound, for each sequence
+# Muon for the layers' matrices and AdamW for the rest, at one rate for all systems.
+OPTIMIZER = OptimizerConfig(name="muon", lr=3e-3, matrix_lr=4e-3, warmup=100, weight_decay=0.01)
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,12 @@ def small_model(name: str, source: Source) -> ConditionalModel:
     return kind(kind.config_class(vocab_size=source.symbols, max_length=64, **system.shape))
 
 
-def optimizer_of(family: str) -> OptimizerConfig:
-    """Muon for the layers' matrices and AdamW for the rest, at one rate for all systems."""
-    return OptimizerConfig(name="muon", lr=3e-3, matrix_lr=4e-3, warmup=100, weight_decay=0.01)
-
-
 def train(model: ConditionalModel, source: Source, objective: str, steps: int = STEPS) -> None:
     """Train on fresh sequences.
 
     Systems that read a context learn on contexts of one kind; diffusion draws its own noise.
     """
-    config = optimizer_of(model.config.model_type)
+    config = OPTIMIZER
     contexts = "" if objective in ("denoise", "ar") else CONTEXTS
     questioner = Questioner(parse_objective(objective, contexts), seed=0)
     optimizer = build_optimizer(

@@ -1,11 +1,8 @@
-"""The systems by name. Each is one file with a configuration and a model; it is imported when first
-asked for.
+"""The systems by name: Tracformer, the baselines of the paper, later rivals and our own models.
 
-Whoever adds a system registers it here, or calls `register` from outside: training, generation,
-evaluation and the command line find it by the `model_type` of its configuration.
-
-The systems that the paper compares with, each one file behind the interface of
-`tracformer.model.base`.
+Each system is a configuration and a model class, imported on first use. To add one, register it
+here or call `register` from another package; training, generation, evaluation and the command line
+find it by the `model_type` of its configuration.
 """
 
 import importlib

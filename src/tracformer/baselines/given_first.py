@@ -94,9 +94,9 @@ class GivenFirst(ModernModel):
         super().__init__(config)
         self.layers = self.stack(config.n_layer)
         initialise(self, config.init_std, branches=2 * config.n_layer)
-        self.mark = (
-            nn.Parameter(torch.randn(config.d_model) * config.init_std) if config.mark else None
-        )
+        self.mark = nn.Parameter(torch.empty(config.d_model)) if config.mark else None
+        if self.mark is not None:
+            nn.init.normal_(self.mark, std=config.init_std)
 
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)

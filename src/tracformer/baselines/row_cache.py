@@ -5,7 +5,7 @@ A subclass says how given tokens are read when a sequence is admitted, and which
 before a position can be predicted. See `generation.sessions.Session` for the interface.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from tracformer.model.cache import Slots
 from tracformer.model.likelihood import logits_of
 
 
-class RowCache:
+class RowCache(ABC):
     """Generation from left to right: at most `rows` sequences at a time, each of at most `length`
     tokens.
 
