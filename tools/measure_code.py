@@ -23,7 +23,7 @@ WIDTH, LONGEST, SHORTEST = 100, 520, 60
 # Imports point upwards in this list only; modules of one line may import each other's folders
 # freely as long as there is no cycle. A module belongs to the longest prefix that is listed.
 LAYERS = (
-    ("rng", "options", "files", "devices", "bundled", "geometry", "renames"),
+    ("rng", "options", "files", "devices", "bundled", "geometry", "progress", "renames"),
     ("contexts", "native", "attention"),
     ("model",),
     ("baselines",),

@@ -13,7 +13,7 @@ from tracformer.cli import VERBS, main
 from tracformer.data import char_tokenizer
 from tracformer.devices import pick_device
 
-HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "tqdm")
+HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "tqdm")
 
 
 def test_help_of_every_verb_imports_nothing_heavy() -> None:

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from tracformer.data.make_tokenizer import ALPHABETS, build_tokenizer, choose_tokenizer
 from tracformer.data.readers import Piece
@@ -41,6 +40,7 @@ from tracformer.data.tokenizer import (
     Tokenizer,
 )
 from tracformer.files import flush, sha256_of, write_atomically
+from tracformer.progress import ProgressBar
 
 SHARD_TOKENS = 1 << 28
 BATCH_CHARACTERS, BATCH_PIECES = 1 << 21, 4096
@@ -225,12 +225,8 @@ def _write(
     total = sum(size for size in sizes if size is not None) if None not in sizes else None
     with (
         ExitStack() as files,
-        tqdm(
-            total=total,
-            unit="B",
-            unit_scale=True,
-            desc=f"preparing {', '.join(sources)}",
-            disable=True if quiet else None,
+        ProgressBar(
+            f"preparing {', '.join(sources)}", total, unit="bytes", enabled=not quiet
         ) as bar,
     ):
         for given, source in sources.items():
