@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.scripts import script
-from tracformer.evaluation.result_files import Result, Row, read_results
+from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.report.tables import Cell, Line, Table
 
 results = script("docs/results.py")
@@ -52,7 +52,7 @@ def test_results_are_taken_over_beside_those_that_are_there(tmp_path: Path) -> N
             "ar",
             "ratios",
             {"data": "d"},
-            (Row("perplexity", {"ratio": 0.5}, value, kind="exact"),),
+            (ResultRow("perplexity", {"ratio": 0.5}, value, kind="exact"),),
             {"a": 1},
             {"time": time},
         )
@@ -78,7 +78,7 @@ def test_a_better_estimate_is_not_replaced_by_a_later_one(tmp_path: Path) -> Non
             "diffusion",
             "ratios",
             {"data": "d", "draws": draws},
-            (Row("perplexity", {"ratio": 0.5}, value, kind="bound"),),
+            (ResultRow("perplexity", {"ratio": 0.5}, value, kind="bound"),),
             {},
             {"time": time},
         )
@@ -97,7 +97,7 @@ def test_what_is_there_outlives_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
         "ar",
         "ratios",
         {"data": "d"},
-        (Row("perplexity", {"ratio": 0.5}, 1.0, kind="exact"),),
+        (ResultRow("perplexity", {"ratio": 0.5}, 1.0, kind="exact"),),
     )
     made.save(tmp_path / "there")
     made.save(tmp_path / "new")

@@ -14,7 +14,7 @@ from tests.cli.helpers import Caller, save_model
 from tests.training.helpers import environment
 from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.evaluation import Result, Row, read_results
+from tracformer.evaluation import Result, ResultRow, read_results
 from tracformer.report.tables import tables
 
 ASKED = ["--length", "16", "--sequences", "70", "--out", "out"]
@@ -111,7 +111,7 @@ def test_a_model_without_a_figure_has_no_column() -> None:
             "ac",
             "exact",
             {},
-            (Row(metric, {"pattern": "one"}, 0.5, 0.4, 0.6, kind="marginal"),),
+            (ResultRow(metric, {"pattern": "one"}, 0.5, 0.4, 0.6, kind="marginal"),),
         )
 
     first, second = tables([made("ours", "kl"), made("theirs", "excess")]).split("\n\n")

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report import write_report
 
 RATIOS = (0.1, 0.5, 0.9)
@@ -13,7 +13,7 @@ RATIOS = (0.1, 0.5, 0.9)
 def result(
     model: str,
     task: str,
-    rows: list[Row],
+    rows: list[ResultRow],
     family: str = "tracformer",
     mode: str = "car",
     **more: Any,
@@ -34,7 +34,7 @@ def result(
 def ratios(model: str, kind: str, level: float, **more: Any) -> Result:
     names = {ratio: f"span:p={ratio},mean=10" for ratio in RATIOS}
     rows = [
-        Row(
+        ResultRow(
             "perplexity",
             {"contexts": names[r], "ratio": r, "spans": "Geometric(10)"},
             level + r,
@@ -58,7 +58,7 @@ def ranges(model: str, value: float, **more: Any) -> Result:
         model,
         "ranges",
         [
-            Row(
+            ResultRow(
                 "perplexity",
                 {"contexts": "[0.25,0.75]", "ranges": "[0.25,0.75]"},
                 value,

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.evaluation.reports import ranges, result, write
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report.paper_figures import find_paper_figure, paper_tables
 
 
@@ -34,7 +34,7 @@ def test_a_figure_of_another_scorer_never_meets_the_papers(tmp_path: Path) -> No
         return result(
             "ours",
             "infilling",
-            [Row(metric, {"contexts": "[0.25,0.75]", "over": over}, 0.5, kind="sample")],
+            [ResultRow(metric, {"contexts": "[0.25,0.75]", "over": over}, 0.5, kind="sample")],
             vocab_size=50257,
         )
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.evaluation.reports import RATIOS, ranges, ratios, result, write
 from tracformer.cli import main
-from tracformer.evaluation.result_files import Row
+from tracformer.evaluation.result_files import ResultRow
 from tracformer.report import MOST_NOTES
 from tracformer.report.collect import sections, tables
 from tracformer.report.tables import HIGHER, Cell, Line, Table
@@ -70,7 +70,7 @@ EVERYTHING = [
     result(
         "ours",
         "orders",
-        [Row("spread", {}, 0.5, kind="marginal")],
+        [ResultRow("spread", {}, 0.5, kind="marginal")],
         details={
             "sequences": {"spread": [0.1, 0.9]},
             "text": {"tokens": ["a", "<b>"], "forward": [-1.0, -2.0], "reverse": [-3.0, -4.0]},
@@ -79,7 +79,7 @@ EVERYTHING = [
     result(
         "ours",
         "calibration",
-        [Row("ece", {"contexts": "span:p=0.5,mean=10", "ratio": 0.5}, 0.1, kind="exact")],
+        [ResultRow("ece", {"contexts": "span:p=0.5,mean=10", "ratio": 0.5}, 0.1, kind="exact")],
         details={
             "span:p=0.5,mean=10": {
                 "bins": [{"confidence": 0.2, "accuracy": 0.3}, {"confidence": 0.8, "accuracy": 0.7}]
@@ -90,11 +90,11 @@ EVERYTHING = [
         "ours",
         "exact",
         [
-            Row("kl", {"source": "hmm-16", "pattern": p}, v, kind="exact")
+            ResultRow("kl", {"source": "hmm-16", "pattern": p}, v, kind="exact")
             for p, v in (("holes", 0.0), ("halves", 0.3))
         ],
     ),
-    result("a _%$ name", "speed", [Row("tokens_per_second", {}, 100.0)]),
+    result("a _%$ name", "speed", [ResultRow("tokens_per_second", {}, 100.0)]),
 ]
 
 
@@ -149,7 +149,7 @@ def test_a_hopeless_model_does_not_break_the_page(tmp_path: Path) -> None:
 def test_higher_is_better_where_it_is(tmp_path: Path) -> None:
     rows = [
         [
-            Row(
+            ResultRow(
                 "bertscore[minilm-l6]",
                 {"contexts": "[0.25,0.75]", "over": "whole"},
                 value,
@@ -202,7 +202,7 @@ def test_fills_are_escaped_and_highlighted(tmp_path: Path) -> None:
         result(
             "ours",
             "infilling",
-            [Row("bleu4", {"contexts": "[0.25,0.75]"}, 0.5, kind="sample")],
+            [ResultRow("bleu4", {"contexts": "[0.25,0.75]"}, 0.5, kind="sample")],
             details={"fills": [fill]},
         ),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.reports import ranges, ratios, result, with_hashes, write
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report.collect import chapter_titles, one_each, paired_table, sections, tables
 from tracformer.report.figures import curves_of
 from tracformer.report.tables import Cell
@@ -24,7 +24,7 @@ def test_training_seeds_share_a_line(tmp_path: Path) -> None:
 
 
 def seeded(model: str, value: float, half: float, **more: Any) -> Result:
-    row = Row(
+    row = ResultRow(
         "perplexity",
         {"contexts": "c", "ratio": 0.5},
         value,
@@ -88,7 +88,7 @@ def test_the_same_weights_are_one_seed() -> None:
     )
     assert cell is not None
     assert (cell.value, cell.seeds) == (61.0, 2)
-    rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
+    rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
     apart = [
         result(name, "unconditional", rows, options={"data": data})
         for name, data in (("m", "ptb"), ("m #0", "1bw"))
@@ -167,7 +167,7 @@ def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them()
 
 
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
-    rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
+    rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
     asked = (
         ("ours", "ptb"),
         ("ours", "lambada"),
@@ -200,7 +200,7 @@ def test_another_text_or_other_holes_of_the_same_name_are_another_question(tmp_p
 
 
 def test_texts_of_one_name_have_columns_of_their_own() -> None:
-    rows = [Row("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
+    rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
     asked = [
         result(model, "unconditional", rows, options={"data": data})
         for model, data in (("a", "ptb"), ("a", "1bw"), ("b", "ptb"))

@@ -14,7 +14,7 @@ from tests.evaluation.known import known_subject, write_lines
 from tests.helpers import small_model
 from tracformer.evaluation import (
     Result,
-    Row,
+    ResultRow,
     Task,
     make_task,
     parse_task,
@@ -83,7 +83,7 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def run(self, subject: Subject, progress: object) -> Result:
             return self.result(
-                subject, [Row("parameters", {}, subject.model.num_parameters() / self.unit)]
+                subject, [ResultRow("parameters", {}, subject.model.num_parameters() / self.unit)]
             )
 
     register_task("size", Size)
@@ -101,8 +101,8 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
     rows = (
-        Row("kl", {"pattern": "a b"}, math.inf, None, math.nan, "exact", 3, 4, "ñ"),
-        Row("kl", {"pattern": "c"}, 0.1),
+        ResultRow("kl", {"pattern": "a b"}, math.inf, None, math.nan, "exact", 3, 4, "ñ"),
+        ResultRow("kl", {"pattern": "c"}, 0.1),
     )
     result = Result(
         "a/b c",

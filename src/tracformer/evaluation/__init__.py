@@ -2,7 +2,7 @@
 each figure came about.
 """
 
-from tracformer.evaluation.result_files import Result, Row, read_results
+from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.evaluation.task import (
     Progress,
     Subject,
@@ -16,7 +16,7 @@ from tracformer.evaluation.task import (
 __all__ = [
     "Progress",
     "Result",
-    "Row",
+    "ResultRow",
     "Subject",
     "Task",
     "make_task",

@@ -20,7 +20,7 @@ from tracformer.contexts import Geometric, Spans
 from tracformer.evaluation.bootstrap import LEVEL, ratio, resampled, share_interval
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Floats, by_sequence
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Sequences, TextTask
 
@@ -70,7 +70,7 @@ class Calibration(TextTask):
         self.check(subject)
         read = self.read(subject)
         progress.start(f"{subject.name} {subject.mode}: {self.name}", len(read) * len(self.ratios))
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         details: dict[str, Any] = {}
         at_once = max(
             1,
@@ -168,7 +168,7 @@ def expected_error(sums: Floats) -> tuple[float, float | None, float | None]:
     return value, max(0.0, 2 * value - float(high)), max(0.0, 2 * value - float(low))
 
 
-def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[Row]:
+def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[ResultRow]:
     targets, right, confidence, _ = sums.sum(1)  # (sequences,) each
     if not targets.any():
         raise ValueError(
@@ -191,7 +191,7 @@ def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[
         else ""
     )
     return [
-        Row(
+        ResultRow(
             "ece",
             setting,
             value,
@@ -200,7 +200,7 @@ def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[
             **{**counts, "note": "; ".join(filter(None, (noisy, subject.note)))},
         ),
         *(
-            Row(
+            ResultRow(
                 name,
                 setting,
                 ratio(x, targets),

@@ -51,7 +51,7 @@ from tracformer.data.split import INSERTED, Alignment, read_alignment
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Floats, by_sequence
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.files import optional_package
 from tracformer.generation.decode import fill
@@ -318,7 +318,7 @@ class Domains(Task):
 
     def run(self, subject: Subject, progress: Progress) -> Result:
         self.check(subject)
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         details: dict[str, Any] = {}
         for family in self.families():
             count = len(family.held.records)
@@ -546,7 +546,7 @@ def _scored(predicted: Floats, hidden: str) -> tuple[float, float]:
     return float(np.log(chosen).sum()), float((predicted.argmax(1) == index).sum())
 
 
-def _rows(subject: Subject, family: Holes, system: str, answers: DomainAnswers) -> list[Row]:
+def _rows(subject: Subject, family: Holes, system: str, answers: DomainAnswers) -> list[ResultRow]:
     targets = (family.stop - family.start).astype(np.float64)
     setting = {"family": family.family, "system": system}
     about: dict[str, Any] = {
@@ -558,7 +558,7 @@ def _rows(subject: Subject, family: Holes, system: str, answers: DomainAnswers) 
     low, high = (None, None) if interval is None else map(bootstrap.perplexity_of, interval)
     least, most = bootstrap.share_interval(answers.right, targets) or (None, None)
     return [
-        Row(
+        ResultRow(
             "perplexity",
             setting,
             bootstrap.perplexity_of(bootstrap.ratio(answers.nll, targets)),
@@ -566,13 +566,15 @@ def _rows(subject: Subject, family: Holes, system: str, answers: DomainAnswers) 
             high,
             **about,
         ),
-        Row("accuracy", setting, bootstrap.ratio(answers.right, targets), least, most, **about),
+        ResultRow(
+            "accuracy", setting, bootstrap.ratio(answers.right, targets), least, most, **about
+        ),
     ]
 
 
 def _difference(
     subject: Subject, family: Holes, model: DomainAnswers, other: DomainAnswers, system: str
-) -> Row:
+) -> ResultRow:
     """Nats a residue by which the model is behind; below zero it is ahead. Paired by sequence."""
     targets = (family.stop - family.start).astype(np.float64)
     gap = model.nll - other.nll
@@ -583,4 +585,4 @@ def _difference(
         "sequences": len(targets),
         "targets": int(targets.sum()),
     }
-    return Row("nll_difference", setting, bootstrap.ratio(gap, targets), low, high, **about)
+    return ResultRow("nll_difference", setting, bootstrap.ratio(gap, targets), low, high, **about)

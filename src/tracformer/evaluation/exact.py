@@ -60,7 +60,7 @@ from tracformer.evaluation.exact_sources import (
 )
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import SHARED_NOISE, by_sequence, noise_groups, standard_error
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.model.base import BOUND, EXACT, MARGINAL, ConditionalModel
 from tracformer.model.config import MODES, ModelConfig
@@ -457,7 +457,7 @@ class Exact(Task):
             f"{subject.name} {subject.mode}: {self.name} {source.name}",
             len(patterns) * self.sequences,
         )
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         details: dict[str, Any] = {}
         for name, pattern in patterns.items():
 
@@ -492,7 +492,7 @@ class Exact(Task):
 
 def _rows(
     subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats], draws: int
-) -> list[Row]:
+) -> list[ResultRow]:
     """A pattern's figures, each a ratio of sums over sequences."""
     counts = figures["targets"]
     error = (
@@ -504,10 +504,10 @@ def _rows(
     note = "; ".join(filter(None, (subject.note, told)))
     drawn = noise_groups if subject.kind == BOUND else np.asarray
 
-    def row(metric: str, above: Floats, below: Floats) -> Row:
+    def row(metric: str, above: Floats, below: Floats) -> ResultRow:
         low, high = ratio_interval(drawn(above), drawn(below)) or (None, None)
         setting = {"source": source, "pattern": pattern}
-        return Row(
+        return ResultRow(
             metric,
             setting,
             ratio(above, below),
@@ -529,7 +529,7 @@ def _rows(
     return rows
 
 
-def rank(rows: list[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
+def rank(rows: list[ResultRow]) -> tuple[list[ResultRow], list[dict[str, Any]]]:
     """The rows with a word on those patterns that the model gets wrong, and all patterns from the
     worst to the best.
 
@@ -554,7 +554,7 @@ def rank(rows: list[Row]) -> tuple[list[Row], list[dict[str, Any]]]:
     return [_marked(row, mean) if row in wrong else row for row in rows], ranking
 
 
-def _marked(row: Row, mean: float) -> Row:
+def _marked(row: ResultRow, mean: float) -> ResultRow:
     words = f"wrong on {row.setting['pattern']}: {row.value / mean:.1f} times the mean pattern"
     return replace(row, note="; ".join(filter(None, (words, row.note))))
 

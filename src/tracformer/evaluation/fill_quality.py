@@ -41,7 +41,7 @@ from tracformer.evaluation.metrics import (
 )
 from tracformer.evaluation.perplexity import PAPER_RANGES
 from tracformer.evaluation.provenance import array_hash
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Sequences, TextTask
 from tracformer.generation.orders import Ancestral, Order, parse_order
@@ -132,7 +132,7 @@ class Infilling(TextTask):
         scoring = self._scoring(subject)
         ask = Ask(self.samples, self.seed, self.sampler(), self._order(subject.mode))
         mine = blocks(len(read), subject.ranks)
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         details: dict[str, Any] = {"fills": [], "fills_sha256": {}}
         for number, (strategy, given) in enumerate(
             zip(self.strategies(), _contexts(self, read), strict=True)
@@ -189,7 +189,7 @@ class Infilling(TextTask):
         fills: Fills,
         strategy: Strategy,
         progress: Progress,
-    ) -> tuple[list[Row], dict[str, Any]]:
+    ) -> tuple[list[ResultRow], dict[str, Any]]:
         """Rows over the whole text and over the holes, and each sequence's own means."""
         assert subject.tokenizer is not None  # `read` saw to it
         mine = blocks(len(read), subject.ranks)
@@ -217,7 +217,7 @@ class Infilling(TextTask):
                 ):
                     part[block] = values
             progress.step(len(numbers))
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         means: dict[str, Any] = {}
         targets = int((~given & (np.arange(given.shape[1]) < read.lengths[:, None])).sum())
         for over, each in scored.items():

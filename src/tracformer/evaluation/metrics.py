@@ -84,7 +84,7 @@ from tracformer.evaluation.encoders import (
     Encoder,
     FoundEncoder,
 )
-from tracformer.evaluation.result_files import SAMPLE, Row, plain
+from tracformer.evaluation.result_files import SAMPLE, ResultRow, plain
 from tracformer.evaluation.task import Subject
 from tracformer.evaluation.windows import Flags, Integers, Sequences
 from tracformer.files import optional_package, write_atomically
@@ -635,18 +635,18 @@ def baseline_of(found: FoundEncoder) -> Baseline:
 
 def figures(
     scoring: Scoring, scored: ScoredFills, setting: Mapping[str, Any], targets: int, note: str
-) -> tuple[list[Row], dict[str, list[float]]]:
+) -> tuple[list[ResultRow], dict[str, list[float]]]:
     """Rows with intervals, and each sequence's own mean over its samples where the
     metric has one.
     """
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     means: dict[str, list[float]] = {}
     about: dict[str, Any] = {"kind": SAMPLE, "sequences": len(scored.counts), "targets": targets}
 
     def add_mean(metric: str, values: Floats, remark: str) -> None:
         means[metric] = values.tolist()
         rows.append(
-            Row(
+            ResultRow(
                 metric,
                 setting,
                 float(values.mean()),
@@ -664,7 +664,7 @@ def figures(
         if sums is not None:
             interval = bootstrap.quantiles(np.array([bleu.corpus(each) for each in sums]))
         value, remark = bleu.corpus(by_sequence.sum(0)), _joined(note, f"over the corpus, {by}")
-        rows.append(Row("bleu4", setting, value, *_bounds(interval), note=remark, **about))
+        rows.append(ResultRow("bleu4", setting, value, *_bounds(interval), note=remark, **about))
         sentences = np.array([[bleu.sentence(each) for each in of] for of in scored.counts])
         add_mean("bleu4_sentence", sentences.mean(1), f"mean over sentences, {by}")
     if scoring.scorer is not None:
@@ -685,7 +685,7 @@ def _mauve_row(
     setting: Mapping[str, Any],
     note: str,
     about: Mapping[str, Any],
-) -> Row:
+) -> ResultRow:
     """The mean over clusterings; its variance is that over sequences, plus that of a
     mean over clusterings.
     """
@@ -709,7 +709,9 @@ def _mauve_row(
         f"({scores.min():.3f} to {scores.max():.3f}); interval by jackknife over sequences; "
         "comparable at equal numbers alone"
     )
-    return Row(mauve_name(found), setting, value, low, high, note=_joined(note, remark), **about)
+    return ResultRow(
+        mauve_name(found), setting, value, low, high, note=_joined(note, remark), **about
+    )
 
 
 def _text(over: str, text: Reading) -> str:

@@ -33,7 +33,7 @@ from tracformer.data.tokenizer import AlphabetError
 from tracformer.devices import wide
 from tracformer.evaluation.bootstrap import mean_interval
 from tracformer.evaluation.questions import Floats, by_sequence
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Sequences, TextTask
 from tracformer.model.base import ConditionalModel, targets_of
@@ -157,7 +157,7 @@ class Orders(TextTask):
             rows += more
         return self.result(subject, rows, details)
 
-    def _of_text(self, subject: Subject) -> tuple[dict[str, Any], list[Row]]:
+    def _of_text(self, subject: Subject) -> tuple[dict[str, Any], list[ResultRow]]:
         """The fixed text token by token in both directions (Fig. 2a)."""
         tokenizer = subject.tokenizer
         assert tokenizer is not None  # `read` asked for it
@@ -178,7 +178,7 @@ class Orders(TextTask):
             for name, order in (("forward", forward), ("reverse", forward.flip(0)))
         }
         rows = [
-            Row(
+            ResultRow(
                 "log_prob",
                 {"text": self.text, "order": name},
                 sum(each),
@@ -246,9 +246,9 @@ def histogram(values: Floats, bins: int) -> dict[str, list[float]]:
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
-def _row(metric: str, setting: Mapping[str, Any], values: Floats, length: int) -> Row:
+def _row(metric: str, setting: Mapping[str, Any], values: Floats, length: int) -> ResultRow:
     low, high = mean_interval(values) or (None, None)
-    return Row(
+    return ResultRow(
         metric,
         setting,
         float(values.mean()),

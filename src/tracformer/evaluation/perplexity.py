@@ -32,7 +32,7 @@ from tracformer.contexts import (
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Answers, ask, noise_groups
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Sequences, TextTask, Windows
 from tracformer.model.base import BOUND
@@ -99,7 +99,7 @@ class Perplexity(TextTask):
             what=self.name,
         )
         answers = answers.summed(self.times)
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         details: dict[str, Any] = {}
         for number, (strategy, setting) in enumerate(self.strategies()):
             sums = answers.of(number)
@@ -143,7 +143,7 @@ def _drawn(task: Perplexity, read: Sequences | Windows) -> Iterator[Flags]:
 
 def figures(
     setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subject, note: str
-) -> list[Row]:
+) -> list[ResultRow]:
     """Perplexity, nll and, where bytes are known, bits per byte, each with its interval: over
     sequences, or for a bound over groups of them that share noise.
     """
@@ -165,20 +165,20 @@ def figures(
         bootstrap.ratio_interval(drawn(nll), drawn(targets)),
     )
     rows = [
-        Row(
+        ResultRow(
             "perplexity",
             setting,
             bootstrap.perplexity_of(value),
             *((None, None) if interval is None else map(bootstrap.perplexity_of, interval)),
             **counts,
         ),
-        Row("nll", setting, value, *(interval or (None, None)), **counts),
+        ResultRow("nll", setting, value, *(interval or (None, None)), **counts),
     ]
     if sums.get("bytes") is not None and sum(sums["bytes"]) > 0:
         bits, size = nll / math.log(2), np.array(sums["bytes"])
         interval = bootstrap.ratio_interval(drawn(bits), drawn(size))
         rows.append(
-            Row(
+            ResultRow(
                 "bits_per_byte",
                 setting,
                 bootstrap.ratio(bits, size),

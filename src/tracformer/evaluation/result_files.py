@@ -22,7 +22,7 @@ SAMPLE = "sample"  # beside exact, marginal and bound: a figure of drawn text
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One figure."""
 
     # perplexity, nll, bits_per_byte, kl, mauve, bertscore, bleu4, spread, ece, tokens_per_second,
@@ -49,12 +49,12 @@ class Result:
     mode: str
     task: str
     options: Mapping[str, Any]  # the task's options in full; a folder by its last name alone
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     # per-sequence sums, histograms, fills: what a report needs to go deeper
     details: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
-    def find(self, metric: str, **setting: Any) -> Row:
+    def find(self, metric: str, **setting: Any) -> ResultRow:
         """The one row of this metric whose setting has these values."""
         found = [
             r
@@ -106,7 +106,9 @@ class Result:
                 f"program reads {FORMAT!r}, version {VERSION}"
             )
         values = {key: value for key, value in document.items() if key not in ("format", "version")}
-        return cls(**{**values, "rows": tuple(Row(**_row_numbers(row)) for row in values["rows"])})
+        return cls(
+            **{**values, "rows": tuple(ResultRow(**_row_numbers(row)) for row in values["rows"])}
+        )
 
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write the result under its own name, whole or not at all."""

@@ -17,7 +17,7 @@ import torch
 
 from tracformer.contexts import Context, draw_contexts, parse
 from tracformer.evaluation.provenance import array_hash
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral
@@ -79,8 +79,8 @@ class Speed(Task):
         note = f"{NOTE}; {self.rounds} rounds from {min(speeds):.4g} to {max(speeds):.4g}"
         setting = {"holes": self.holes, "length": self.length, "cached": self.cached}
         rows = [
-            Row("tokens_per_second", setting, statistics.median(speeds), note=note, **counts),
-            Row("peak_memory_mib", setting, peak / MEBIBYTE, note=NOTE, **counts),
+            ResultRow("tokens_per_second", setting, statistics.median(speeds), note=note, **counts),
+            ResultRow("peak_memory_mib", setting, peak / MEBIBYTE, note=NOTE, **counts),
         ]
         return self.result(subject, rows, {"seconds": seconds, "threads": torch.get_num_threads()})
 

@@ -23,7 +23,7 @@ import torch
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.distributed import Ranks
 from tracformer.evaluation import provenance as manifest
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.model.base import ConditionalModel, check_mode
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -145,7 +145,7 @@ class Task(ABC):
         return manifest.describe(subject, self.schema, self.inputs(subject))
 
     def result(
-        self, subject: Subject, rows: list[Row], details: Mapping[str, Any] | None = None
+        self, subject: Subject, rows: list[ResultRow], details: Mapping[str, Any] | None = None
     ) -> Result:
         """The rows with everything that belongs beside them."""
         return Result(

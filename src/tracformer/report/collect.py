@@ -25,7 +25,7 @@ import numpy as np
 
 from tracformer.baselines import find_family
 from tracformer.evaluation.bootstrap import t_quantile
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.model.base import BOUND
 from tracformer.report.compare import SAME, comparable, differences, same_tokens
 from tracformer.report.paper_figures import (
@@ -347,7 +347,7 @@ def column_labels(settings: Sequence[Setting]) -> tuple[list[str], str]:
     ], common
 
 
-def paper_figure(result: Result, row: Row) -> PaperFigure | None:
+def paper_figure(result: Result, row: ResultRow) -> PaperFigure | None:
     """The paper's answer to the very question that this row answers: same data, length, contexts,
     tokeniser and way of counting.
     """
@@ -459,14 +459,14 @@ def _counted(section: Section, metric: str) -> str:
     return f"{counts.pop():,} sequences" if len(counts) == 1 and counts != {0} else ""
 
 
-def _setting(row: Row) -> Setting:
+def _setting(row: ResultRow) -> Setting:
     return tuple(
         (key, tuple(value) if isinstance(value, list) else value)
         for key, value in row.setting.items()
     )
 
 
-def _cell(entry: Entry, rows: Sequence[Row | None], kind: str) -> Cell | None:
+def _cell(entry: Entry, rows: Sequence[ResultRow | None], kind: str) -> Cell | None:
     found = [
         (result, row)
         for result, row in zip(entry.results, rows, strict=True)
@@ -489,7 +489,7 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def over_seeds(rows: Sequence[Row]) -> Cell:
+def over_seeds(rows: Sequence[ResultRow]) -> Cell:
     """One row a seed. Of a single seed its own interval; of n seeds
 
         mean -+ sqrt(w^2 + (t * sd / sqrt(n))^2)
@@ -619,5 +619,5 @@ def _contexts(result: Result) -> list[str]:
     return [str(row.setting.get("contexts")) for row in result.rows if row.metric == "perplexity"]
 
 
-def _difference_cell(row: Row | None) -> Cell | None:
+def _difference_cell(row: ResultRow | None) -> Cell | None:
     return None if row is None else Cell(row.value, row.low, row.high, note=row.note)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.questions import noise_groups
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.model.base import BOUND
 
 SAME = ("data", "contexts")  # hashes that must agree
@@ -31,7 +31,7 @@ def same_tokens(first: Result, other: Result) -> bool:
     )
 
 
-def differences(first: Result, other: Result, per_byte: bool = False) -> list[Row]:
+def differences(first: Result, other: Result, per_byte: bool = False) -> list[ResultRow]:
     """`other` less `first`, setting by setting, with paired intervals: in perplexity, or in bits
     per byte (always if tokenisers differ).
     """
@@ -74,7 +74,7 @@ def differences(first: Result, other: Result, per_byte: bool = False) -> list[Ro
             else f"{answered[contexts]} less {kind}: not the same kind of number"
         )
         rows.append(
-            Row(f"{metric}_difference", setting, value, low, high, sequences=count, note=note)
+            ResultRow(f"{metric}_difference", setting, value, low, high, sequences=count, note=note)
         )
     return rows
 

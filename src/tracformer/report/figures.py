@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tracformer.evaluation.result_files import Row
+from tracformer.evaluation.result_files import ResultRow
 from tracformer.files import optional_package
 from tracformer.report.collect import Entry, Section, metric_name, over_seeds
 from tracformer.report.tables import number
@@ -340,9 +340,9 @@ def curves_of(entry: Entry, metric: str, axis: str) -> list[Curve]:
         for result in entry.results
     ]
     for kind in dict.fromkeys(row.kind for rows in wanted for row in rows):
-        points: dict[float, list[Row]] = {}  # a row for each seed
+        points: dict[float, list[ResultRow]] = {}  # a row for each seed
         for rows in wanted:
-            own: dict[float, list[Row]] = {}
+            own: dict[float, list[ResultRow]] = {}
             for row in rows:
                 if row.kind == kind:
                     own.setdefault(float(row.setting[axis]), []).append(row)
@@ -363,7 +363,7 @@ def curves_of(entry: Entry, metric: str, axis: str) -> list[Curve]:
     return made
 
 
-def _mean_row(rows: Sequence[Row]) -> Row:
+def _mean_row(rows: Sequence[ResultRow]) -> ResultRow:
     """Of one seed's rows at one place, as several contexts leave them."""
     return (
         rows[0]

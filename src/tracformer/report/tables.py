@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report.compare import comparable, differences
 
 LOWER, HIGHER, NEITHER = "lower", "higher", ""
@@ -389,14 +389,14 @@ def _difference_tables(group: Sequence[Result], per_byte: bool) -> list[str]:
     ]
 
 
-def label(row: Row) -> str:
+def label(row: ResultRow) -> str:
     """A setting in words; the contexts' name only where nothing else tells rows apart."""
     told = set(row.setting) - {"contexts", "over"}
     shown = {key: value for key, value in row.setting.items() if key != "contexts" or not told}
     return "  ".join(f"{key} {value}" for key, value in shown.items()) or "all"
 
 
-def cell(row: Row, sign: str = "", kind: bool = False) -> str:
+def cell(row: ResultRow, sign: str = "", kind: bool = False) -> str:
     text = _number(row.value, sign)
     if row.low is not None and row.high is not None:
         text += f" [{_number(row.low, sign)}, {_number(row.high, sign)}]"

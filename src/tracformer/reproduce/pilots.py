@@ -29,7 +29,7 @@ from tracformer.baselines import find_family
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.flops import flops_per_token
 from tracformer.evaluation.provenance import code_version, config_hash, describe_model
-from tracformer.evaluation.result_files import Result, Row, digest, file_name
+from tracformer.evaluation.result_files import Result, ResultRow, digest, file_name
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
 from tracformer.training.log import perplexities, read_log
@@ -165,7 +165,9 @@ class PilotsOf:
         tried = {
             self.config.optimizer.lr * rate: perplexity_of(nll) for rate, nll in losses.items()
         }
-        rows = [Row("perplexity", {"lr": lr}, value, kind=kind) for lr, value in tried.items()]
+        rows = [
+            ResultRow("perplexity", {"lr": lr}, value, kind=kind) for lr, value in tried.items()
+        ]
         best = scaled(self.config, chosen).optimizer
         details = {
             "chosen": chosen,
@@ -216,7 +218,9 @@ def learning_curve(
     """
     run = Path(config.run)
     rows = [
-        Row("perplexity", {"contexts": contexts, "step": step}, value, kind=kind_of(config, mode))
+        ResultRow(
+            "perplexity", {"contexts": contexts, "step": step}, value, kind=kind_of(config, mode)
+        )
         for step, asked, contexts, value in validations(run)
         if asked == mode
     ]
@@ -301,16 +305,16 @@ def count_sizes(
     with torch.device("meta"):  # counted, not allocated
         sizes = describe_model(find_family(config.model_type).model_class(config))
     rows = [
-        Row(metric, {}, float(sizes[metric]))
+        ResultRow(metric, {}, float(sizes[metric]))
         for metric in ("parameters", "parameters_without_embeddings")
     ]
     hashes = {"config": config_hash(config), "trained_tokens": digest(float(trained_tokens))}
     if trained_tokens:
-        rows.append(Row("trained_tokens", {}, float(trained_tokens)))
+        rows.append(ResultRow("trained_tokens", {}, float(trained_tokens)))
     if training is not None:
         asked = (training.objective, training.contexts, training.length)
         hashes["training"] = digest(asked)
-        rows.append(Row("flops_per_token", {}, flops_per_token(config, *asked)))
+        rows.append(ResultRow("flops_per_token", {}, flops_per_token(config, *asked)))
     manifest = {
         "hashes": hashes,
         "model": sizes,

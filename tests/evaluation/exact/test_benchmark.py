@@ -24,7 +24,7 @@ from tracformer.evaluation.exact import (
     truth_of,
 )
 from tracformer.evaluation.order_consistency import order_log_prob
-from tracformer.evaluation.result_files import Result, Row
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.runner import evaluate
 from tracformer.evaluation.task import Silent, Subject, parse_task
 from tracformer.generation.decode import fill
@@ -221,7 +221,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -
 
 def test_ranking_needs_more_than_chance() -> None:
     rows = [
-        Row("kl", {"pattern": str(i)}, value, low, high)
+        ResultRow("kl", {"pattern": str(i)}, value, low, high)
         for i, (value, low, high) in enumerate([(1, 0.2, 3), (0.1, 0.1, 0.1), (1.9, 1.8, 2)])
     ]
     noted, ranking = rank(rows)
