@@ -1,6 +1,7 @@
 """An experiment from data to report, at a scale of a few steps; interrupted, resumed, repeated."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,15 @@ def test_an_interrupted_figure_is_finished_and_then_left_alone(
     assert files_of(root) == done
     # the same results, the same page to the byte
     assert (root / "report" / "fig7" / "index.html").read_bytes() == page
+
+    # results are enough: without the weights nothing is trained again, except what has no result
+    shutil.rmtree(root / "models")
+    monkeypatch.setattr(module, "start", stopping(module.start, 0))
+    assert work(tmp_path, text).run() == 0
+    assert (root / "report" / "fig7" / "index.html").read_bytes() == page
+    next((root / "results").glob("bert_0-ac-ratios-*.json")).unlink()
+    with pytest.raises(KeyboardInterrupt):
+        work(tmp_path, text).run()
 
     shown = WellFormed.read(page.decode())
     assert shown.tags["svg"] == 2  # the joint and the marginal

@@ -56,7 +56,14 @@ from tracformer.reproduce.experiment import (
     require_there,
 )
 from tracformer.reproduce.jobs import Job, held_alone, work_off
-from tracformer.reproduce.pilots import PilotsOf, chosen_rate, count_sizes, learning_curve, scaled
+from tracformer.reproduce.pilots import (
+    PilotsOf,
+    chosen_rate,
+    count_sizes,
+    curve_file_name,
+    learning_curve,
+    scaled,
+)
 from tracformer.training.log import read_log
 from tracformer.training.loop import exported_step
 from tracformer.training.start import start
@@ -236,7 +243,7 @@ class Reproduction:
 
         return Job(
             f"train {run.name}",
-            lambda: self.is_trained(run),
+            lambda: self.is_trained(run) or self.is_finished(run),
             ready,
             do,
             run.plan.name,
@@ -253,17 +260,22 @@ class Reproduction:
         finished: list[bool] = []
 
         def do() -> int | None:
-            if run.seed is not None and ranks.first:
-                self._save_curve(run)
-            for place, task in asked:
-                self._files[place] = self._ask(task, run, ranks)
+            if run.seed is not None and not self.is_trained(run):
+                files = [path for _, task in asked if (path := find_answer(self, task, run))]
+                self._files.update(zip((place for place, _ in asked), files, strict=True))
+                self._curves.append(self._curve_file(run))
+            else:
+                if run.seed is not None and ranks.first:
+                    self._save_curve(run)
+                for place, task in asked:
+                    self._files[place] = self._ask(task, run, ranks)
             finished.append(True)
             return None
 
         return Job(
             f"evaluate {run.name}",
             lambda: bool(finished),
-            lambda: run.seed is None or self.is_trained(run),
+            lambda: run.seed is None or self.is_trained(run) or self.is_finished(run),
             do,
         )
 
@@ -337,6 +349,18 @@ class Reproduction:
                 )
         return exported_step(folder) >= self.config(run).steps
 
+    def is_finished(self, run: Run) -> bool:
+        """Return whether every result of a trained model is on disk, its learning curve included.
+
+        Results can be copied to another machine without the weights: then nothing is trained
+        again. The name of the curve's file has the hash of the recipe, so results of another recipe
+        do not count.
+        """
+        if run.seed is None or not self._curve_file(run).is_file():
+            return False
+        asked = (task for task, one in self.evaluations() if one == run and task.task != SIZES)
+        return all(find_answer(self, task, run) is not None for task in asked)
+
     # ---- stages
 
     def _prepare(self) -> None:
@@ -380,6 +404,11 @@ class Reproduction:
         if not path.is_file() or Result.load(path).rows != made.rows:
             made.save(path.parent)
         self._curves.append(path)
+
+    def _curve_file(self, run: Run) -> Path:
+        recipe = self._recipe(run)
+        name = curve_file_name(run.name, run.plan.mode, self.config(run), run.plan.data, recipe)
+        return self.root / "results" / name
 
     def _ask(self, task: TaskPlan, run: Run, ranks: Ranks) -> Path:
         """Evaluate a model on one task; return the file of the result."""
@@ -645,7 +674,7 @@ def plan(work: Reproduction) -> Iterator[str]:
         size = (
             f"{config.steps} steps of {config.batch} x {config.length}, {tokens(run.plan.tokens)}"
         )
-        if known and work.is_trained(run):
+        if known and (work.is_trained(run) or work.is_finished(run)):
             state = "trained"
         else:
             left.append((run.plan.name, run.plan.tokens))
@@ -658,7 +687,7 @@ def plan(work: Reproduction) -> Iterator[str]:
         )
     for task, run in work.evaluations():
         options = ", ".join(f"{key}={value}" for key, value in task.options.items())
-        done = "; done" if _is_answered(work, task, run) else ""
+        done = "" if find_answer(work, task, run) is None else "; done"
         yield (
             f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
             + done
@@ -714,10 +743,10 @@ def _pilots(work: Reproduction, run: Run, owner: str, left: Training, paces: Pac
     return f"  pilots    {owner}: {rates} times the planned rates, {each}{hours}"
 
 
-def _is_answered(work: Reproduction, task: TaskPlan, run: Run) -> bool:
-    """Return whether there is a result of this model and question; its weights are not compared."""
+def find_answer(work: Reproduction, task: TaskPlan, run: Run) -> Path | None:
+    """Return the result of this model and question; its weights are not compared."""
     if task.task == SIZES or not (work.root / "results").is_dir():
-        return False
+        return None
     mode = task.mode or run.plan.mode
     stem = file_name(run.name, mode, task.task, {}, {}).rpartition("-")[0]
     made = task.make({})
@@ -732,8 +761,8 @@ def _is_answered(work: Reproduction, task: TaskPlan, run: Run) -> bool:
         if (found.model, found.mode, found.task) == (run.name, mode, task.task) and plain(
             found.options
         ) == wanted:
-            return True
-    return False
+            return path
+    return None
 
 
 def _hours(hours: float | None) -> str:

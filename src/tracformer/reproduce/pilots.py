@@ -246,6 +246,14 @@ def learning_curve(
     )
 
 
+def curve_file_name(
+    name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]
+) -> str:
+    """Return the file name of a `learning_curve`; the run need not be there."""
+    hashes = {"recipe": recipe_hash(recipe)}
+    return file_name(name, mode, CURVE, _options(config, data), {"hashes": hashes})
+
+
 def validations(run: Path) -> Iterator[tuple[int, str, str, float]]:
     """(step, mode, contexts, perplexity), as the run's log has them."""
     for record in read_log(run / "log.jsonl"):
