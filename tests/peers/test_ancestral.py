@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint, toy, truth
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
-from tracformer.baselines.diffusion import pick
+from tracformer.baselines.reverse_process import pick
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, RandomOrder
 from tracformer.generation.samplers import Sampler

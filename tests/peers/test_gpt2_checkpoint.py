@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.peers.small import random_question, small_peer
 from tracformer.baselines import load_model
 from tracformer.baselines.bart import Bart
-from tracformer.baselines.gpt2 import GPT2, GPT2Fim
-from tracformer.baselines.published import published_config
+from tracformer.baselines.gpt2 import GPT2, GPT2Fim, published_config
 
 transformers = pytest.importorskip("transformers")
 

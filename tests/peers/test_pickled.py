@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tracformer.baselines.published import (
+from tracformer.baselines.pickle_reader import (
     Placeholder,
     StoredTensor,
     lookup,

@@ -60,12 +60,12 @@ def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel
     """The model of a folder, of whichever system its `config.json` names, ours or published by
     others; see `from_pretrained`.
     """
-    from tracformer.baselines import published as dit_checkpoints
+    from tracformer.baselines import published
     from tracformer.model import storage
 
     document = storage.load_document(folder)
-    if (published := dit_checkpoints.reader_of(document)) is not None:
-        return published(folder, **options)
+    if (read := published.reader_of(document)) is not None:
+        return read(folder, **options)
     name = document.get("model_type")
     if not isinstance(name, str) or name not in _families:
         raise ValueError(

@@ -1,45 +1,39 @@
-"""Masked diffusion: bound on the likelihood, reverse process, and the shared model.
+"""Masked diffusion: what SEDD, MDLM and D3PM share.
 
-The conditional bound of a masked diffusion model, estimated with little variance and with noise
-that no batch can change.
+Two modes are answered:
 
-Given tokens are never noised and never counted. With R targets, each masked independently with
-probability t, and c(x_t, t) the cost of a masked target (-log p for MDLM), the negative bound on
-the targets' log-likelihood is
+- `diffusion`: a lower bound on the joint log-likelihood of the targets (`conditional_bound`), and
+  samples by the reverse process (`reverse_process.py`);
+- `ac`: p(x_t | x_C) of each target, which is what the denoiser predicts when all targets are
+  masked.
+
+The bound --------- Given tokens are never noised and never counted. With R targets, each masked
+independently with probability t, and c(x_t, t) the cost of a masked target (-log p for MDLM), the
+negative bound on the targets' log-likelihood is
 
     integral over t in (0, 1] of (1/t) E[ sum over masked targets of c(x_t, t) ]
     = sum over k = 1..R of (1/k) E[ the same sum | exactly k targets masked, t ~ Beta(k, R-k+1) ].
 
-The second form is what is drawn: weights R/k instead of 1/t, whose variance diverges. Each target
-gets a uniform number, the k smallest are masked, and t is the k-th smallest, which has that Beta
-law. k is stratified over the draws of a sequence.
+The second form is the one that is sampled: its weights are R/k, while those of the first are 1/t,
+whose variance diverges. Each target gets a uniform number, the k smallest are masked, and t is the
+k-th smallest, which has that Beta law. k is stratified over the draws of a sequence.
 
 In discrete time, t = i/steps, the integral is a sum, 1/k becomes Z_k = C(R, k) mean over i of
 t^(k-1) (1-t)^(R-k), and i is drawn in proportion to its term in Z_k.
 
-The reverse process of masked diffusion: masked positions are revealed as t runs from 1 to 0, and
-stay as they are once revealed.
-
-All randomness is a function of (a sequence's seed, position, step): a sequence is filled alike
-alone and in any batch.
-
-What SEDD, MDLM and D3PM share: the noise schedule, the network, and the two questions they answer.
-
-- `diffusion`: a bound on the joint log-likelihood of the targets (`bounds.py`), and samples by the
-  reverse process (`ancestral.py`).
-- `ac`: p(x_t | x_C) of each target, what the denoiser says when all targets are masked.
+The noise is a function of (seed, draw, position), so that no batch can change an estimate.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tracformer.baselines.dit import DiT, DiTShape
+from tracformer.baselines.reverse_process import Denoised, Draws, Restrict
 from tracformer.devices import wide
 from tracformer.model.base import (
     BOUND,
@@ -54,7 +48,7 @@ from tracformer.model.base import (
 )
 from tracformer.model.config import ModelConfig
 from tracformer.model.likelihood import logits_of, recomputed, row_chunks
-from tracformer.rng import SAMPLE, TIME, derived_seed, inverse_cdf, uniforms
+from tracformer.rng import TIME, derived_seed, uniforms
 
 Costs = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tokens (N, T), masked (N, T), lengths (N,), t (N,)) -> (N, T): each masked target's cost.
@@ -173,167 +167,6 @@ def standard_error(sums: Tensor) -> Tensor:
         return torch.full_like(sums[0], torch.nan)
     squares = sums.diff(dim=0).square().cumsum(0)[-1]
     return (squares / (2 * draws * (draws - 1))).sqrt()
-
-
-REVEAL = 1024  # stream of step 0's decisions, the next step's follows
-
-Predict = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(tokens, masked, lengths, t (B,), wanted (B, T)) -> logits (N, V) of the wanted positions.
-
-Over real tokens, in row-major order.
-"""
-
-Leave = Callable[[Tensor, Tensor, Tensor, float, float, Tensor], tuple[Tensor, Tensor]]
-"""(tokens, masked, lengths, t, s, wanted) -> those logits, and probabilities (N,).
-
-The latter are those of each position to be revealed between t and s.
-"""
-
-
-Restrict = Callable[[Tensor, Tensor], Tensor]
-"""(where (B, T), logits (N, V) of its True positions in row-major order) -> scores (N, V).
-
-Minus infinity at what may not stand there.
-"""
-
-
-class Denoised(NamedTuple):
-    """Tokens (B, T), and what the model thought of each one (B, T) when it was revealed: log p
-    before temperature, zero where given.
-    """
-
-    tokens: Tensor
-    log_probs: Tensor
-
-
-@torch.no_grad()
-def scheduled(
-    predict: Predict,
-    tokens: Tensor,
-    context: Tensor,
-    lengths: Tensor,
-    steps: int | None,
-    draws: "Draws",
-) -> Passes[Denoised]:
-    """For models that reveal at the forward process's own rate, a masked position with probability
-    1 - s/t between t and s: the time of each is uniform, so all are drawn ahead and the network
-    runs only where one of them comes due. `steps` None: one position at a time, the limit of many
-    steps.
-    """
-    B = len(tokens)
-    targets = targets_of(context, lengths)
-    when = draws.uniforms(TIME).to(tokens.device)  # (B, T), how far into the process
-    turn = (
-        torch.where(targets, when, torch.inf).argsort(1).argsort(1)
-        if steps is None
-        else (when * steps).long()
-    )
-    turn = torch.where(targets, turn, -1)
-    masked, filled = targets.clone(), untouched(tokens)
-    for number in turn[targets].unique().tolist():
-        rows = (turn == number).any(1).nonzero()[:, 0]
-        now = turn[rows] == number
-        t = (
-            1.0 - when[rows][now]
-            if steps is None
-            else torch.full((len(rows),), 1.0 - number / steps, dtype=torch.float64)
-        )
-        logits = predict(filled.tokens[rows], masked[rows], lengths[rows], t.to(tokens.device), now)
-        draws.reveal(filled, logits, _at(now, rows, B))
-        masked[rows] &= ~now
-        yield
-    return filled
-
-
-@torch.no_grad()
-def posterior(
-    leave: Leave,
-    tokens: Tensor,
-    context: Tensor,
-    lengths: Tensor,
-    times: Sequence[float],
-    draws: "Draws",
-) -> Passes[Denoised]:
-    """For models that say themselves how probably a position is revealed between times[j] and
-    times[j + 1]; `times` falls from 1 to 0. What is still masked at the end is revealed in the last
-    step.
-    """
-    B = len(tokens)
-    masked, filled = targets_of(context, lengths), untouched(tokens)
-    last = len(times) - 2
-    for step, (t, s) in enumerate(pairwise(times)):
-        rows = masked.any(1).nonzero()[:, 0]
-        if len(rows) == 0:
-            break
-        logits, chance = leave(filled.tokens[rows], masked[rows], lengths[rows], t, s, masked[rows])
-        where = _at(masked[rows], rows, B)
-        chosen = draws.uniforms(REVEAL + step).to(tokens.device)[where] < chance
-        if step == last:
-            chosen = torch.ones_like(chosen)
-        now = torch.zeros_like(masked)
-        now[where] = chosen
-        draws.reveal(filled, logits[chosen], now)
-        masked = masked & ~now
-        yield
-    return filled
-
-
-class Draws:
-    """How the tokens of sequences with these seeds (B,) are drawn: their random numbers, the
-    temperature, what may stand where.
-    """
-
-    def __init__(
-        self, seeds: Tensor, length: int, temperature: float = 1.0, restrict: Restrict | None = None
-    ) -> None:
-        self.seeds, self.temperature, self.restrict = seeds, temperature, restrict
-        # seed and position, row by row
-        self._each = seeds.cpu().repeat_interleave(length), torch.arange(length).repeat(len(seeds))
-
-    def uniforms(self, stream: int) -> Tensor:
-        """(B, T)"""
-        return uniforms(*self._each, stream).view(len(self.seeds), -1)
-
-    def reveal(self, filled: Denoised, logits: Tensor, where: Tensor) -> None:
-        """Put a token at each True of where (B, T), whose logits are (N, V)."""
-        scores = logits if self.restrict is None else self.restrict(where, logits)
-        picked, log_probs = pick(
-            logits, self.uniforms(SAMPLE).to(where.device)[where], self.temperature, scores
-        )
-        filled.tokens[where] = picked.to(filled.tokens.dtype)
-        filled.log_probs[where] = log_probs
-
-
-def untouched(tokens: Tensor) -> Denoised:
-    return Denoised(
-        tokens.clone(), torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
-    )
-
-
-def _at(wanted: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """(B, T) from the wanted positions (len(rows), T) of some rows."""
-    whole = torch.zeros(batch, wanted.shape[1], dtype=torch.bool, device=wanted.device)
-    whole[rows] = wanted
-    return whole
-
-
-def pick(
-    logits: Tensor, u: Tensor, temperature: float, scores: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The token at which the cumulative probability passes u (N,), the likeliest where temperature
-    is 0; and log p at temperature 1.
-
-    `scores` (N, V), where given, are drawn from instead; log p stays that of the logits.
-    """
-    own = logits.double().log_softmax(-1)  # (N, V)
-    scores = own if scores is None else scores.double()
-    if temperature == 0.0:
-        picked = scores.argmax(-1)
-    else:
-        # 0 / temperature stays finite
-        odds = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)
-        picked = inverse_cdf(odds, u)
-    return picked, own.gather(1, picked[:, None])[:, 0]
 
 
 EPSILON = 1e-3  # even at t = 1 this share stays unmasked in training, so that sigma is finite

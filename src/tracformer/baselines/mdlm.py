@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from tracformer.baselines import diffusion
 from tracformer.baselines.diffusion import (
     EPSILON,
-    Denoised,
     DiffusionConfig,
     DiffusionModel,
-    Draws,
     random_masks,
     random_times,
-    scheduled,
     sigma_at,
 )
+from tracformer.baselines.reverse_process import Denoised, Draws, scheduled
 from tracformer.model.base import Passes
 from tracformer.model.config import TracformerConfig
 from tracformer.model.likelihood import logits_of, token_log_probs, weighted_nll

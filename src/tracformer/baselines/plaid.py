@@ -47,15 +47,13 @@ from torch.nn.functional import normalize, softplus
 
 from tracformer.baselines.diffusion import (
     TOKENS_AT_ONCE,
-    Denoised,
     Denoiser,
     DiffusionConfig,
-    Draws,
     over_logits,
     standard_error,
-    untouched,
 )
 from tracformer.baselines.dit import DiTBlock, DiTShape, NoiseLevel, Output, Trunk
+from tracformer.baselines.reverse_process import Denoised, Draws, untouched
 from tracformer.model.base import BOUND, Estimate, Passes, each_given_alone, targets_of
 from tracformer.model.likelihood import logits_of
 from tracformer.rng import TIME, Integers, derived_seed, uniforms

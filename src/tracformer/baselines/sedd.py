@@ -36,15 +36,13 @@ from torch import Tensor
 
 from tracformer.baselines.diffusion import (
     EPSILON,
-    Denoised,
     DiffusionConfig,
     DiffusionModel,
-    Draws,
     over_logits,
-    posterior,
     random_masks,
     random_times,
 )
+from tracformer.baselines.reverse_process import Denoised, Draws, posterior
 from tracformer.devices import wide
 from tracformer.model.base import Estimate, Passes, targets_of
 from tracformer.model.likelihood import logits_of

@@ -99,7 +99,7 @@ def check_reverse(
 
 def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor] | None:
     """What the job's rules make of the logits (N, V) of where (B, T), see
-    `baselines.diffusion.Restrict`; None where they change nothing.
+    `baselines.reverse_process.Restrict`; None where they change nothing.
 
     The model's own candidates are noted in `top` on the way.
     """
