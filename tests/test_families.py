@@ -123,5 +123,5 @@ def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_systems_are_told() -> None:
-    with pytest.raises(ValueError, match="there is no system 'gpt9'; available: tracformer, bart"):
+    with pytest.raises(ValueError, match="unknown system 'gpt9'; did you mean 'gpt2'"):
         find_family("gpt9")

@@ -1,5 +1,6 @@
-"""Load a model and its tokeniser from a folder, by the name of a bundled model, or by an id of the
-Hugging Face hub.
+"""Load a model and its tokenizer from a folder, a bundled model's name, or a Hugging Face hub id.
+
+`find_folder` turns what the user names into a folder; `read` loads what the folder holds.
 """
 
 import re
@@ -18,32 +19,38 @@ from tracformer.files import optional_package
 from tracformer.model import storage
 from tracformer.model.base import ConditionalModel
 
-# where a run keeps its models: the best on validation data, and the last
+# Folders of models in a run's folder: the best on validation data, and the last.
 PLACES = ("best", "model")
 GPT2_TOKENIZER, GPT2_TOKENS = "openai-community/gpt2", 50257
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find_folder(where: str | PathLike[str]) -> Path:
-    """The folder of a model: the one named, the best or last model of the run it holds, a bundled
-    one, or a download from the hub.
+    """Return the folder of a model.
+
+    Args:
+        where: A model's folder; a run's folder, which stands for its best or else its last model;
+            the name of a bundled model; or an id OWNER/NAME of the Hugging Face hub, which is
+            downloaded. They are tried in this order.
+
+    Raises:
+        FileNotFoundError: None of these holds a model.
     """
     path = Path(where)
     if path.is_dir():
         for folder in (path, *(path / place for place in PLACES)):
             if (folder / storage.CONFIG_FILE).is_file():
                 return folder
-    if (inside := bundled.folder(str(where))) is not None:  # whatever else is called so here
+    if (inside := bundled.folder(str(where))) is not None:
         return inside
     if not path.exists():
-        # A slip in a folder's name also looks like an id of the hub; where the first part is a
-        # folder here, it is a slip.
+        # A mistyped folder also looks like an id of the hub; if its first part is a folder here,
+        # do not download.
         if HUB_ID.fullmatch(str(where)) and not path.parent.is_dir():
             return _download(str(where))
         raise FileNotFoundError(
             f"{where} does not exist; give a model's folder, a run's folder, the name of a bundled "
-            "model "
-            f"({', '.join(bundled.names())}), or an id OWNER/NAME of the Hugging Face hub"
+            f"model ({', '.join(bundled.names())}), or an id OWNER/NAME of the Hugging Face hub"
         )
     if not path.is_dir():
         raise FileNotFoundError(
@@ -63,8 +70,18 @@ def read(
     tokenizer: str | PathLike[str] | None = None,
     **options: Any,
 ) -> tuple[ConditionalModel, Tokenizer]:
-    """Whatever the folder's `config.json` says it holds, and the tokeniser beside it
-    unless another is named.
+    """Load the model of a folder, and its tokenizer.
+
+    Args:
+        folder: Folder with `config.json` and weights.
+        device: Device of the weights; "auto" picks one.
+        dtype: Type of the weights.
+        tokenizer: Where to read the tokenizer; by default the folder itself.
+        **options: Passed to the system's `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: The folder holds no model, or no weights.
+        ValueError: A file is damaged, or model and tokenizer do not fit.
     """
     options |= {
         "device": pick_device(device) if isinstance(device, str) else device,
@@ -72,17 +89,18 @@ def read(
     }
     document = storage.load_document(folder)
     if "tracformer" in (document.get("model_type"), document.get("backbone")):
-        # nothing is compiled to answer a question
+        # Do not compile the native attention just to load a model.
         options["attention"] = "native" if native.ready() else "blocked"
-    model = load_model(folder, **options)
-    spelled = load_tokenizer(tokenizer_of(folder, model) if tokenizer is None else tokenizer)
-    require_fit(model, spelled, folder)
-    return model, spelled
+    model = load_model(folder, document=document, **options)
+    text = load_tokenizer(tokenizer_of(folder, model) if tokenizer is None else tokenizer)
+    require_fit(model, text, folder)
+    return model, text
 
 
 def tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:
-    """The folder; or GPT-2's on the hub, where published weights of its vocabulary
-    come without one.
+    """Return where the tokenizer of a model is read: its folder, or GPT-2's on the hub.
+
+    The latter is for published weights with GPT-2's vocabulary and without tokenizer files.
     """
     alone = not any(
         (folder / name).is_file()
@@ -92,29 +110,34 @@ def tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:
 
 
 def require_fit(model: ConditionalModel, tokenizer: Tokenizer, folder: Path | None = None) -> None:
-    """Raise a ValueError unless the tokeniser has as many tokens as the model; `folder` is where
-    the model was read from.
+    """Raise a ValueError unless tokenizer and model have the same number of tokens.
+
+    Args:
+        model: The model.
+        tokenizer: The tokenizer.
+        folder: Where the model was read from, for the message.
     """
     if tokenizer.vocab_size != model.config.vocab_size:
         source = f" of {folder}" if folder else ""
         raise ValueError(
-            f"the tokeniser has {tokenizer.vocab_size} tokens and the model{source} "
-            f"{model.config.vocab_size}; they do not belong "
-            "together: use the tokeniser that the model was trained with"
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model{source} "
+            f"{model.config.vocab_size}; they do not belong together: use the tokenizer that the "
+            "model was trained with"
         )
 
 
 def _download(name: str) -> Path:
+    """Return the folder of a model that is downloaded from the hub, unless it is cached."""
     hub = optional_package(
         "huggingface_hub",
-        f"{name!r} is no folder here; downloading it from the Hugging Face hub",
+        f"{name!r} is not a local folder; downloading it from the Hugging Face hub",
         "hub",
     )
     try:
         folder = Path(
             hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt"])
         )
-        # a pickle, which is read only as far as it holds tensors
+        # A pickle, of which only tensors are read; nothing in it is run.
         if not any(folder.glob("*.safetensors")):
             folder = Path(
                 hub.snapshot_download(name, allow_patterns=["*.json", "*.txt", "pytorch_model.bin"])
@@ -122,6 +145,7 @@ def _download(name: str) -> Path:
     except Exception as error:  # many kinds: no network, no such id, no access
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise FileNotFoundError(
-            f"{name} is no folder here, and the Hugging Face hub gave none: {first}"
+            f"{name} is not a local folder, and downloading it from the Hugging Face hub failed: "
+            f"{first}"
         ) from error
     return find_folder(folder)

@@ -59,5 +59,5 @@ def test_an_id_of_the_hub_is_downloaded(
         raise OSError("no network\nand a long story")
 
     monkeypatch.setattr(hub, "snapshot_download", offline)
-    with pytest.raises(FileNotFoundError, match=r"the Hugging Face hub gave none: no network$"):
+    with pytest.raises(FileNotFoundError, match=r"from the Hugging Face hub failed: no network$"):
         load("somebody/stories")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.peers.small import random_question, small_peer
+from tests.peers.small import random_question
 from tracformer.baselines import load_model
 from tracformer.baselines.bart import Bart
-from tracformer.baselines.gpt2 import GPT2, GPT2Fim, published_config
+from tracformer.baselines.gpt2 import GPT2, GPT2Fim
 
 transformers = pytest.importorskip("transformers")
 
@@ -83,8 +83,6 @@ def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
     assert again.config == ours.config
     tokens, context, _ = random_question(2, 12)
     assert torch.equal(again(tokens, context, "ar"), ours(tokens, context, "ar"))
-    with pytest.raises(ValueError, match="not a GPT-2 folder that transformers wrote"):
-        published_config(tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
@@ -92,8 +90,7 @@ def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
     [
         (
             {"activation_function": "relu"},
-            "activation_function is 'relu'; this system computes GPT-2 with activation_function = "
-            "'gelu_new'",
+            "activation_function is 'relu'; only 'gelu_new' is supported",
         ),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
@@ -105,7 +102,7 @@ def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
         ),
         ({"n_layer": 3}, "h.2.ln_1.weight is missing"),
         ({"bos_token_id": 50256}, "bos_id is 50256; it must lie in 0..6"),
-        ({"model_type": "llama"}, "model of type 'llama'"),
+        ({"model_type": "llama"}, "unknown model_type 'llama'"),
     ],
 )
 def test_what_is_not_this_gpt2_is_refused(
@@ -128,21 +125,11 @@ def test_unknown_tensors_and_another_head_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    publish(tmp_path)
-    assert published_config(tmp_path, vocab_size=7)["vocab_size"] == 7
-    with pytest.raises(ValueError, match="vocab_size is 7, but the tokeniser has 50257 tokens"):
-        published_config(tmp_path, vocab_size=50257)
-
-
 def test_other_families_refuse_it(tmp_path: Path) -> None:
     publish(tmp_path)
     for kind in (Bart, GPT2Fim):
         with pytest.raises(ValueError, match=r"model of type 'gpt2'; expected '(bart|gpt2-fim)'"):
             kind.from_pretrained(tmp_path)
-    small_peer("bart").save_pretrained(tmp_path / "bart")
-    with pytest.raises(ValueError, match="model of type 'bart'"):
-        published_config(tmp_path / "bart")
 
 
 class Sneaky:

@@ -1,14 +1,28 @@
-"""The systems by name: Tracformer, the baselines of the paper, later rivals and our own models.
+"""Registry of systems by name: Tracformer, the baselines of the paper, and later systems.
 
-Each system is a configuration and a model class, imported on first use. To add one, register it
-here or call `register` from another package; training, generation, evaluation and the command line
-find it by the `model_type` of its configuration.
+A system is a configuration class and a model class, in a module that is imported on first use.
+Training, evaluation and the command line find it by the `model_type` of its configuration. To add
+one, write one file in this folder and one entry below, or call `register` from another package.
+
+The files:
+
+- `bart.py`, `bert.py`, `gpt2.py`: networks of `transformers`, on the base in `transformer.py`
+- `modern.py`: BART, BERT and BERT-bidir with today's blocks; `given_first.py`, `as_arm.py`,
+  `sigma_gpt.py`, `aligned.py`: later systems of the same blocks; `row_cache.py`: their KV cache
+- `diffusion.py` (bound), `reverse_process.py` (samples), `dit.py` (network): masked diffusion;
+  `mdlm.py`, `sedd.py` (also D3PM); `plaid.py`: Gaussian diffusion
+- `published.py`, `pickle_reader.py`: weights that the authors of SEDD and MDLM published
+- `frequencies.py`: token frequencies, a lower limit for every figure
 """
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
+
+from tracformer.model import storage
+from tracformer.options import did_you_mean
 
 if TYPE_CHECKING:
     from tracformer.model.base import ConditionalModel
@@ -17,20 +31,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    name: str  # the `model_type` of its configuration
+    """A registered system.
+
+    Attributes:
+        name: The `model_type` of its configuration.
+        module: Module that holds the model class; imported on first use.
+        model: Name of the model class in that module.
+        objective: Training objective unless the user names another.
+        summary: One line for `tracformer models`.
+        schema: Raised by one when the figures of the same weights change, so that results are
+            computed again.
+    """
+
+    name: str
     module: str
-    model: str  # the class in that module
-    objective: str  # what it is trained with unless the user says otherwise
+    model: str
+    objective: str
     summary: str
-    schema: int = 1  # raised when figures of the same weights change; results are made again
+    schema: int = 1
 
     @property
     def model_class(self) -> "type[ConditionalModel]":
+        """The model class; importing it imports the module."""
         kind: type[ConditionalModel] = getattr(importlib.import_module(self.module), self.model)
         return kind
 
     @property
     def config_class(self) -> "type[ModelConfig]":
+        """The configuration class of the model class."""
         return self.model_class.config_class
 
 
@@ -38,194 +66,184 @@ _families: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
+    """Add a system, or replace the one of the same name."""
     _families[family.name] = family
 
 
 def family_names() -> tuple[str, ...]:
+    """Return the names of all registered systems, in order of registration."""
     return tuple(_families)
 
 
 def find_family(name: str) -> Family:
+    """Return a registered system.
+
+    Raises:
+        ValueError: No system has this name.
+    """
     if name not in _families:
-        raise ValueError(f"there is no system {name!r}; available: {', '.join(_families)}")
+        raise ValueError(f"unknown system {name!r}{did_you_mean(name, _families)}")
     return _families[name]
 
 
 def schema_of(name: str) -> int:
-    """Return the schema number of a family; 1 for a model that is not registered."""
+    """Return the schema number of a system; 1 if it is not registered."""
     return _families[name].schema if name in _families else 1
 
 
-def load_model(folder: str | PathLike[str], **options: Any) -> "ConditionalModel":
-    """The model of a folder, of whichever system its `config.json` names, ours or published by
-    others; see `from_pretrained`.
-    """
-    from tracformer.baselines import published
-    from tracformer.model import storage
+def load_model(
+    folder: str | PathLike[str], *, document: Mapping[str, Any] | None = None, **options: Any
+) -> "ConditionalModel":
+    """Load the model of a folder, of the system that its `config.json` names.
 
-    document = storage.load_document(folder)
-    if (read := published.reader_of(document)) is not None:
-        return read(folder, **options)
+    Weights of GPT-2, SEDD and MDLM are also read in the layouts in which they were published.
+
+    Args:
+        folder: Folder with `config.json` and weights.
+        document: Content of `config.json`, if the caller has read it already.
+        **options: Passed to the system's `from_pretrained`, such as `dtype` and `device`.
+
+    Raises:
+        FileNotFoundError: The folder holds no model.
+        ValueError: The system is unknown, or the weights do not match the configuration.
+    """
+    document = storage.load_document(folder) if document is None else document
     name = document.get("model_type")
+    if name != "tracformer":  # no baseline is imported to load a Tracformer
+        published = importlib.import_module("tracformer.baselines.published")
+        if (read := published.reader_of(document)) is not None:
+            model: ConditionalModel = read(folder, document=document, **options)
+            return model
     if not isinstance(name, str) or name not in _families:
         raise ValueError(
-            f"{folder} describes a model of type {name!r}; known: {', '.join(_families)}"
+            f"{folder}: unknown model_type {name!r} in {storage.CONFIG_FILE}; "
+            f"known: {', '.join(_families)}"
         )
-    return find_family(name).model_class.from_pretrained(folder, **options)
+    return find_family(name).model_class.from_pretrained(folder, document=document, **options)
 
 
-register(
+_SYSTEMS = (
     Family(
         "tracformer",
         "tracformer.model",
         "Tracformer",
         "all-modes",
         "multi-scope encoder pair, cross-attention-only decoder",
-    )
-)
-register(
+    ),
     Family(
         "bart",
         "tracformer.baselines.bart",
         "Bart",
         "car",
         "bidirectional encoder, left-to-right decoder",
-    )
-)
-register(Family("bert", "tracformer.baselines.bert", "Bert", "ac", "bidirectional encoder"))
-register(
+    ),
+    Family("bert", "tracformer.baselines.bert", "Bert", "ac", "bidirectional encoder"),
     Family(
         "bert-bidir",
         "tracformer.baselines.bert",
         "BertBidir",
         "ac",
         "causal and reverse-causal encoder, joined by an MLP",
-    )
-)
-register(
+    ),
     Family(
         "bart-modern",
         "tracformer.baselines.modern",
         "BartModern",
         "car",
-        "BART with norms before the branches and rotary positions",
-    )
-)
-register(
+        "BART with pre-norm blocks and rotary positions",
+    ),
     Family(
         "bert-modern",
         "tracformer.baselines.modern",
         "BertModern",
         "ac",
-        "BERT with norms before the branches and rotary positions",
-    )
-)
-register(
+        "BERT with pre-norm blocks and rotary positions",
+    ),
     Family(
         "bert-bidir-modern",
         "tracformer.baselines.modern",
         "BertBidirModern",
         "ac",
         "BERT-bidir that reads its features at t-1 and t+1",
-    )
-)
-register(
+    ),
     Family(
         "ac-gpt",
         "tracformer.baselines.given_first",
         "AcGpt",
         "car",
         "causal transformer, given tokens first, then the whole text",
-    )
-)
-register(
+    ),
     Family(
         "as-arm",
         "tracformer.baselines.as_arm",
         "AsArm",
         "car",
         "two-stream attention, given tokens first, then targets in any order",
-    )
-)
-register(
+    ),
     Family(
         "sigma-gpt",
         "tracformer.baselines.sigma_gpt",
         "SigmaGpt",
         "car",
-        "causal transformer over shuffled text with two positions a token",
-    )
-)
-register(
+        "causal transformer over shuffled text, two positions per token",
+    ),
     Family(
         "compact",
         "tracformer.baselines.given_first",
         "Compact",
         "all-modes",
-        "given tokens first, then only the hidden ones; neighbours first",
-    )
-)
-register(
+        "given tokens first, then only the hidden ones",
+    ),
     Family(
         "aligned",
         "tracformer.baselines.aligned",
         "Aligned",
         "all-modes",
-        "two-sided encoder and causal decoder that meet at each position",
-    )
-)
-register(Family("gpt2", "tracformer.baselines.gpt2", "GPT2", "ar", "left to right"))
-register(
+        "bidirectional encoder added to a causal decoder, no cross-attention",
+    ),
+    Family("gpt2", "tracformer.baselines.gpt2", "GPT2", "ar", "left to right"),
     Family(
         "gpt2-fim",
         "tracformer.baselines.gpt2",
         "GPT2Fim",
         "fim",
-        "left to right over reordered text: fills in the middle",
-    )
-)
-register(
+        "fill-in-the-middle: left to right over reordered text",
+    ),
     Family(
         "sedd",
         "tracformer.baselines.sedd",
         "SEDD",
         "denoise",
         "masked diffusion by score entropy, on a DiT",
-    )
-)
-register(
+    ),
     Family(
         "mdlm",
         "tracformer.baselines.mdlm",
         "MDLM",
         "denoise",
         "masked diffusion by cross-entropy, on a DiT or a Tracformer",
-    )
-)
-register(
+    ),
     Family(
         "d3pm",
         "tracformer.baselines.sedd",
         "D3PM",
         "denoise",
         "masked diffusion in discrete time, on a DiT",
-    )
-)
-register(
+    ),
     Family(
         "plaid",
         "tracformer.baselines.plaid",
         "Plaid",
         "denoise",
         "Gaussian diffusion on token embeddings, on a DiT",
-    )
-)
-register(
+    ),
     Family(
         "frequencies",
         "tracformer.baselines.frequencies",
         "Frequencies",
         "ac",
-        "frequencies of single tokens, whatever is given",
-    )
+        "token frequencies, independent of the given tokens",
+    ),
 )
+for _family in _SYSTEMS:
+    register(_family)

@@ -163,12 +163,16 @@ class GPT2(TransformerPeer):
         *,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        document: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
-        document = storage.load_document(folder)
-        if cls.config_class.model_type != "gpt2" or not is_published(document):
-            return super().from_pretrained(folder, dtype=dtype, device=device, **options)
-        model = cls(GPT2Config.from_dict(published_config(folder)), **options)
+        document = storage.load_document(folder) if document is None else document
+        if document.get("model_type") != cls.config_class.model_type or not is_published(document):
+            return super().from_pretrained(
+                folder, dtype=dtype, device=device, document=document, **options
+            )
+        path = Path(folder) / storage.CONFIG_FILE
+        model = cls(published_config(path, document), **options)
         expected = {
             name: tuple(tensor.shape) for name, tensor in model.network.state_dict().items()
         }
@@ -203,7 +207,7 @@ def gpt2_network(config: TransformerConfig, rows: int, positions: int) -> Any:
 
 # ---- published weights
 
-THEIR_KEYS = ("n_embd", "n_positions", "n_ctx")
+PUBLISHED_KEYS = ("n_embd", "n_positions", "n_ctx")  # of transformers' configuration, not of ours
 SIZES = ("vocab_size", "n_embd", "n_layer", "n_head")
 # What our network computes; a file that leaves a key out means the same.
 FIXED = {
@@ -214,65 +218,63 @@ FIXED = {
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-# the causal mask, which older files carry along
+# The causal mask, which older files hold as a buffer.
 CAUSAL_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 
 
 def is_published(document: Mapping[str, Any]) -> bool:
-    """Is this the `config.json` of a GPT-2 that `transformers` wrote, and not of our own folder?"""
-    return document.get("model_type") == "gpt2" and any(key in document for key in THEIR_KEYS)
+    """Return whether `transformers` wrote this `config.json`; both say `model_type: gpt2`."""
+    return any(key in document for key in PUBLISHED_KEYS)
 
 
-def published_config(folder: str | PathLike[str], vocab_size: int | None = None) -> dict[str, Any]:
-    """The fields of our `GPT2Config`. `vocab_size`, where given, is what a tokeniser calls for."""
-    document, path = storage.load_document(folder), Path(folder) / storage.CONFIG_FILE
-    if document.get("model_type") != "gpt2":
-        raise ValueError(
-            f"{path} describes a model of type {document.get('model_type')!r}; expected 'gpt2'"
-        )
-    if not is_published(document):
-        raise ValueError(
-            f"{path} has none of the keys {', '.join(THEIR_KEYS)}: it is not a GPT-2 folder that "
-            "transformers wrote"
-        )
-    positions = document.get("n_positions", document.get("n_ctx"))
+def published_config(path: Path, document: Mapping[str, Any]) -> GPT2Config:
+    """Return the configuration of a GPT-2 folder that `transformers` wrote.
+
+    Args:
+        path: The `config.json`, for messages.
+        document: Its content.
+
+    Raises:
+        ValueError: A size is not a positive integer, or an option makes the network compute
+            something else than this one.
+    """
+    positions: Any = document.get("n_positions", document.get("n_ctx"))
     sizes = {key: document.get(key) for key in SIZES} | {"n_positions": positions}
     for key, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{path}: {key} is {value!r}; it must be a positive integer")
     for key, value in FIXED.items():
         if document.get(key, value) != value:
-            raise ValueError(
-                f"{path}: {key} is {document[key]!r}; this system computes GPT-2 with {key} = "
-                f"{value!r} only"
-            )
+            raise ValueError(f"{path}: {key} is {document[key]!r}; only {value!r} is supported")
     if document.get("n_inner") not in (None, 4 * document["n_embd"]):
         raise ValueError(
             f"{path}: n_inner is {document['n_inner']!r}; only 4 * n_embd = "
-            f"{4 * document['n_embd']} is read"
-        )
-    if vocab_size is not None and document["vocab_size"] != vocab_size:
-        raise ValueError(
-            f"{path}: vocab_size is {document['vocab_size']}, but the tokeniser has {vocab_size} "
-            "tokens"
+            f"{4 * document['n_embd']} is supported"
         )
     bos = document.get("bos_token_id")
-    return {
-        "vocab_size": document["vocab_size"],
-        "max_length": positions,
-        "n_layer": document["n_layer"],
-        "n_head": document["n_head"],
-        "d_model": document["n_embd"],
-        "dropout": document.get("resid_pdrop", 0.1),
-        "bos_id": -1 if bos is None else bos,
-    }
+    return GPT2Config(
+        vocab_size=document["vocab_size"],
+        max_length=positions,
+        n_layer=document["n_layer"],
+        n_head=document["n_head"],
+        d_model=document["n_embd"],
+        dropout=document.get("resid_pdrop", 0.1),
+        bos_id=-1 if bos is None else bos,
+    )
 
 
 def published_weights(
     folder: str | PathLike[str], expected: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """The tensors of a `GPT2Model` by its own names, checked against the names and shapes that the
-    configuration calls for.
+    """Return the tensors of a `GPT2Model` by its own names.
+
+    Args:
+        folder: Folder that `transformers` wrote.
+        expected: Shape of each tensor by its name, which the configuration implies.
+
+    Raises:
+        FileNotFoundError: The folder holds no weights, or only in several parts.
+        ValueError: The file is damaged, or its tensors are not those expected.
     """
     path, tensors = _read_published(Path(folder))
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -280,8 +282,8 @@ def published_weights(
     table = tensors.get("wte.weight")
     if head is not None and (table is None or not torch.equal(head, table)):
         raise ValueError(
-            f"{path}: lm_head.weight differs from wte.weight; this system's head is the embedding "
-            "itself"
+            f"{path}: lm_head.weight differs from wte.weight; only a head tied to the embedding is "
+            "supported"
         )
     tensors = {
         name: tensor for name, tensor in tensors.items() if not CAUSAL_BUFFERS.fullmatch(name)
@@ -291,6 +293,7 @@ def published_weights(
 
 
 def _read_published(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    """Return the file of weights and its tensors; safetensors are preferred to a pickle."""
     safe, pickled = folder / storage.WEIGHTS_FILE, folder / PICKLE_FILE
     if safe.is_file():
         try:
@@ -303,12 +306,12 @@ def _read_published(folder: Path) -> tuple[Path, dict[str, Tensor]]:
             for path in (safe, pickled)
             if path.with_name(f"{path.name}.index.json").is_file()
         ]
-        told = (
+        problem = (
             f"its {parts[0]} is split into parts; save it as one file"
             if parts
             else f"there is no {safe.name} or {PICKLE_FILE} in it"
         )
-        raise FileNotFoundError(f"{folder} holds no weights: {told}")
+        raise FileNotFoundError(f"{folder} holds no weights: {problem}")
     found = read_pickle(pickled)
     if not isinstance(found, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()

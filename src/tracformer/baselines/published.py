@@ -113,6 +113,7 @@ def load_sedd(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     report: Callable[[str], None] = LOGGER.info,
+    document: Mapping[str, Any] | None = None,
 ) -> SEDD:
     """Return the SEDD of a published folder or a training file, of SEDD's own code or of MDLM's.
 
@@ -124,12 +125,14 @@ def load_sedd(
         dtype: Type of the loaded weights.
         device: Device of the loaded weights.
         report: Called with one line that says which weights were loaded.
+        document: Content of the folder's `config.json`, if the caller has read it already.
 
     Raises:
         FileNotFoundError: There is no such file or folder, or it holds no weights.
         ValueError: The file is damaged, of another family, or does not match its configuration.
     """
-    return _load(SEDD, Path(path), config, mask_token_id, ema, dtype, device, report)
+    checkpoint = _Checkpoint(Path(path), "SEDD", config, document)
+    return _load(SEDD, checkpoint, mask_token_id, ema, dtype, device, report)
 
 
 def load_mdlm(
@@ -141,33 +144,36 @@ def load_mdlm(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     report: Callable[[str], None] = LOGGER.info,
+    document: Mapping[str, Any] | None = None,
 ) -> MDLM:
     """Return the MDLM of a published folder or a Lightning file; see `load_sedd`."""
     if config is not None and config.backbone != "dit":
         raise ValueError(f"config has backbone {config.backbone!r}; these weights are of 'dit'")
-    return _load(MDLM, Path(path), config, mask_token_id, ema, dtype, device, report)
+    checkpoint = _Checkpoint(Path(path), "MDLM", config, document)
+    return _load(MDLM, checkpoint, mask_token_id, ema, dtype, device, report)
 
 
 def reader_of(document: Mapping[str, Any]) -> Callable[..., DiffusionModel] | None:
-    """Return the function that reads the folder with this `config.json`, if one of them does."""
+    """Return the function that reads a folder with this `config.json`, or None.
+
+    It is None for a folder of this library, and for one of another system.
+    """
     layout = _layout(document)
     return None if layout is None else load_sedd if layout.family == "SEDD" else load_mdlm
 
 
 def _load(
     kind: type[M],
-    path: Path,
-    config: DiffusionConfig | None,
+    checkpoint: "_Checkpoint",
     mask_token_id: int | None,
     ema: bool,
     dtype: torch.dtype,
     device: str | torch.device,
     report: Callable[[str], None],
 ) -> M:
-    checkpoint = _Checkpoint(path, kind.__name__, config)
     file, rows = checkpoint.file, checkpoint.rows
     mask, vocab_size = checkpoint.find_mask(mask_token_id)
-    config = config or checkpoint.read_config(kind.config_class, vocab_size)
+    config = checkpoint.given or checkpoint.read_config(kind.config_class, vocab_size)
     blocks = {name.split(".")[1] for name in checkpoint.weights if name.startswith("blocks.")}
     if len(blocks) != config.n_layer:
         raise ValueError(f"{file} has {len(blocks)} blocks; expected {config.n_layer}")
@@ -193,10 +199,24 @@ def _load(
 
 
 class _Checkpoint:
-    """A file of weights and its configuration, of the family `family`."""
+    """A file of weights and its configuration.
 
-    def __init__(self, path: Path, family: str, config: DiffusionConfig | None) -> None:
+    Args:
+        path: A folder, or a file of weights.
+        family: "SEDD" or "MDLM", which it must hold.
+        config: Configuration to use instead of the one found at `path`.
+        settings: Content of the folder's `config.json`, if it was read already.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        family: str,
+        config: DiffusionConfig | None,
+        settings: Mapping[str, Any] | None,
+    ) -> None:
         self.file, self.document = _read(path)
+        self.settings = settings
         self.given = config
         self.hyper = lookup(self.document, "hyper_parameters")  # of Lightning
         self.inside = lookup(self.hyper, "config") or self.hyper
@@ -216,7 +236,8 @@ class _Checkpoint:
         """
         folder, inside = self.file.parent, self.inside
         if self.given is None and (folder / CONFIG_FILE).is_file():
-            return load_document(folder), str(folder / CONFIG_FILE)
+            settings = load_document(folder) if self.settings is None else self.settings
+            return settings, str(folder / CONFIG_FILE)
         if inside or self.given is not None:
             return inside, f"{self.file}: hyper_parameters"
         for path in (folder / HYDRA_FILE, folder.parent / HYDRA_FILE):

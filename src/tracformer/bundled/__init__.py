@@ -1,7 +1,7 @@
-"""The models that come with the package: one folder each beside this file, weights at half
-precision, with tokeniser and model card.
+"""The models that come with the package: one folder each beside this file.
 
-tracformer.load("stories") opens one by its name; commands that name no model use `DEFAULT`.
+Weights are stored at half precision, with tokenizer and model card. `tracformer.load("stories")`
+opens one by its name; commands that name no model use `DEFAULT`.
 """
 
 from pathlib import Path
@@ -11,9 +11,10 @@ _HERE = Path(__file__).parent
 
 
 def names() -> tuple[str, ...]:
+    """Return the names of the bundled models."""
     return tuple(sorted(path.parent.name for path in _HERE.glob("*/config.json")))
 
 
 def folder(name: str) -> Path | None:
-    """Where the bundled model of that name lies; None if there is none."""
+    """Return the folder of the bundled model of that name, or None if there is none."""
     return _HERE / name if name in names() else None

@@ -426,12 +426,23 @@ class ConditionalModel(nn.Module):
         *,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        document: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
-        """Read what `save_pretrained` wrote; a missing, unexpected or mis-shaped tensor is an error
-        that names it.
+        """Load a folder that `save_pretrained` wrote, in eval mode.
+
+        Args:
+            folder: Folder with `config.json` and `model.safetensors`.
+            dtype: Type of the weights.
+            device: Device of the weights.
+            document: Content of `config.json`, if the caller has read it already.
+            **options: Passed to the constructor.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            ValueError: A tensor is missing, unexpected or of the wrong shape.
         """
-        config = storage.load_config(folder, cls.config_class)
+        config = storage.load_config(folder, cls.config_class, document)
         with storage.on_meta() if cls.built_on_meta else torch.device("cpu"):
             model = cls(config, **options)
         expected = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}

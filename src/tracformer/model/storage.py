@@ -81,8 +81,18 @@ def load_document(folder: str | PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def load_config(folder: str | PathLike[str], kind: type[C]) -> C:
-    document, path = load_document(folder), Path(folder) / CONFIG_FILE
+def load_config(
+    folder: str | PathLike[str], kind: type[C], document: Mapping[str, Any] | None = None
+) -> C:
+    """Return the checked configuration of a folder.
+
+    Args:
+        folder: A model's folder.
+        kind: Configuration class that the folder must hold.
+        document: Content of its `config.json`, if the caller has read it already.
+    """
+    document = load_document(folder) if document is None else document
+    path = Path(folder) / CONFIG_FILE
     if document.get("model_type") != kind.model_type:
         raise ValueError(
             f"{path} describes a model of type {document.get('model_type')!r}; expected "
