@@ -79,7 +79,7 @@ def compare(lm: tracformer.LanguageModel, stories: int) -> dict[str, tuple[float
     print(f"\n{'order':<28} log p a token  stories that agree")
     outcome = {}
     for name, order in ORDERS.items():
-        filled = [results[0] for results in lm.infill_many(blanks, mode="ac", order=order, seed=7)]
+        filled = [results[0] for results in lm.infill(blanks, mode="ac", order=order, seed=7)]
         tokens = sum(len(span.token_ids) for each in filled for span in each.spans)
         mean = sum(each.log_prob for each in filled) / tokens
         agree = sum(follows_the_rules(each.text.split()) for each in filled) / stories

@@ -60,7 +60,7 @@ def check(lm: tracformer.LanguageModel, records: int) -> float:
     whole = [draw(rng) for _ in range(records)]
     starts = [rng.randrange(1, UNIT * COPIES - 6) for _ in whole]
     blanks = [f"{dna[:at]}[[5]]{dna[at + 5 :]}" for dna, at in zip(whole, starts, strict=True)]
-    filled = [results[0] for results in lm.infill_many(blanks, seed=1)]
+    filled = [results[0] for results in lm.infill(blanks, seed=1)]
     right = 0
     for number, (dna, at, result) in enumerate(zip(whole, starts, filled, strict=True)):
         bases = result.spans[0].text

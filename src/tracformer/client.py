@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from tracformer.generation.results import (
-    Arrival,
+    Callback,
     Candidate,
     Infilled,
     LengthChoice,
     Record,
     Scored,
     Span,
-    Watcher,
+    Token,
 )
 
 if TYPE_CHECKING:
@@ -93,11 +93,11 @@ class Client:
         length_draws: int = 8,
         lengths: str = "sample",
         top: int = 0,
-        watch: Callable[[list[Arrival]], None] | None = None,
+        callback: Callable[[list[Token]], None] | None = None,
     ) -> list[Infilled]:
         """What `LanguageModel.infill` gives for the same arguments.
 
-        `watch` is told of tokens while the answer is on its way.
+        `callback` is told of tokens while the answer is on its way.
         """
         asked: dict[str, Any] = {
             "text": text,
@@ -116,7 +116,9 @@ class Client:
             **({} if sampler is None else dataclasses.asdict(sampler)),
             **_turns(order),
         }
-        answer = self._ask("/v1/infill", asked) if watch is None else self._watched(asked, watch)
+        answer = (
+            self._ask("/v1/infill", asked) if callback is None else self._watched(asked, callback)
+        )
         return [_infilled(each) for each in answer["results"]]
 
     def score(
@@ -145,7 +147,7 @@ class Client:
         with closing(connection):
             return json.loads(response.read())
 
-    def _watched(self, asked: dict[str, Any], watch: Callable[[list[Arrival]], None]) -> Any:
+    def _watched(self, asked: dict[str, Any], callback: Callable[[list[Token]], None]) -> Any:
         connection, response = self._send("/v1/infill", {**asked, "stream": True})
         with closing(connection):
             for name, told in _events(response):
@@ -154,17 +156,17 @@ class Client:
                 if name == "error":
                     raise _failure(STATUS.get(told["error"]["type"], 500), told)
                 if name == "token":
-                    watch(
+                    callback(
                         [
                             _record(
-                                Arrival,
+                                Token,
                                 {"text": 0, **told},
                                 candidates=_candidates(told["candidates"]),
                             )
                         ]
                     )
-                elif name == "lengths" and isinstance(watch, Watcher):
-                    watch.lengths(0, told["sample"], tuple(told["lengths"]))
+                elif name == "lengths" and isinstance(callback, Callback):
+                    callback.lengths(0, told["sample"], tuple(told["lengths"]))
         raise RemoteError(response.status, "the answer broke off")
 
     def _send(

@@ -4,14 +4,14 @@ import pytest
 
 from tracformer.cli.output import Writer, marked, rows_of, shade, visible
 from tracformer.data import byte_tokenizer
-from tracformer.generation.results import Arrival, Span
+from tracformer.generation.results import Span, Token
 
 BYTES = byte_tokenizer()
 
 
-def arrivals(blank: int, text: str) -> list[Arrival]:
+def arrivals(blank: int, text: str) -> list[Token]:
     return [
-        Arrival(0, 0, blank, index, byte, BYTES.decode([byte]), -1.0)
+        Token(0, index, byte, -1.0, blank=blank, index=index, token=BYTES.decode([byte]))
         for index, byte in enumerate(text.encode())
     ]
 

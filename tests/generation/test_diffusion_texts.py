@@ -19,7 +19,7 @@ from tracformer.data import Tokenizer, train_bpe
 from tracformer.generation.decode import fill
 from tracformer.generation.engine import Engine
 from tracformer.generation.orders import Ancestral, RandomOrder
-from tracformer.generation.results import Arrival
+from tracformer.generation.results import Token
 from tracformer.generation.samplers import NOTHING_LEFT, Sampler
 from tracformer.model.base import ConditionalModel, targets_of
 
@@ -99,7 +99,7 @@ def test_candidates_are_the_models_own_when_a_token_is_revealed(
     system: str, tokenizer: Tokenizer
 ) -> None:
     lm = LanguageModel(model_of(system, tokenizer), tokenizer)
-    heard: list[Arrival] = []
+    heard: list[Token] = []
     asked = {
         "mode": "diffusion",
         "order": Ancestral(5),
@@ -107,7 +107,7 @@ def test_candidates_are_the_models_own_when_a_token_is_revealed(
         "seed": 3,
     }
     [plain] = lm.infill(TEXT, **asked)
-    [told] = lm.infill(TEXT, **asked, top=tokenizer.vocab_size, watch=heard.extend)
+    [told] = lm.infill(TEXT, **asked, top=tokenizer.vocab_size, callback=heard.extend)
     assert told.token_ids == plain.token_ids
     for span in told.spans:
         for token, log_prob, candidates in zip(

@@ -18,7 +18,7 @@ from tracformer.data import char_tokenizer
 from tracformer.generation.decode import Revealed, fill
 from tracformer.generation.engine import Cancelled, Engine
 from tracformer.generation.orders import ByConfidence, RandomOrder
-from tracformer.generation.results import Arrival, Watcher
+from tracformer.generation.results import Callback, Token
 from tracformer.generation.samplers import Sampler
 from tracformer.model.base import ConditionalModel
 
@@ -72,7 +72,7 @@ def test_texts_are_filled_scored_and_searched_through_a_request_as_here(
             2, prompt=lm.tokenizer.encode("the cat"), max_tokens=6, stop=["a", "o"]
         ),
         lambda on: on.score("the [[cat]] sat on [[a mat]]", top=3),
-        lambda on: on.score_many(["the [[cat]] sat", "[[a]] dog"], mode="ac"),
+        lambda on: on.score(["the [[cat]] sat", "[[a]] dog"], mode="ac"),
         lambda on: on.marginals("the [[2]] sat", top=4),
         lambda on: on.score_tokens([1, 2, 3], [False, True, False], "ar"),
         lambda on: on.top_tokens([1, 2, 3], [False, True, False], 2, "ar"),
@@ -183,11 +183,11 @@ def test_a_watcher_that_fails_ends_its_own_fill(engine: Engine) -> None:
 
 
 def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None:
-    class Recorder(Watcher):
+    class Recorder(Callback):
         def __init__(self) -> None:
             self.heard: list[Any] = []
 
-        def __call__(self, arrivals: list[Arrival]) -> None:
+        def __call__(self, arrivals: list[Token]) -> None:
             self.heard += arrivals
 
         def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
@@ -196,11 +196,11 @@ def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None
     for options in ({"order": ByConfidence()}, {}, {"best_of": 4}):
         recorder, through = Recorder(), Recorder()
         results = lm.infill(
-            "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, watch=recorder, **options
+            "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, callback=recorder, **options
         )  # type: ignore[arg-type]
         engine = Engine(lm.model)
         lm.on(engine.request()).infill(
-            "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, watch=through, **options
+            "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, callback=through, **options
         )  # type: ignore[arg-type]
         engine.close()
         assert sorted(map(str, recorder.heard)) == sorted(map(str, through.heard)) or alike_events(
@@ -209,7 +209,7 @@ def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None
         samples = options.get("best_of", 2)
         chosen, arrivals = recorder.heard[:samples], recorder.heard[samples:]
         assert [each[:2] for each in chosen] == [(0, sample) for sample in range(samples)]
-        assert all(isinstance(each, Arrival) for each in arrivals)
+        assert all(isinstance(each, Token) for each in arrivals)
         settled = [each for each in arrivals if each.candidates]
         assert all(len(each.candidates) == 2 for each in settled)
         assert len(settled) == sum(sum(lengths) for *_, lengths in chosen)
@@ -237,7 +237,7 @@ def alike_events(some: list[Any], others: list[Any]) -> bool:
     def key(event: Any) -> tuple[Any, ...]:
         return (
             (1, event.sample, event.blank, event.index, event.draft, event.token_id)
-            if isinstance(event, Arrival)
+            if isinstance(event, Token)
             else (0, *event)
         )
 

@@ -13,9 +13,10 @@ from tests.generation.chain import Chain
 from tests.generation.texts import TEXT, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.generation.infill import Options, _best
+from tracformer.generation.infill import _best
+from tracformer.generation.options import InfillOptions
 from tracformer.generation.orders import ByConfidence, RandomOrder
-from tracformer.generation.results import Arrival, Infilled
+from tracformer.generation.results import Infilled, Token
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import write
 from tracformer.rng import derived_seed
@@ -70,7 +71,7 @@ def test_texts_get_together_what_they_get_alone(lm: LanguageModel, mode: str) ->
         "sampler": Sampler(temperature=0.8, top_p=0.9),
         "length_draws": 2,
     }
-    together = lm.infill_many(texts, 2, batch=5, **options)
+    together = lm.infill(texts, 2, batch=5, **options)
     for text, results in zip(texts, together, strict=True):
         alone = lm.infill(text, 2, batch=1, **options)
         assert [r.token_ids for r in results] == [r.token_ids for r in alone]
@@ -124,7 +125,7 @@ def test_scores_in_their_units(lm: LanguageModel) -> None:
 
 def test_scores_do_not_depend_on_the_batch(lm: LanguageModel) -> None:
     texts = ["the [[cat]] sat", "[[a]] dog and a cat on the mat", "a[[dog]]"]
-    for scored, text in zip(lm.score_many(texts, batch=2), texts, strict=True):
+    for scored, text in zip(lm.score(texts, batch=2), texts, strict=True):
         assert scored.log_prob == pytest.approx(lm.score(text).log_prob, abs=1e-9)
         assert scored.text == lm.score(text).text
 
@@ -169,9 +170,9 @@ def test_the_best_stay_in_order_when_a_text_comes_again(lm: LanguageModel) -> No
         found("a", -1.0),
         found("b", -9.0),
     ]
-    best = _best(lm.runner, results, Options(n=3, best_of=5))
+    best = _best(lm.runner, results, InfillOptions(n=3, best_of=5))
     assert [(each.text, each.log_prob) for each in best] == [("a", -1.0), ("b", -2.0), ("c", -2.5)]
-    assert [each.text for each in _best(lm.runner, results, Options(n=1, best_of=5))] == ["a"]
+    assert [each.text for each in _best(lm.runner, results, InfillOptions(n=1, best_of=5))] == ["a"]
 
 
 def test_the_best_of_different_lengths_weigh_the_length_too() -> None:
@@ -212,8 +213,8 @@ def test_any_order_fills_everything_and_its_probability_is_that_of_its_order(
     lm: LanguageModel,
 ) -> None:
     for order in (RandomOrder(), ByConfidence("entropy")):
-        arrivals: list[Arrival] = []
-        [result] = lm.infill("the cat [[3]] mat", order=order, watch=arrivals.extend)
+        arrivals: list[Token] = []
+        [result] = lm.infill("the cat [[3]] mat", order=order, callback=arrivals.extend)
         assert result.mode == "ac"
         assert sorted(a.index for a in arrivals) == [0, 1, 2]
         context, total = context_of(result), 0.0
@@ -225,8 +226,8 @@ def test_any_order_fills_everything_and_its_probability_is_that_of_its_order(
 
 
 def test_tokens_are_told_as_they_come(lm: LanguageModel) -> None:
-    arrivals: list[Arrival] = []
-    results = lm.infill_many([TEXT, "a [[2]]"], 2, watch=arrivals.extend)
+    arrivals: list[Token] = []
+    results = lm.infill([TEXT, "a [[2]]"], 2, callback=arrivals.extend)
     told = {(a.text, a.sample, a.blank, a.index): a.token_id for a in arrivals}
     expected = {
         (t, s, b, i): token
@@ -338,8 +339,8 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
         ("a [[1]]", {"order": RandomOrder(), "mode": "car"}, "left to right"),
         (
             "a [[1]]",
-            {"order": "entropy"},
-            "order is 'entropy'; give an order itself, for instance ByConfidence",
+            {"order": "sideways"},
+            "order is 'sideways'; allowed: left-to-right",
         ),
         ("a [[]]", {"lengths": "best"}, "sample, rank"),
         ("a [[]]", {"length_draws": 1}, "at least 2"),

@@ -7,7 +7,7 @@ from tests.generation.texts import make, metaspace_tokenizer, wordpiece_tokenize
 from tracformer import LanguageModel, load
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.engine import Engine
-from tracformer.generation.results import Arrival
+from tracformer.generation.results import Token
 from tracformer.generation.samplers import Sampler
 from tracformer.rng import derived_seed
 
@@ -163,17 +163,17 @@ def test_stop_strings_count_behind_what_is_required() -> None:
 def test_a_watcher_that_returns_false_is_told_no_more_in_any_batch(lm: LanguageModel) -> None:
     told: list[int] = []
 
-    def watch(arrivals: list[Arrival]) -> bool:
+    def callback(arrivals: list[Token]) -> bool:
         told.append(len(arrivals))
         return len(told) < 2
 
     engine = Engine(lm.model)
     for on in (lm, lm.on(engine.request())):
         told.clear()
-        assert len(on.infill("the [[3]] cat", 3, batch=1, watch=watch)) == 3
+        assert len(on.infill("the [[3]] cat", 3, batch=1, callback=callback)) == 3
         assert told == [1, 1]
         told.clear()
-        assert len(on.sample(3, max_tokens=3, batch=1, watch=watch)) == 3
+        assert len(on.sample(3, max_tokens=3, batch=1, callback=callback)) == 3
         assert told == [1, 1]
     engine.close()
 

@@ -18,7 +18,7 @@ from tracformer.generation.orders import (
     Order,
     RandomOrder,
 )
-from tracformer.generation.results import Arrival, Infilled, Scored, Watcher
+from tracformer.generation.results import Callback, Infilled, Scored, Token
 from tracformer.generation.samplers import Sampler
 
 TEXT = "the cat [[3]] the [[1-2]] mat"
@@ -89,20 +89,20 @@ def test_scores_are_the_local_ones(client: Client, lm: LanguageModel) -> None:
 
 
 def test_tokens_come_while_the_answer_is_on_its_way(client: Client, lm: LanguageModel) -> None:
-    class Listener(Watcher):
+    class Listener(Callback):
         def __init__(self) -> None:
-            self.heard: list[Arrival] = []
+            self.heard: list[Token] = []
             self.chosen: list[tuple[int, ...]] = []
 
-        def __call__(self, arrivals: list[Arrival]) -> None:
+        def __call__(self, arrivals: list[Token]) -> None:
             self.heard += arrivals
 
         def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
             self.chosen.append(lengths)
 
     remote, local = Listener(), Listener()
-    [answer] = client.infill(TEXT, seed=5, top=2, watch=remote)
-    [expected] = lm.infill(TEXT, seed=5, top=2, watch=local)
+    [answer] = client.infill(TEXT, seed=5, top=2, callback=remote)
+    [expected] = lm.infill(TEXT, seed=5, top=2, callback=local)
     assert equal(answer, expected)
     assert len(remote.heard) == len(local.heard)
     assert all(map(equal, remote.heard, local.heard))
@@ -113,9 +113,9 @@ def test_mistakes_are_the_local_ones(client: Client, lm: LanguageModel) -> None:
     for text in ("no blank", "the [[70]]", "the [[2"):
         with pytest.raises(ValueError) as here:  # noqa: PT011 - compared below
             lm.infill(text)
-        for watch in (None, lambda arrivals: None):
+        for callback in (None, lambda arrivals: None):
             with pytest.raises(ValueError) as there:  # noqa: PT011
-                client.infill(text, watch=watch)
+                client.infill(text, callback=callback)
             assert str(there.value) == str(here.value)
 
 

@@ -232,7 +232,7 @@ def _fill_all(
             results = iter(
                 texts.answer(
                     [line for line in some if line.text],
-                    lambda asked: lm.infill_many(asked, **options),
+                    lambda asked: lm.infill(asked, **options),
                 )
             )
             bar.clear()
@@ -320,12 +320,12 @@ def _stream(
             colour,
             arguments.marks,
         )
-        [result] = lm.infill(text, **options, watch=writer)
+        [result] = lm.infill(text, **options, callback=writer)
         writer.finish(_plain(result, arguments.marks))
     elif show.is_terminal(sys.stdout):
         wanted = [parse_lengths(content) for content in template.contents]
         canvas = Canvas(given, [low if low == high else None for low, high in wanted], colour)
-        [result] = lm.infill(text, **options, watch=canvas)
+        [result] = lm.infill(text, **options, callback=canvas)
         canvas.finish(_shown(result, arguments.marks, colour))
     else:
         [result] = lm.infill(text, **options)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tracformer.generation.results import Arrival
+from tracformer.generation.results import Token
 
 if TYPE_CHECKING:
     from tracformer.generation.results import Span
@@ -185,7 +185,7 @@ class Writer:
         self.printed = ""  # all of it, without colours
         self._next_blank()
 
-    def __call__(self, arrivals: list[Arrival]) -> None:
+    def __call__(self, arrivals: list[Token]) -> None:
         for arrival in arrivals:
             while len(self.fills) <= arrival.blank:
                 self._next_blank()
@@ -230,11 +230,11 @@ class Canvas:
     ) -> None:
         """`counts`: tokens of each blank, None where that is not known yet."""
         self.given, self.colour = given, colour
-        self.fills: list[dict[int, Arrival]] = [{} for _ in counts]
+        self.fills: list[dict[int, Token]] = [{} for _ in counts]
         self.counts = [count or 0 for count in counts]
         self.rows = 0  # of the terminal that the last drawing took
 
-    def __call__(self, arrivals: list[Arrival]) -> None:
+    def __call__(self, arrivals: list[Token]) -> None:
         for arrival in arrivals:
             self.fills[arrival.blank][arrival.index] = arrival
             self.counts[arrival.blank] = max(self.counts[arrival.blank], arrival.index + 1)
@@ -258,7 +258,7 @@ class Canvas:
         sys.stdout.write("\n")
         sys.stdout.flush()
 
-    def _token(self, arrival: Arrival | None) -> str | tuple[str, float]:
+    def _token(self, arrival: Token | None) -> str | tuple[str, float]:
         return "_" if arrival is None else (visible(arrival.token), arrival.log_prob)
 
     def _draw(self, plain: str, drawn: str) -> None:

@@ -88,7 +88,7 @@ def _stream(lm: "LanguageModel", options: dict[str, Any], colour: bool) -> None:
         return of.reader(lm.spelling)([[i for i in fills[0] if i not in lm.spelling.special]])
 
     writer = Writer(of.texts, read, colour)
-    [result] = lm.sample(1, **options, watch=writer)
+    [result] = lm.sample(1, **options, callback=writer)
     writer.finish(result.text)
     _put_numbers(result, colour)
 

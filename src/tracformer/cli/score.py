@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         for start in range(0, len(numbered), arguments.batch):
             some = numbered[start : start + arguments.batch]
             scores = texts.answer(
-                [line for _, line in some], lambda asked: lm.score_many(asked, **options)
+                [line for _, line in some], lambda asked: lm.score(asked, **options)
             )
             bar.clear()
             for (number, _), scored in zip(some, scores, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tracformer.generation.engine import Runner
 from tracformer.generation.infill import as_revealed, joined, not_utf8, text_rules, word_start
-from tracformer.generation.results import Candidates, Sampled, Watch
+from tracformer.generation.results import Candidates, Sampled, TokenCallback
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.scheduler import Revealed
 from tracformer.generation.stopping import StopStrings
@@ -41,11 +41,11 @@ class Writer:
     sampler: Sampler
     stop: Sequence[str]
     top: int
-    watch: Watch | None
+    callback: TokenCallback | None
 
     def write(self, seeds: Sequence[int], first: int) -> list[Sampled]:
-        """One text a seed; to the watcher they are samples number `first` and following."""
-        watch, prompt = self.watch, self.of.texts[0]
+        """One text a seed; to the callback they are samples number `first` and following."""
+        callback, prompt = self.callback, self.of.texts[0]
         laid = self.of.blank([self.count])
         eot, [start] = self.spelling.tokenizer.eot_id, laid.starts
         asked = stack([laid] * len(seeds), self.runner.model.head.device)
@@ -58,8 +58,8 @@ class Writer:
         )
 
         def told(revealed: list[Revealed]) -> object:
-            assert watch is not None
-            return watch(
+            assert callback is not None
+            return callback(
                 [
                     self.spelling.arrival(each, 0, first + each.row, 0, each.position - start)
                     for each in revealed
@@ -75,7 +75,7 @@ class Writer:
             seed=seeds,
             only=lambda row, position: word_start(self.of, laid, position, self.spelling),
             stop=stops if self.stop else eot,
-            watch=None if watch is None else told,
+            watch=None if callback is None else told,
             top=self.top,
         )
         fixed = (

@@ -20,7 +20,7 @@ the filling loop together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -29,18 +29,18 @@ import torch
 from tracformer.generation import length_posterior as unknown
 from tracformer.generation.decode import check_reverse
 from tracformer.generation.engine import Runner
-from tracformer.generation.length_posterior import Prior
-from tracformer.generation.orders import Order, orders_in
+from tracformer.generation.options import InfillOptions, parse_search
+from tracformer.generation.orders import orders_in
 from tracformer.generation.results import (
-    Arrival,
+    Callback,
     Candidates,
     Infilled,
     LengthChoice,
-    Watch,
-    Watcher,
-    heeded,
+    Token,
+    TokenCallback,
+    until_false,
 )
-from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.generation.samplers import Sampler
 from tracformer.generation.scheduler import Revealed, fit
 from tracformer.generation.search import Found, require_exact, search
 from tracformer.generation.template import (
@@ -139,70 +139,6 @@ def left_to_right(runner: Runner, sequences: Sequence[Sequence[int]], batch: int
     return values
 
 
-@dataclass(frozen=True)
-class Options:
-    """What `LanguageModel.infill` is asked, besides the text."""
-
-    n: int = 1
-    mode: str = "car"
-    sampler: Sampler = PLAIN
-    seed: int = 0
-    order: Order | None = None
-    best_of: int = 0
-    search: str | None = None
-    reread: bool = False
-    whole: bool = True
-    max_blank: int = 32
-    prior: Prior | None = None
-    length_draws: int = 8
-    lengths: str = "sample"
-    batch: int = 16
-    top: int = 0
-    watch: Watch | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers are no JSON
-        for name in ("n", "max_blank", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.top < 0:
-            raise ValueError(f"top is {self.top}; it must be zero (none) or more")
-        if self.length_draws < 2:
-            raise ValueError(
-                f"length_draws is {self.length_draws}; a standard error needs at least 2"
-            )
-        if self.best_of and self.best_of < self.n:
-            raise ValueError(
-                f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain "
-                "samples"
-            )
-        if self.lengths not in unknown.HOW:
-            raise ValueError(f"lengths is {self.lengths!r}; allowed: {', '.join(unknown.HOW)}")
-        method = None if self.search is None else parse_search(self.search)[0]
-        if self.reread and not self.best_of and method != "beam":
-            raise ValueError(
-                "reread ranks candidates: ask for several with best_of, or with search beam:WIDTH"
-            )
-        if method is None:
-            return
-        if self.best_of:
-            raise ValueError(
-                f"best_of is {self.best_of} and search is {self.search!r}; only one of them can "
-                "pick the results"
-            )
-        if self.order is not None:
-            raise ValueError("search goes from left to right; leave order out")
-        if self.sampler != Sampler(banned=self.sampler.banned, allowed=self.sampler.allowed):
-            raise ValueError(
-                "search draws nothing: of the sampler's settings only banned and allowed mean "
-                "something to it"
-            )
-
-    @property
-    def draws(self) -> int:
-        return 1 if self.search else max(self.n, self.best_of)
-
-
 class Asked(NamedTuple):
     """One text: what is given, how many tokens each blank may have, and how many all of them."""
 
@@ -230,16 +166,21 @@ class Job(NamedTuple):
 
 
 def infill_texts(
-    runner: Runner, spelling: Spelling, texts: Sequence[str | Template], options: Options
+    runner: Runner,
+    spelling: Spelling,
+    texts: Sequence[str | Template],
+    options: InfillOptions,
+    callback: TokenCallback | None = None,
 ) -> list[list[Infilled]]:
     check_options(runner.model, options)
     rules = text_rules(options.sampler, spelling)
     seeds = [derived_seed(options.seed, i) for i in range(options.draws)]
     tasks = [_task(runner, spelling, text, options, rules, seeds) for text in texts]
-    if isinstance(options.watch, Watcher):
+    assert options.mode is not None
+    if isinstance(callback, Callback):
         for number, task in enumerate(tasks):
             for sample, each in enumerate(task.lengths):
-                options.watch.lengths(number, sample, each)
+                callback.lengths(number, sample, each)
     if options.search is not None:
         return [_searched(runner, spelling, task, options, rules) for task in tasks]
     jobs = [
@@ -247,14 +188,18 @@ def infill_texts(
         for number, task in enumerate(tasks)
         for sample, seed in enumerate(seeds)
     ]
-    watch = None if options.watch is None else heeded(options.watch)
+    told = None if callback is None else until_false(callback)
     filled: dict[tuple[int, int], Infilled] = {}
     # stable: little padding, and the order of samples among equals
     by_length = sorted(jobs, key=lambda job: len(job.laid.tokens))
     for start in range(0, len(jobs), options.batch):
         some = by_length[start : start + options.batch]
         for job, result in zip(
-            some, _filled(runner, spelling, some, tasks, options, rules, watch), strict=True
+            some,
+            _filled(
+                runner, spelling, some, tasks, options, rules, told, isinstance(callback, Callback)
+            ),
+            strict=True,
         ):
             filled[job.text, job.sample] = result
     results = [
@@ -263,20 +208,21 @@ def infill_texts(
     return [_best(runner, each, options) for each in results] if options.best_of else results
 
 
-def check_options(model: ConditionalModel, options: Options) -> None:
+def check_options(model: ConditionalModel, options: InfillOptions) -> None:
     """What this model cannot be asked, whatever the text."""
+    assert options.mode is not None
     if options.reread:
         require_left_to_right(model)
     if options.search is not None:
         require_exact(model, options.mode)
     elif options.mode == "diffusion":
-        check_reverse(model.config, [options.sampler], options.order)
+        check_reverse(model.config, [options.sampler], options.fill_order)
     else:
-        orders_in(options.mode, options.order, 1)
+        orders_in(options.mode, options.fill_order, 1)
 
 
 def ask(
-    model: ConditionalModel, spelling: Spelling, text: str | Template, options: Options
+    model: ConditionalModel, spelling: Spelling, text: str | Template, options: InfillOptions
 ) -> Asked:
     """The text as the model is asked about it; or a ValueError, where it cannot be."""
     template = parse(text)
@@ -295,26 +241,16 @@ def ask(
     return Asked(of, ranges, room)
 
 
-def parse_search(text: str) -> tuple[str, int]:
-    """`beam:8` or `best-first:2000`."""
-    method, _, number = text.partition(":")
-    if method not in ("beam", "best-first") or not number.isdecimal() or int(number) == 0:
-        raise ValueError(
-            f"search is {text!r}; allowed: beam:WIDTH, for instance beam:8, or best-first:BUDGET, "
-            "for instance best-first:2000"
-        )
-    return method, int(number)
-
-
 def _task(
     runner: Runner,
     spelling: Spelling,
     text: str | Template,
-    options: Options,
+    options: InfillOptions,
     rules: Sampler,
     seeds: Sequence[int],
 ) -> Task:
     model = runner.model
+    assert options.mode is not None
     of, ranges, room = ask(model, spelling, text, options)
     note = f"mode {options.mode} {limit}" if (limit := model.limits.get(options.mode)) else ""
     note = joined(note, as_revealed(model, options.mode))
@@ -339,7 +275,7 @@ def _choices(
     of: Frame,
     ranges: Sequence[tuple[int, int]],
     room: int,
-    options: Options,
+    options: InfillOptions,
     rules: Sampler,
     seeds: Sequence[int],
 ) -> list[LengthChoice]:
@@ -382,15 +318,17 @@ def _filled(
     spelling: Spelling,
     jobs: Sequence[Job],
     tasks: Sequence[Task],
-    options: Options,
+    options: InfillOptions,
     rules: Sampler,
-    watch: Watch | None,
+    callback: TokenCallback | None,
+    drafts: bool,
 ) -> list[Infilled]:
+    assert options.mode is not None
     asked = stack([job.laid for job in jobs], runner.model.head.device)
 
     def told(revealed: list[Revealed]) -> object:
-        assert watch is not None
-        return watch(
+        assert callback is not None
+        return callback(
             [
                 _arrival(jobs[each.row], each, spelling, each.draft or options.best_of > 0)
                 for each in revealed
@@ -404,13 +342,13 @@ def _filled(
         asked.lengths,
         sampler=rules,
         seed=[job.seed for job in jobs],
-        order=options.order,
+        order=options.fill_order,
         only=lambda row, position: word_start(
             tasks[jobs[row].text].frame, jobs[row].laid, position, spelling
         ),
-        watch=None if watch is None else told,
+        watch=None if callback is None else told,
         top=options.top,
-        drafts=isinstance(options.watch, Watcher),
+        drafts=drafts,
     )
     candidates: list[Candidates] = (
         [()] * len(jobs) if result.top is None else spelling.candidates(*result.top)
@@ -423,9 +361,10 @@ def _filled(
 
 
 def _searched(
-    runner: Runner, spelling: Spelling, task: Task, options: Options, rules: Sampler
+    runner: Runner, spelling: Spelling, task: Task, options: InfillOptions, rules: Sampler
 ) -> list[Infilled]:
     assert options.search is not None
+    assert options.mode is not None
     method, number = parse_search(options.search)
     laid = task.frame.blank(task.lengths[0])
     asked = stack([laid], runner.model.head.device)
@@ -488,13 +427,18 @@ def _searched(
 
 
 def _searched_candidates(
-    runner: Runner, spelling: Spelling, found: Sequence[Found], asked: Stacked, options: Options
+    runner: Runner,
+    spelling: Spelling,
+    found: Sequence[Found],
+    asked: Stacked,
+    options: InfillOptions,
 ) -> list[Candidates]:
     """Search keeps no candidates of what it passes by: whole passes over what it
     found give them.
     """
     if not options.top:
         return [()] * len(found)
+    assert options.mode is not None
     candidates: list[Candidates] = []
     for start in range(0, len(found), options.batch):
         tokens = torch.stack([each.tokens for each in found[start : start + options.batch]])
@@ -534,7 +478,7 @@ def _infilled(
     )
 
 
-def _best(runner: Runner, results: list[Infilled], options: Options) -> list[Infilled]:
+def _best(runner: Runner, results: list[Infilled], options: InfillOptions) -> list[Infilled]:
     """The most probable; where lengths differ, by the posterior of the length times the filling's
     probability given it.
     """
@@ -563,7 +507,7 @@ def _distinct(results: list[Infilled]) -> list[Infilled]:
     return list(first.values())
 
 
-def _arrival(job: Job, revealed: Revealed, spelling: Spelling, draft: bool) -> Arrival:
+def _arrival(job: Job, revealed: Revealed, spelling: Spelling, draft: bool) -> Token:
     return spelling.arrival(
         revealed, job.text, job.sample, *job.laid.place(revealed.position), draft
     )

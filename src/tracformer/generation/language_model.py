@@ -11,9 +11,10 @@ How blanks are written is in `template`; how unknown lengths are chosen, in `len
 import math
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -22,19 +23,18 @@ from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation.continuation import Writer, prompted
 from tracformer.generation.engine import Here, Runner
-from tracformer.generation.infill import Options, ask, check_options, infill_texts
-from tracformer.generation.length_posterior import Prior
-from tracformer.generation.orders import LeftToRight, Order
+from tracformer.generation.infill import ask, check_options, infill_texts
+from tracformer.generation.options import InfillOptions, SampleOptions, ScoreOptions
+from tracformer.generation.orders import LeftToRight
 from tracformer.generation.results import (
     Candidates,
     Infilled,
     Marginal,
     Sampled,
     Scored,
-    Watch,
-    heeded,
+    TokenCallback,
+    until_false,
 )
-from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.template import (
     Frame,
     Laid,
@@ -82,155 +82,156 @@ class LanguageModel:
         self.model.lean(weights)
         return self
 
+    @overload
     def infill(
         self,
         text: str | Template,
-        n: int = 1,
+        n: int | None = None,
         *,
-        mode: str | None = None,
-        sampler: Sampler = PLAIN,
-        seed: int = 0,
-        order: Order | None = None,
-        best_of: int = 0,
-        search: str | None = None,
-        reread: bool = False,
-        whole: bool = True,
-        max_blank: int = 32,
-        prior: Prior | None = None,
-        length_draws: int = 8,
-        lengths: str = "sample",
-        batch: int = 16,
-        top: int = 0,
-        watch: Watch | None = None,
-    ) -> list[Infilled]:
-        """Fill the blanks of a text.
+        options: InfillOptions | None = None,
+        callback: TokenCallback | None = None,
+        **changes: Any,
+    ) -> list[Infilled]: ...
+
+    @overload
+    def infill(
+        self,
+        text: Sequence[str | Template],
+        n: int | None = None,
+        *,
+        options: InfillOptions | None = None,
+        callback: TokenCallback | None = None,
+        **changes: Any,
+    ) -> list[list[Infilled]]: ...
+
+    def infill(
+        self,
+        text: str | Template | Sequence[str | Template],
+        n: int | None = None,
+        *,
+        options: InfillOptions | None = None,
+        callback: TokenCallback | None = None,
+        **changes: Any,
+    ) -> list[Infilled] | list[list[Infilled]]:
+        """Fill the blanks of a text, or of several texts in shared batches.
 
         Args:
             text: Text with blanks: [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
-            n: Number of samples, in the order they are drawn. Sample i has seed
-                `derived_seed(seed, i)`.
-            mode: `car` sees both sides and all that is filled before; `ac` takes any `order`.
-                Default: the first of these that the model has.
-            sampler: Temperature, top-p and other changes of the distribution.
-            seed: Random seed.
-            order: Order in which positions are filled, for `ac`.
-            best_of: Draw this many and return the `n` most probable distinct ones, best first.
-            search: "beam:WIDTH" approximates the most probable fillings; "best-first:BUDGET" finds
-                them, or says in `note` that it gave up.
-            reread: Rank what `best_of` or a beam found also by how the whole text reads from left
-                to right (see `infill`).
-            whole: The text is a whole document, so the end of text is given; False: a fragment.
-            max_blank: Longest filling of a blank of any length.
-            prior: Weight of each length of a blank; None: all alike (see `length_posterior`).
-            length_draws: Samples from which the mass of a length is estimated.
-            lengths: "sample" draws lengths; "rank" gives sample i the i-th most likely length.
-            batch: Number of sequences at once.
-            top: Number of most likely tokens to return for each position.
-            watch: Callback for each token as it arrives; a `Watcher` gets drafts and lengths too.
+                Or a list of such texts; each gets what it would get alone.
+            n: Number of fills per text.
+            options: Options; the defaults if None.
+            callback: Called with the tokens of each step as they arrive. A `Callback` also
+                receives drafts and lengths.
+            **changes: Options to change, by name: see `InfillOptions` and `Sampler`.
 
         Returns:
-            The filled texts with the log-probability of what was filled.
+            The fills of the text, or a list of fills for each text of a list.
 
         Raises:
-            ValueError: The text has no blank, does not fit the model, or options contradict.
-        """
-        [results] = self.infill_many(
-            [text],
-            n,
-            mode=mode,
-            sampler=sampler,
-            seed=seed,
-            order=order,
-            best_of=best_of,
-            search=search,
-            reread=reread,
-            whole=whole,
-            max_blank=max_blank,
-            prior=prior,
-            length_draws=length_draws,
-            lengths=lengths,
-            batch=batch,
-            top=top,
-            watch=watch,
-        )
-        return results
+            ValueError: A text has no blank or does not fit the model, an option is unknown or out
+                of bounds, or options contradict each other.
 
-    def infill_many(
-        self,
-        texts: Sequence[str | Template],
-        n: int = 1,
-        *,
-        mode: str | None = None,
-        order: Order | None = None,
-        **options: Any,
-    ) -> list[list[Infilled]]:
-        """`infill` for several texts, with its options, in shared batches: what each text gets is
-        what it gets alone.
+        Example:
+            >>> import tracformer
+            >>> lm = tracformer.load("stories")
+            >>> [fill] = lm.infill("Once upon a [[1]], there was a cat.", temperature=0)
+            >>> fill.text
+            'Once upon a time, there was a cat.'
         """
-        return infill_texts(
-            self.runner, self.spelling, texts, self._options(n, mode, order, **options)
-        )
+        resolved = self._infill_options(n, options, changes)
+        one = isinstance(text, str | Template)
+        texts = [text] if isinstance(text, str | Template) else list(text)
+        results = infill_texts(self.runner, self.spelling, texts, resolved, callback)
+        return results[0] if one else results
 
     def check_infill(
         self,
         text: str | Template | None = None,
-        n: int = 1,
+        n: int | None = None,
         *,
-        mode: str | None = None,
-        order: Order | None = None,
-        **options: Any,
+        options: InfillOptions | None = None,
+        **changes: Any,
     ) -> None:
-        """What `infill` would refuse at once, of this text or, without one, of the options alone,
-        is a ValueError; nothing is filled.
-        """
-        asked = self._options(n, mode, order, **options)
-        check_options(self.model, asked)
-        if text is not None:
-            ask(self.model, self.spelling, text, asked)
+        """Raise the ValueError that `infill` would raise before it fills anything.
 
-    def _options(self, n: int, mode: str | None, order: Order | None, **options: Any) -> Options:
-        if mode is None and order not in (None, LeftToRight()) and "ac" in self.model.config.modes:
-            mode = "ac"  # the one mode that has every order
-        return Options(n=n, mode=self._mode(mode), order=order, **options)
+        Without a text, only the options are checked.
+        """
+        resolved = self._infill_options(n, options, changes)
+        check_options(self.model, resolved)
+        if text is not None:
+            ask(self.model, self.spelling, text, resolved)
+
+    def _infill_options(
+        self, n: int | None, options: InfillOptions | None, changes: dict[str, Any]
+    ) -> InfillOptions:
+        if n is not None:
+            changes["n"] = n
+        found = InfillOptions.make(options, **changes)
+        mode = found.mode
+        if (
+            mode is None
+            and found.fill_order not in (None, LeftToRight())
+            and "ac" in self.model.config.modes
+        ):
+            mode = "ac"  # the only mode that has every order
+        return replace(found, mode=self._mode(mode))
+
+    @overload
+    def score(
+        self, text: str | Template, *, options: ScoreOptions | None = None, **changes: Any
+    ) -> Scored: ...
+
+    @overload
+    def score(
+        self, text: Sequence[str | Template], *, options: ScoreOptions | None = None, **changes: Any
+    ) -> list[Scored]: ...
 
     def score(
         self,
-        text: str | Template,
+        text: str | Template | Sequence[str | Template],
         *,
-        mode: str | None = None,
-        whole: bool = True,
-        draws: int | None = None,
-        seed: int = 0,
-        top: int = 0,
-    ) -> Scored:
-        """The log-probability of what stands in [[...]], given the rest. `top`: so many candidates
-        of each token, besides.
+        options: ScoreOptions | None = None,
+        **changes: Any,
+    ) -> Scored | list[Scored]:
+        """Return the log-probability of the marked parts of a text, given the rest.
 
-        `draws` and `seed` matter only where the answer is a bound.
+        Args:
+            text: Text with marked parts, as in "a [[cat]]". Or a list of such texts.
+            options: Options; the defaults if None.
+            **changes: Options to change, by name: see `ScoreOptions`.
+
+        Returns:
+            The score of the text, or of each text of a list.
+
+        Raises:
+            ValueError: A text has no marked part or does not fit the model, or an option is
+                unknown or out of bounds.
+
+        Example:
+            >>> import tracformer
+            >>> lm = tracformer.load("stories")
+            >>> likely, unlikely = lm.score(["Once upon a [[time]],", "Once upon a [[cat]],"])
+            >>> likely.log_prob > unlikely.log_prob
+            True
         """
-        return self.score_many([text], mode=mode, whole=whole, draws=draws, seed=seed, top=top)[0]
+        found = ScoreOptions.make(options, **changes)
+        one = isinstance(text, str | Template)
+        texts = [text] if isinstance(text, str | Template) else list(text)
+        scores = self._score(texts, replace(found, mode=self._mode(found.mode)))
+        return scores[0] if one else scores
 
-    def score_many(
-        self,
-        texts: Sequence[str | Template],
-        *,
-        mode: str | None = None,
-        whole: bool = True,
-        batch: int = 16,
-        draws: int | None = None,
-        seed: int = 0,
-        top: int = 0,
-    ) -> list[Scored]:
-        mode = self._mode(mode)
-        marked = [self._marked(text, whole) for text in texts]
+    def _score(self, texts: Sequence[str | Template], options: ScoreOptions) -> list[Scored]:
+        mode = self._mode(options.mode)
+        draws, seed, top, batch = options.draws, options.seed, options.top, options.batch
+        marked = [self._marked(text, options.whole) for text in texts]
         scored: dict[int, Scored] = {}
         by_length = sorted(range(len(texts)), key=lambda i: len(marked[i][1].tokens))
-        for start in range(0, len(texts), max(1, batch)):
-            some = by_length[start : start + max(1, batch)]
+        for start in range(0, len(texts), batch):
+            some = by_length[start : start + batch]
             asked = stack([marked[i][1] for i in some], self.model.head.device)
             question = (asked.tokens, asked.context, mode, asked.lengths)
             estimate = self.runner.call(
-                partial(self.model.estimate, *question, draws=draws, seed=int(seed))
+                partial(self.model.estimate, *question, draws=draws, seed=seed)
             )
             errors = (
                 [None] * len(some)
@@ -341,25 +342,42 @@ class LanguageModel:
 
     def sample(
         self,
-        n: int = 1,
+        n: int | None = None,
         *,
         prompt: str | Sequence[int] = "",
-        max_tokens: int | None = None,
-        sampler: Sampler = PLAIN,
-        seed: int = 0,
-        batch: int = 16,
-        stop: Sequence[str] = (),
-        top: int = 0,
-        watch: Watch | None = None,
+        options: SampleOptions | None = None,
+        callback: TokenCallback | None = None,
+        **changes: Any,
     ) -> list[Sampled]:
-        """Write on from a prompt (a text, or token ids) until the end of text, one of the `stop`
-        strings, or `max_tokens` tokens.
+        """Write a continuation of a prompt, or whole texts.
 
-        In mode `ar`. A model without it fills a blank of that many tokens behind the prompt
-        instead, knowing where the sequence ends.
+        A text ends at the end of text, at a stop string or after `max_tokens` tokens. Sampling is
+        in mode `ar`. A model without it fills a blank of `max_tokens` tokens after the prompt.
+
+        Args:
+            n: Number of texts.
+            prompt: Text or token ids that the texts begin with.
+            options: Options; the defaults if None.
+            callback: Called with the tokens of each step as they arrive.
+            **changes: Options to change, by name: see `SampleOptions` and `Sampler`.
+
+        Returns:
+            The texts, prompt included.
+
+        Raises:
+            ValueError: The prompt does not fit the model, or an option is unknown or out of bounds.
+
+        Example:
+            >>> import tracformer
+            >>> lm = tracformer.load("stories")
+            >>> [text] = lm.sample(prompt="Once upon a", max_tokens=1, temperature=0)
+            >>> text.text
+            'Once upon a time'
         """
-        if n < 1 or batch < 1:
-            raise ValueError(f"n is {n} and batch {batch}; both must be at least 1")
+        if n is not None:
+            changes["n"] = n
+        found = SampleOptions.make(options, **changes)
+        max_tokens, batch = found.max_tokens, found.batch
         of = prompted(prompt, self.spelling)
         room = self.model.config.max_length - of.given
         if room < 1:
@@ -380,17 +398,17 @@ class LanguageModel:
             of,
             count,
             mode,
-            sampler,
-            stop,
-            top,
-            None if watch is None else heeded(watch),
+            found.sampler,
+            found.stop,
+            found.top,
+            None if callback is None else until_false(callback),
         )
-        numbers = range(n)
+        numbers = range(found.n)
         return [
             sample
-            for start in range(0, n, batch)
+            for start in range(0, found.n, batch)
             for sample in writer.write(
-                [derived_seed(seed, i) for i in numbers[start : start + batch]], start
+                [derived_seed(found.seed, i) for i in numbers[start : start + batch]], start
             )
         ]
 

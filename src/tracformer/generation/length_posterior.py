@@ -45,21 +45,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracformer.generation.engine import Here, Runner
+from tracformer.generation.options import LENGTHS, Prior, Sampler
 from tracformer.generation.results import LengthChoice
-from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Laid, Stacked, stack
 from tracformer.model.base import ConditionalModel
 from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms
 
-# over one blank's number of tokens, of any total; blanks are independent
-Prior = Callable[[int], float] | Mapping[int, float]
 # (layout, position) -> the tokens that may stand there, or None for all
 Only = Callable[[int, int], Sequence[int] | None]
 Range = tuple[int, int]
 
 MOST = 256  # length vectors that are weighed
 PROPOSALS = 2**40  # a family of seeds beyond any number of samples
-HOW = ("sample", "rank")
 
 
 class Candidates(NamedTuple):
@@ -197,8 +194,8 @@ def choose(
     `sample`: by the posterior, each with its own random number. `rank`: the likeliest, the next
     likeliest, ...
     """
-    if how not in HOW:
-        raise ValueError(f"lengths is {how!r}; allowed: {', '.join(HOW)}")
+    if how not in LENGTHS:
+        raise ValueError(f"lengths is {how!r}; allowed: {', '.join(LENGTHS)}")
     log_weights = weighed.log_masses + found.log_prior
     if not log_weights.max() > -torch.inf:
         raise ValueError(

@@ -8,7 +8,7 @@ probability is exact given its order.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -201,6 +201,27 @@ def parse_order(
         return ByConfidence(text, k, threshold)
     raise ValueError(
         f"order is {text!r}; allowed: left-to-right, random, ancestral, {', '.join(CONFIDENCES)}"
+    )
+
+
+def order_options(order: Order) -> dict[str, Any]:
+    """Return the options `order`, `k`, `threshold` and `steps` that name an order.
+
+    Raises:
+        ValueError: The order has no name, as a `GivenOrder`.
+    """
+    named: dict[str, Any] = {"k": 1, "threshold": None, "steps": 0}
+    if isinstance(order, LeftToRight):
+        return {**named, "order": "left-to-right", "k": order.k}
+    if isinstance(order, RandomOrder):
+        return {**named, "order": "random", "k": order.k}
+    if isinstance(order, ByConfidence):
+        return {**named, "order": order.by, "k": order.k, "threshold": order.threshold}
+    if isinstance(order, Ancestral):
+        return {**named, "order": "ancestral", "steps": order.steps}
+    raise ValueError(
+        f"order is {order!r}, which cannot be sent; allowed: LeftToRight, RandomOrder, "
+        "ByConfidence, Ancestral"
     )
 
 

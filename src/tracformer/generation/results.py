@@ -147,51 +147,63 @@ class Sampled(Record):
     candidates: Candidates = ()
 
 
-@dataclass(frozen=True)
-class Arrival(Record):
-    """One token as it comes, for `watch`: sample number `sample` of text number `text`, token
-    `index` of blank `blank`, all from 0.
+@dataclass(frozen=True, slots=True)
+class Token(Record):
+    """One token as it arrives, or a draft of it.
 
-    A draft may still change: what looks likeliest in a place that is open, or a sample that need
-    not be among the best.
+    Token-level functions such as `fill` set the first fields. `LanguageModel` also says where the
+    token is in the text.
+
+    Args:
+        sample: Number of the sample, or of the sequence in the batch, from 0.
+        position: Position in the sequence, from 0.
+        token_id: Id of the token.
+        log_prob: Log-probability of the token when it was filled in.
+        candidates: Most likely tokens at this position, if they were asked for.
+        draft: The token may still change: it is the most likely one at a position that is still
+            open, or belongs to a sample that may not be among the best.
+        text: Number of the text, from 0.
+        blank: Number of the blank in the text, from 0.
+        index: Number of the token in the blank, from 0.
+        token: The token's own text.
     """
 
-    text: int
     sample: int
-    blank: int
-    index: int
+    position: int
     token_id: int
-    token: str
     log_prob: float
-    draft: bool = False
     candidates: tuple[Candidate, ...] = ()
+    draft: bool = False
+    text: int = 0
+    blank: int = 0
+    index: int = 0
+    token: str = ""
 
 
-class Watcher:
-    """A `watch` that hears more than a function does: drafts too, and each sample's lengths before
-    its first token.
-    """
+class Callback:
+    """A token callback that also receives drafts, and the lengths of blanks before any token."""
 
-    def __call__(self, arrivals: list[Arrival]) -> object:
-        """Tokens and drafts as they come. Returns False when it wants to hear no more."""
+    def __call__(self, tokens: list[Token]) -> object:
+        """Receive tokens and drafts as they arrive. Return False to receive no more."""
 
     def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
-        """How many tokens each blank gets."""
+        """Receive the number of tokens of each blank of a sample."""
 
 
-Watch = Callable[[list[Arrival]], object]  # one that returns False wants to hear no more
+# Called with the tokens of each step; one that returns False is not called again
+TokenCallback = Callable[[list[Token]], object]
 
 
-def heeded(watch: Watch) -> Watch:
-    """The same for several batches: once it has returned False it is not called again."""
+def until_false(callback: TokenCallback) -> TokenCallback:
+    """Return the callback for use in several batches: after it returned False it is not called."""
     wanted = True
 
-    def told(arrivals: list[Arrival]) -> bool:
+    def call(tokens: list[Token]) -> bool:
         nonlocal wanted
-        wanted = wanted and watch(arrivals) is not False
+        wanted = wanted and callback(tokens) is not False
         return wanted
 
-    return told
+    return call
 
 
 def _plain(value: Any) -> Any:

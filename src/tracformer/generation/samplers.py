@@ -6,8 +6,6 @@ number: one number a position, whatever else is in the batch. Everything is comp
 that a batch changes a choice only where the numbers all but touch.
 """
 
-import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,71 +15,16 @@ import torch
 from torch import Tensor
 
 from tracformer import native
+from tracformer.generation.options import PLAIN, Sampler
 from tracformer.rng import inverse_cdf
+
+__all__ = ["PLAIN", "Chosen", "Pick", "Sampler", "adjusted", "choose", "permitted", "truncated"]
 
 NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
 NOTHING_LEFT = (
     "no token is left to choose from: what is banned, allowed, required and not to be repeated "
     "contradicts itself here"
 )
-
-
-def _require(holds: bool, name: str, value: float, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"{name} is {value!r}; it must be {allowed}")
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """How a token is picked. The defaults sample from the model itself."""
-
-    temperature: float = 1.0  # 0: the likeliest token
-    top_k: int = 0  # only the k likeliest; 0: all
-    top_p: float = 1.0  # only the likeliest whose probabilities reach p together
-    min_p: float = 0.0  # only those at least this fraction of the likeliest
-    # divides positive logits, multiplies negative ones, of tokens that the sequence already has
-    repetition_penalty: float = 1.0
-    # no n tokens in a row that already stand together to the left; 0: off. For left to right
-    no_repeat_ngram: int = 0
-    banned: tuple[int, ...] = ()  # never these
-    allowed: tuple[int, ...] = ()  # only these; empty: all
-    required: tuple[int, ...] = ()  # each of these at least once in what is filled
-
-    def __post_init__(self) -> None:
-        for name in ("banned", "allowed", "required"):
-            # whatever sequence of integers was given
-            object.__setattr__(self, name, tuple(map(operator.index, getattr(self, name))))
-        _require(
-            0 <= self.temperature < math.inf,
-            "temperature",
-            self.temperature,
-            "zero (greedy) or a positive number",
-        )
-        _require(self.top_k >= 0, "top_k", self.top_k, "zero (off) or more")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(
-            0 < self.repetition_penalty < math.inf,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "a positive number",
-        )
-        _require(
-            self.no_repeat_ngram >= 0, "no_repeat_ngram", self.no_repeat_ngram, "zero (off) or more"
-        )
-        if overlap := set(self.required) & set(self.banned):
-            raise ValueError(f"token {min(overlap)} is both required and banned")
-        if self.allowed and (outside := set(self.required) - set(self.allowed)):
-            raise ValueError(f"token {min(outside)} is required but not allowed")
-        if self.allowed and set(self.allowed) <= set(self.banned):
-            raise ValueError("every allowed token is banned")
-
-    @property
-    def needs_history(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.no_repeat_ngram > 0
-
-
-PLAIN = Sampler()  # the model itself
 
 
 @dataclass(frozen=True)

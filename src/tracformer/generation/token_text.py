@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tracformer.data.make_tokenizer import byte_symbols
 from tracformer.data.tokenizer import FOREIGN, Tokenizer, is_byte_level, spells_spaces
-from tracformer.generation.results import Arrival, Candidate, Candidates
+from tracformer.generation.results import Candidate, Candidates, Token
 from tracformer.generation.scheduler import Revealed
 
 HALF = "\ufffd"  # what stands for bytes that are no character, or not yet
@@ -191,18 +191,18 @@ class Spelling:
         blank: int,
         index: int,
         draft: bool = False,
-    ) -> Arrival:
-        token = self.token(revealed.token, first=revealed.position == 0)
-        return Arrival(
-            text,
-            sample,
-            blank,
-            index,
-            revealed.token,
-            token,
-            revealed.log_prob,
-            draft,
-            self._listed(revealed.candidates),
+    ) -> Token:
+        return Token(
+            sample=sample,
+            position=revealed.position,
+            token_id=revealed.token,
+            log_prob=revealed.log_prob,
+            candidates=self._listed(revealed.candidates),
+            draft=draft,
+            text=text,
+            blank=blank,
+            index=index,
+            token=self.token(revealed.token, first=revealed.position == 0),
         )
 
     def _listed(self, likely: Iterable[tuple[int, float]]) -> tuple[Candidate, ...]:

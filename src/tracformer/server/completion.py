@@ -24,7 +24,7 @@ from starlette.responses import StreamingResponse
 
 from tracformer.generation.continuation import around, prompted
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.results import Arrival, Candidate, Candidates, Watcher
+from tracformer.generation.results import Callback, Candidate, Candidates, Token
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.stopping import cut
 from tracformer.server.queue import Job
@@ -249,16 +249,18 @@ def write_on(
         )[1]
 
     lines = [Growing(read, lm.tokenizer.eot_id, wish.stop, prompt.skip) for _ in range(wish.n)]
-    watch = _Listener(lines, tell)
+    callback = _Listener(lines, tell)
     drawn = (
-        _between(lm, wish, watch) if wish.suffix else _after(lm, wish, min(wish.most, room), watch)
+        _between(lm, wish, callback)
+        if wish.suffix
+        else _after(lm, wish, min(wish.most, room), callback)
     )
     results = []
     for sample, (line, each) in enumerate(zip(lines, drawn, strict=True)):
-        # what the watcher did not hear
+        # tokens that the callback did not receive
         line.add_all(each.token_ids, each.log_probs, each.candidates)
         line.finish()
-        if watch.wanted and any(rest := line.release(finished=True)):
+        if callback.wanted and any(rest := line.release(finished=True)):
             tell(sample, *rest)
         reason = "stop" if each.ended or line.stopped is not None else "length"
         results.append(
@@ -308,7 +310,7 @@ class _Drawn(NamedTuple):
     ended: bool
 
 
-def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[_Drawn]:
+def _after(lm: LanguageModel, wish: Wish, most: int, callback: Callback) -> list[_Drawn]:
     sampled = lm.sample(
         wish.n,
         prompt=wish.prompt,
@@ -317,12 +319,12 @@ def _after(lm: LanguageModel, wish: Wish, most: int, watch: Watcher) -> list[_Dr
         seed=wish.seed,
         stop=wish.stop,
         top=wish.top,
-        watch=watch,
+        callback=callback,
     )
     return [_Drawn(each.token_ids, each.log_probs, each.candidates, each.ended) for each in sampled]
 
 
-def _between(lm: LanguageModel, wish: Wish, watch: Watcher) -> list[_Drawn]:
+def _between(lm: LanguageModel, wish: Wish, callback: Callback) -> list[_Drawn]:
     if wish.least > wish.most:
         raise ValueError(
             f"at least {wish.least} tokens are asked for, and at most {wish.most}; the first must "
@@ -338,7 +340,7 @@ def _between(lm: LanguageModel, wish: Wish, watch: Watcher) -> list[_Drawn]:
         length_draws=LENGTH_DRAWS,
         lengths="rank" if wish.sampler.temperature == 0 and wish.n == 1 else "sample",
         top=wish.top,
-        watch=watch,
+        callback=callback,
     )
     return [
         _Drawn(span.token_ids, span.log_probs, span.candidates, ended=True)
@@ -347,13 +349,13 @@ def _between(lm: LanguageModel, wish: Wish, watch: Watcher) -> list[_Drawn]:
     ]
 
 
-class _Listener(Watcher):
+class _Listener(Callback):
     def __init__(
         self, lines: Sequence[Growing], tell: Callable[[int, str, list[Piece]], object]
     ) -> None:
         self.lines, self.tell, self.wanted = lines, tell, True
 
-    def __call__(self, arrivals: list[Arrival]) -> bool:
+    def __call__(self, arrivals: list[Token]) -> bool:
         for arrival in arrivals:
             if arrival.draft:
                 continue

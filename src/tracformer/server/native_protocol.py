@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
-from tracformer.generation.infill import parse_search
+from tracformer.generation.options import parse_search
 from tracformer.generation.orders import Order, parse_order
-from tracformer.generation.results import Arrival, Infilled, Watcher
+from tracformer.generation.results import Callback, Infilled, Token
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Template, parse, parse_lengths
 from tracformer.server import completion as sse
@@ -177,7 +177,7 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
             length_draws=asked.length_draws,
             top=asked.top,
             # of the first token only
-            watch=_Listener(tell) if asked.stream else lambda _: tell(None),
+            callback=_Listener(tell) if asked.stream else lambda _: tell(None),
         ),
         service.seconds(asked.timeout),
     )
@@ -194,7 +194,7 @@ async def infill(http: Request, asked: InfillRequest) -> Response:
     return JSONResponse(_whole(http, job, head))
 
 
-class _Listener(Watcher):
+class _Listener(Callback):
     """Tells of everything by the event's name and its data; of lengths with the first tokens, when
     nothing can be refused any more.
     """
@@ -203,7 +203,7 @@ class _Listener(Watcher):
         self.tell = tell
         self.chosen: list[dict[str, Any]] = []
 
-    def __call__(self, arrivals: list[Arrival]) -> None:
+    def __call__(self, arrivals: list[Token]) -> None:
         for lengths in self.chosen:
             self.tell(("lengths", lengths))
         self.chosen = []
