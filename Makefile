@@ -37,7 +37,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/tracformer bench
-	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python -m benchmarks.loader
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

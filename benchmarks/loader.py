@@ -1,6 +1,6 @@
 """What reading data and drawing contexts cost beside a training step of the smallest preset.
 
-python benchmarks/loader.py
+python -m benchmarks.loader
 """
 
 import random
@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import torch
+from examples.toy_stories import write_story
 
 from tracformer import Tracformer
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
-from tracformer.data import examples, prepare
-from tracformer.data.toy_stories import write_story
+from tracformer.data import open_examples, prepare
 from tracformer.devices import keep_freed_memory
 from tracformer.distributed import Ranks
 from tracformer.training.batches import Stream
@@ -31,7 +31,7 @@ def main() -> None:
         text = Path(folder) / "stories.txt"
         text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(3000)))
         data = prepare(Path(folder) / "data", text, "byte", quiet=True)
-        rows = examples(data.split("train"), config.length)
+        rows = open_examples(data.split("train"), config.length)
         questioner = Questioner(parse_objective(config.objective), seed=0)
         stream = Stream(rows, questioner, config.batch, 0, 0, Ranks(0, 1, torch.device("cpu")))
         model = Tracformer(config.model_config(data.tokenizer.vocab_size)).train()

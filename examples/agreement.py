@@ -3,7 +3,7 @@
     python examples/agreement.py                # about two minutes
     python examples/agreement.py --steps 100    # a first look
 
-A story's hero, thing and crowd return later in the text (see `tracformer.data.toy_stories`), so
+A story's hero, thing and crowd return later in the text (see `toy_stories.py`), so
 every fill can be checked by rule.
 """
 
@@ -13,10 +13,10 @@ import sys
 
 import torch
 from torch import Tensor
+from toy_stories import follows_the_rules, vocabulary, write_story
 from tqdm import tqdm
 
 from tracformer import Tracformer, TracformerConfig
-from tracformer.data.toy_stories import follows_the_rules, vocabulary, write_story
 from tracformer.devices import keep_freed_memory
 from tracformer.generation.decode import fill
 from tracformer.rng import derived_seed

@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from toy_stories import follows_the_rules, write_story
+
 import tracformer
-from tracformer.data.toy_stories import follows_the_rules, write_story
 from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
 from tracformer.generation.template import write
 from tracformer.training.start import start

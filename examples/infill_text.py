@@ -16,8 +16,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from toy_stories import write_story
+
 import tracformer
-from tracformer.data.toy_stories import write_story
 from tracformer.training.start import start
 from tracformer.training.train_config import load_config
 

@@ -1,6 +1,7 @@
 """Python files outside the package, as modules."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -8,11 +9,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def script(path: str) -> ModuleType:
-    """The file at this path of the repository."""
+    """Return the file at this path of the repository as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if str((ROOT / path).parent) not in sys.path:  # as when it is run as a script
+        sys.path.insert(0, str((ROOT / path).parent))
     spec.loader.exec_module(module)
     return module
 

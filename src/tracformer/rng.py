@@ -47,7 +47,12 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     (arithmetic modulo 2^64).
     """
     with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
+        return scramble(x + np.uint64(0x9E3779B97F4A7C15))
+
+
+def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Let every bit change all others: the finaliser of splitmix64, a bijection."""
+    with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return x ^ (x >> np.uint64(31))

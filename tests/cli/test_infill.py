@@ -405,7 +405,7 @@ def test_bad_models(tracformer: Caller, tmp_path: Path, verb: str) -> None:
     assert "holds no model" in told(tmp_path)
     folder = save_model(tmp_path / "m", char_tokenizer("ab"))
     (folder / "tokenizer.json").write_text("{")
-    assert "tokeniser" in told(folder)
+    assert "tokenizer" in told(folder)
     char_tokenizer("abc").save(folder)
     assert "4 tokens and the model of" in told(folder)
     char_tokenizer("ab").save(folder)

@@ -151,7 +151,7 @@ def test_a_tokeniser_that_does_not_match_the_model(
     (here / "z.txt").write_text("abcdefgh " * 300)
     assert main(["prepare", "z.txt", "--out", "chars", "--tokenizer", "char"]) == 0
     capsys.readouterr()
-    assert "tokeniser" in refused(
+    assert "tokenizer" in refused(
         capsys, "train", "data=chars", "run=second", "init=first/model", *SMALL, "steps=1"
     )
     assert not (here / "second").exists()

@@ -1,3 +1,5 @@
+"""Tokenizers: text comes back, ids are stable, errors name the character."""
+
 import json
 from pathlib import Path
 
@@ -37,7 +39,7 @@ def test_any_text_comes_back(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text())
-def test_the_quick_ways_agree_with_the_saved_file(text: str) -> None:
+def test_fast_encoders_agree_with_the_saved_file(text: str) -> None:
     backend = Backend.from_str(BYTE.document)
     backend.encode_special_tokens = True
     assert BYTE.encode(text) == backend.encode(text, add_special_tokens=False).ids
@@ -101,7 +103,7 @@ def test_a_character_outside_the_alphabet_is_named(text: str, character: str, of
     with pytest.raises(
         AlphabetError,
         match=(
-            f"character '{character}' at offset {offset} is outside the tokeniser's alphabet "
+            f"character '{character}' at offset {offset} is outside the tokenizer's alphabet "
             "'ACGTN'"
         ),
     ):
@@ -119,14 +121,14 @@ def test_bpe_is_deterministic_and_shortens_text() -> None:
     assert len(BPE.encode(CORPUS[0])) < len(CORPUS[0]) / 2
 
 
-def test_little_text_gives_fewer_tokens_than_asked() -> None:
+def test_little_text_may_give_fewer_tokens() -> None:
     tokenizer = train_bpe(["ab"], 5000)
     assert tokenizer.vocab_size == 258
     assert tokenizer.mask_id == 258
 
 
 @pytest.mark.parametrize("tokenizer", ALL, ids=lambda tokenizer: tokenizer.kind)
-def test_a_saved_tokeniser_comes_back_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_comes_back_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "tokenizer.json",
@@ -149,11 +151,11 @@ def test_fingerprint_ignores_layout_and_nothing_else() -> None:
     assert len({tokenizer.fingerprint for tokenizer in ALL}) == 3
 
 
-def test_another_tokeniser_than_the_models_is_an_error() -> None:
+def test_another_tokenizer_than_the_models_is_an_error() -> None:
     require_same_tokenizer(DNA, char_tokenizer("ACGTN"))
     with pytest.raises(
         ValueError,
-        match=r"data's tokeniser \(byte, 257 tokens.*is not the model's \(char, 6 tokens",
+        match=r"data's tokenizer \(byte, 257 tokens.*is not the model's \(char, 6 tokens",
     ):
         require_same_tokenizer(BYTE, DNA)
 
@@ -173,13 +175,13 @@ def test_a_failed_save_leaves_the_old_file_whole(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_batches_are_arrays_one_a_text() -> None:
+def test_a_batch_is_one_array_per_text() -> None:
     batch = BPE.encode_batch(["The cat", "", "sat"])
     assert [ids.dtype for ids in batch] == [np.uint32] * 3
     assert [ids.tolist() for ids in batch] == [BPE.encode("The cat"), [], BPE.encode("sat")]
 
 
-def test_bad_arguments(tmp_path: Path) -> None:
+def test_wrong_arguments_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="token id 7 is out of range"):
         DNA.decode([0, 7])
     with pytest.raises(ValueError, match="256 bytes and end of text"):
@@ -192,7 +194,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
     with pytest.raises(ValueError, match="surrogates not allowed"):
         BYTE.encode("\ud800")
-    with pytest.raises(ValueError, match="not a tokeniser"):
+    with pytest.raises(ValueError, match="not a tokenizer"):
         Tokenizer("{}", "byte")
     (tmp_path / module.TOKENIZER_FILE).write_text(DNA.document)
     (tmp_path / module.CONFIG_FILE).write_text("[]")

@@ -99,7 +99,7 @@ def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
 
 def test_a_text_outside_the_alphabet_is_left_out_with_a_word(data: Path) -> None:
     result = run(small_model(vocab_size=6), data, sequences=2, text="The cat is cute")
-    assert "outside the tokeniser's alphabet" in result.details["text"]["note"]
+    assert "outside the tokenizer's alphabet" in result.details["text"]["note"]
     assert not [row for row in result.rows if "text" in row.setting]
 
 

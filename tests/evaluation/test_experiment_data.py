@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.reproductions import work
-from tracformer.data import HubSource, documents
+from tracformer.data import HubSource, whole_documents
 from tracformer.reproduce.experiment import (
     DataSet,
     data_folder,
@@ -26,8 +26,8 @@ def test_files_of_all_sets_in_one_folder(tmp_path: Path) -> None:
     experiment = read_experiment("table4", "mini", {"data": str(tmp_path)})
     assert set(split_sources(experiment.data["wikitext"], trained=True)) == {"train", "validation"}
     held = split_sources(experiment.data["ptb"], trained=False)
-    assert list(documents(held["validation"])) == ["it's"]
-    with pytest.raises(FileNotFoundError, match="holds no 1bw"):
+    assert list(whole_documents(held["validation"])) == ["it's"]
+    with pytest.raises(FileNotFoundError, match="has no data set 1bw"):
         split_sources(experiment.data["1bw"], trained=False)
 
 
@@ -99,6 +99,6 @@ def test_another_tokeniser_than_the_folder_s_is_refused(tmp_path: Path, text: Pa
     for other in ("bpe:400", "byte"):
         with pytest.raises(
             ValueError,
-            match=f"the tokeniser of my is '{other}', but .* was prepared with another .bpe:300",
+            match=f"the tokeniser of my is '{other}', but .* was prepared with another tokenizer .bpe:300",
         ):
             prepare_data(dataclasses.replace(wish, tokenizer=other), tmp_path, trained=True)

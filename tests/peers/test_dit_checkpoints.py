@@ -187,7 +187,7 @@ def test_text_level_loading_of_published_folders(tmp_path: Path) -> None:
         assert same(lm.model, model)  # type: ignore[arg-type]
         assert len(lm.infill("ab[[3]]cd")[0].text) == 7
         assert lm.score("ab[[fed]]c", mode="diffusion").kind == "bound"
-        with pytest.raises(FileNotFoundError, match="holds no tokeniser"):
+        with pytest.raises(FileNotFoundError, match="has no tokenizer"):
             tracformer.load(folder)
 
 

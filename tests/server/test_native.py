@@ -218,7 +218,7 @@ def test_a_character_model_names_its_alphabet() -> None:
         answer = there.good("/v1/infill", {"text": "ACG[[4]]TTA", "seed": 1})
         assert same(answer["results"], as_json(lm.infill("ACG[[4]]TTA", seed=1)))
         assert (
-            "outside the tokeniser's alphabet"
+            "outside the tokenizer's alphabet"
             in there.refused("/v1/infill", {"text": "ACX[[2]]"})["error"]["message"]
         )
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.toy_stories import write_story
+
 from tracformer.data import prepare
-from tracformer.data.toy_stories import write_story
 from tracformer.training.log import read_log
 
 SMALL = [

@@ -121,7 +121,7 @@ def test_words_change_a_preset() -> None:
         ("optimizer.momentum=0.9", "optimizer.momentum is 0.9; it must be left out"),
         (
             "data.validation=0.7",
-            "validation is '0.7'; it must be a fraction from 0 to 0.5 to hold back, or a file",
+            "validation is '0.7'; it must be a fraction from 0 to 0.5 to hold out, or a file",
         ),
         ("data.validation=", "validation is ''; it must be a fraction"),
     ],

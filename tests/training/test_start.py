@@ -236,7 +236,10 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
     for changes, told in (
         (["steps=3", "objective=ac"], r"modes was \['car'\] and is now \('ac',\)"),
         (["steps=2", "objective=car"], "steps is 2, and .* has done 3 already"),
-        (["steps=3", "data.tokenizer=char"], "was prepared with another .kind byte, 257 tokens"),
+        (
+            ["steps=3", "data.tokenizer=char"],
+            "was prepared with another tokenizer .kind byte, 257 tokens",
+        ),
         (["steps=3", "data.tokenizer=dna"], "was prepared with another"),
         (["steps=3", "data.tokenizer=gpt2"], "was prepared with another"),
         (["steps=3", f"data.tokenizer={tmp_path / 'other'}"], "was prepared with another"),

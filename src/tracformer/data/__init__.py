@@ -1,10 +1,14 @@
-"""Data: tokenisers, sources of documents, prepared folders of token shards, and the order in which
-they are read.
+"""Data: tokenizers, sources of documents, prepared folders of token shards, and training rows.
 
-Text that the package writes itself, with rules that can be checked.
+The way of a text: `documents` reads it from files that `sources` found, `prepare` tokenizes it with
+a `tokenizer` and writes `shards`, holding out validation data as `split` says, and `examples` reads
+the shards as rows of tokens in shuffled order.
 """
 
 from tracformer.data.detokenize import DETOKENIZERS
+from tracformer.data.documents import FORMATS, ReadOptions
+from tracformer.data.examples import ExampleOrder, Examples, PackedBlocks, Records, open_examples
+from tracformer.data.hub import NAMED, HubSource, named_source
 from tracformer.data.make_tokenizer import (
     ALPHABETS,
     KINDS,
@@ -17,23 +21,18 @@ from tracformer.data.make_tokenizer import (
     read_alphabet,
     train_bpe,
 )
-from tracformer.data.preparation import is_made_from, prepare, require_tokenizer
-from tracformer.data.readers import FORMATS, Reading
-from tracformer.data.rows import ExampleOrder, Examples, PackedBlocks, Records, examples
+from tracformer.data.prepare import is_made_from, prepare, require_tokenizer
 from tracformer.data.shards import PreparedData, Split
 from tracformer.data.sources import (
-    NAMED,
     SETS,
+    DataSource,
     FileSource,
-    HubSource,
-    Source,
     TextSource,
-    documents,
     named_sets,
-    named_source,
     open_source,
     open_sources,
     parse_validation,
+    whole_documents,
 )
 from tracformer.data.tokenizer import EOT, MASK, AlphabetError, Tokenizer, require_same_tokenizer
 
@@ -47,15 +46,15 @@ __all__ = [
     "NAMED",
     "SETS",
     "AlphabetError",
+    "DataSource",
     "ExampleOrder",
     "Examples",
     "FileSource",
     "HubSource",
     "PackedBlocks",
     "PreparedData",
-    "Reading",
+    "ReadOptions",
     "Records",
-    "Source",
     "Split",
     "TextSource",
     "Tokenizer",
@@ -63,13 +62,12 @@ __all__ = [
     "byte_tokenizer",
     "char_tokenizer",
     "choose_tokenizer",
-    "documents",
-    "examples",
     "is_made_from",
     "load_tokenizer",
     "name_of",
     "named_sets",
     "named_source",
+    "open_examples",
     "open_source",
     "open_sources",
     "parse_validation",
@@ -78,4 +76,5 @@ __all__ = [
     "require_same_tokenizer",
     "require_tokenizer",
     "train_bpe",
+    "whole_documents",
 ]

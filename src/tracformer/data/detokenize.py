@@ -1,8 +1,8 @@
-"""Undo the tokenisation in which WikiText, PTB, LAMBADA and 1BW are handed out, so that a subword
-tokeniser sees natural text.
+"""Undo the tokenization of WikiText, PTB, LAMBADA and 1BW, so that a tokenizer sees natural text.
 
-Each function works line by line and leaves natural text as it is, but for spaces at a line's ends.
-`<unk>` and PTB's `N` stay: they are part of those corpora.
+These corpora are published with spaces around punctuation and other marks. `DETOKENIZERS` maps the
+name of each to a function. Each function works line by line and leaves natural text as it is,
+except for spaces at the ends of lines. `<unk>` and PTB's `N` stay: they are part of the corpora.
 """
 
 import re
@@ -15,8 +15,8 @@ def _rules(*pairs: tuple[str, str]) -> list[Rule]:
     return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
 
-# Patterns begin with a plain character where they can: the search is then several times faster.
-# Lines come stripped.
+# Patterns begin with a plain character where possible, which makes the search several times
+# faster. Lines are already stripped.
 SPACING = _rules(
     (r" ([,;:!?%]|\.+)(?=\s|$|[\"')\]}])", r"\1"),  # word , -> word,
     (r"([(\[{]) (?=\S)", r"\1"),  # ( word -> (word
@@ -38,12 +38,12 @@ SINGLE_QUOTES = _rules((r"'(?<!\S') ([^']+?) '(?=[\s,.;:!?)]|$)", r"'\1'"))
 HEADING = re.compile(r"((?:= )+)([^=\s].*?)((?: =)+)")
 QUOTE = re.compile('"')
 BEGUN_BEFORE = re.compile(r'[^"]*[,.!?] " [a-z]')  # It was fine , " he said .
-# beside a quote
+# what may stand before and after a quote
 OPENERS, CLOSERS = ("", " ", "(", "[", "{"), ("", " ", ",", ".", ";", ":", "!", "?", ")", "]", "}")
 
 
 def wikitext(text: str) -> str:
-    """`@-@`, spaced punctuation, brackets and quotes, and `= = Section = =` lines.
+    """Undo `@-@`, spaced punctuation, brackets and quotes, and `= = Section = =` lines.
 
     >>> wikitext(' = = Size = = \\n It weighs 0 @.@ 7 kg ( 1 @.@ 5 lb ) , and is " red " . ')
     '== Size ==\\nIt weighs 0.7 kg (1.5 lb), and is "red".'
@@ -52,7 +52,7 @@ def wikitext(text: str) -> str:
 
 
 def ptb(text: str) -> str:
-    """Contractions, currency and the escaped slash; PTB has no punctuation to attach.
+    """Undo spaced contractions and currency and the escaped slash; PTB has little punctuation.
 
     >>> ptb(" the <unk> do n't pay $ N or N \\\\/ N for viewers ' shows ")
     "the <unk> don't pay $N or N/N for viewers' shows"
@@ -66,7 +66,7 @@ def ptb(text: str) -> str:
 
 
 def lambada(text: str) -> str:
-    """PTB's rules and quotes; the cased release is natural text already, but for its curly quotes.
+    """Undo what PTB does, and its quotes; in the cased release only the curly quotes change.
 
     >>> lambada("`` do n't put those on me , '' i whispered .")
     '"don\\'t put those on me," i whispered.'
@@ -75,7 +75,7 @@ def lambada(text: str) -> str:
 
 
 def one_billion_words(text: str) -> str:
-    """Spaced punctuation, quotes, contractions and currency.
+    """Undo spaced punctuation, quotes, contractions and currency.
 
     >>> one_billion_words('" We didn \\'t pay $ 2,900 ( a lot ) , " he said .')
     '"We didn\\'t pay $2,900 (a lot)," he said.'
@@ -97,6 +97,7 @@ DETOKENIZERS: dict[str, Callable[[str], str]] = {
 
 
 def detokenizer(name: str | None) -> Callable[[str], str]:
+    """Return a function of `DETOKENIZERS` by name; None leaves text as it is."""
     if name is None:
         return str
     if name not in DETOKENIZERS:
@@ -141,8 +142,10 @@ def _lambada_line(line: str) -> str:
 
 
 def _pair_quotes(line: str) -> str:
-    """`" word "` to `"word"`: lone quotes open and close in turn, unless an edge, a bracket or
-    punctuation settles it.
+    """Turn `" word "` into `"word"`.
+
+    A quote with spaces on both sides opens or closes in turn, unless an end of the line, a bracket
+    or punctuation decides it.
     """
     inside = line.count('"') % 2 == 1 and BEGUN_BEFORE.match(line) is not None
     parts, done = [], 0

@@ -1,11 +1,10 @@
-"""Make, choose or load a tokenizer.
+"""Make, load or choose a tokenizer.
 
-The tokenisers that are made here: bytes, characters of an alphabet, and byte-level BPE.
-
-A tokeniser from a short string: a kind to build, a folder, a file, or an id of the Hugging Face
-hub.
-
-A sensible tokeniser for data that comes without a word about it.
+byte_tokenizer, char_tokenizer   one id per byte, or per character of an alphabet
+train_bpe                        learn a byte-level BPE from texts
+load_tokenizer                   read a folder, a file or an id of the Hugging Face hub
+build_tokenizer                  any of these from a short text such as "bpe:4096" or "gpt2"
+choose_tokenizer                 choose such a text for data
 """
 
 import re
@@ -18,7 +17,7 @@ import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from tracformer.data.sources import FileSource, Source
+from tracformer.data.sources import DataSource, FileSource
 from tracformer.data.tokenizer import (
     FOREIGN,
     KIND_KEY,
@@ -38,15 +37,12 @@ UNALIGNED = {
 }
 ALPHABETS = UNALIGNED | {f"{name}-aligned": f"{letters}-" for name, letters in UNALIGNED.items()}
 SMALLEST_BPE = 257  # every byte, and end of text
-# not in any vocabulary: the library then refuses a foreign character instead of dropping it
+# In no vocabulary, so the library refuses an unknown character instead of dropping it.
 UNKNOWN = "<|unknown|>"
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Ids 0..255 are the bytes of UTF-8, 256 is end of text.
-
-    Any text goes through and comes back.
-    """
+    """Return a tokenizer of bytes: ids 0..255 are the bytes of UTF-8, 256 is end of text."""
     backend = Backend(
         models.BPE(vocab={symbol: byte for byte, symbol in enumerate(byte_symbols())}, merges=[])
     )
@@ -56,13 +52,17 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def char_tokenizer(alphabet: Iterable[str]) -> Tokenizer:
-    """One id a character, in the order given; a character outside the alphabet is an error, not an
-    unknown token.
+    """Return a tokenizer with one id per character, in the order given.
+
+    Encoding a character outside the alphabet raises `AlphabetError`; there is no unknown token.
+
+    Args:
+        alphabet: The characters; repeated ones count once.
     """
     letters = list(dict.fromkeys(alphabet))
     if not letters:
         raise ValueError(
-            "the alphabet is empty; give at least one character, for instance char:ACGT"
+            "the alphabet is empty; give at least one character, for example char:ACGT"
         )
     if long := [letter for letter in letters if len(letter) != 1]:
         raise ValueError(f"the alphabet holds {long[0]!r}, which is not one character")
@@ -75,7 +75,7 @@ def char_tokenizer(alphabet: Iterable[str]) -> Tokenizer:
 
 
 def name_of(tokenizer: Tokenizer) -> str:
-    """The name of its alphabet if it has one, else its kind."""
+    """Return the name of the tokenizer's alphabet if it has a known one, else its kind."""
     letters = "".join(tokenizer.tokens()[:-1]) if tokenizer.kind == "char" else ""
     return next(
         (name for name, alphabet in ALPHABETS.items() if alphabet == letters), tokenizer.kind
@@ -83,7 +83,7 @@ def name_of(tokenizer: Tokenizer) -> str:
 
 
 def read_alphabet(texts: Iterable[str]) -> str:
-    """Every character of the texts, in the order of Unicode."""
+    """Return every character of the texts, in the order of Unicode."""
     seen = np.zeros(0x110000, bool)
     for text in texts:
         seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
@@ -91,9 +91,13 @@ def read_alphabet(texts: Iterable[str]) -> str:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE, words cut as in GPT-2.
+    """Learn a byte-level BPE that divides text into words as GPT-2 does.
 
-    The same texts give the same tokeniser; little text may give fewer tokens than asked.
+    The same texts give the same tokenizer. Little text may give fewer tokens than `vocab_size`.
+
+    Args:
+        texts: Texts to learn from.
+        vocab_size: Number of tokens, at least 257: 256 bytes and end of text.
     """
     if vocab_size < SMALLEST_BPE:
         raise ValueError(
@@ -104,7 +108,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,  # end of text comes behind
+        vocab_size=vocab_size - 1,  # `reserve` adds end of text
         initial_alphabet=byte_symbols(),
         special_tokens=[],
         show_progress=False,
@@ -114,10 +118,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def byte_symbols() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies.
+    """Return the printable character that each byte is written as in byte-level vocabularies.
 
-    Bytes that Latin-1 prints stand for themselves, the others for the characters from U+0100 on, in
-    order.
+    A byte that is printable in Latin-1 is written as itself; the others are written as the
+    characters from U+0100 on, in order.
     """
     printable = {
         *range(ord("!"), ord("~") + 1),
@@ -129,7 +133,7 @@ def byte_symbols() -> list[str]:
 
 
 def _in_batches(texts: Iterable[str], size: int = 256) -> Iterator[list[str]]:
-    """Lists, because the library counts the words of a list on all cores."""
+    # in lists, because the library counts the words of a list on all cores
     batch: list[str] = []
     for text in texts:
         batch.append(text)
@@ -143,13 +147,21 @@ def _in_batches(texts: Iterable[str], size: int = 256) -> Iterator[list[str]]:
 Texts = Callable[[], Iterable[str]]
 KINDS = ("byte", "char", "char:LETTERS", *ALPHABETS, "bpe:SIZE")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# characters that BPE learns from: more changes the merges little and fills memory with words
+# Characters that BPE learns from. More would hardly change the merges, and would need much memory.
 BPE_SAMPLE = 200_000_000
 
 
 def build_tokenizer(spec: str | PathLike[str], texts: Texts | None = None) -> Tokenizer:
-    """`byte`, `dna`, `protein`, `char:ACGT`; `char` and `bpe:4096` learn from texts; anything else
-    is a folder, a file or a hub id.
+    """Return the tokenizer that a short text means.
+
+    Args:
+        spec: `byte`; an alphabet such as `dna` or `protein`; `char:ACGT`; `char` or `bpe:4096`,
+            which learn from `texts`; or a folder, a file or an id of the Hugging Face hub.
+        texts: Function that returns the texts to learn from.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: The tokenizer cannot be built or read.
     """
     name = str(spec)
     kind, _, argument = name.partition(":")
@@ -164,16 +176,23 @@ def build_tokenizer(spec: str | PathLike[str], texts: Texts | None = None) -> To
     if kind == "bpe":
         if not argument.isdecimal():
             raise ValueError(
-                f"tokeniser is {name!r}; a BPE tokeniser names its vocabulary's size, for instance "
-                "bpe:4096"
+                f"tokenizer is {name!r}; a BPE tokenizer needs the size of its vocabulary, for "
+                "example bpe:4096"
             )
         return train_bpe(_first(_needed(texts, name)(), BPE_SAMPLE), int(argument))
     return load_tokenizer(spec)
 
 
 def load_tokenizer(where: str | PathLike[str]) -> Tokenizer:
-    """A folder that tracformer wrote, any folder or `tokenizer.json` of Hugging Face, or a hub id
-    such as `gpt2`.
+    """Read a tokenizer.
+
+    Args:
+        where: A folder that tracformer wrote, a folder or `tokenizer.json` of Hugging Face, GPT-2's
+            `vocab.json` and `merges.txt` in a folder, or an id of the hub such as `gpt2`.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: It is not a tokenizer that can be used.
     """
     path = Path(where)
     if path.is_file():
@@ -184,13 +203,11 @@ def load_tokenizer(where: str | PathLike[str]) -> Tokenizer:
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             return _with_name(path, lambda: _from_merges(path))
         if not (path / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(
-                f"{path} holds no tokeniser: there is no {TOKENIZER_FILE} in it"
-            )
+            raise FileNotFoundError(f"{path} has no tokenizer: there is no {TOKENIZER_FILE} in it")
         return _from_transformers(str(path))
     if not HUB_ID.fullmatch(str(where)):
         raise FileNotFoundError(
-            f"tokeniser is {str(where)!r}: no such file or folder; to build one, give one of: "
+            f"tokenizer is {str(where)!r}: no such file or folder; to build one, use one of: "
             f"{', '.join(KINDS)}"
         )
     return _from_transformers(str(where))
@@ -203,15 +220,12 @@ def _from_json(file: Path, folder: Path) -> Tokenizer:
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"not a tokeniser of the `tokenizers` library: {error}") from error
+        raise ValueError(f"not a tokenizer of the `tokenizers` library: {error}") from error
     return reserve(backend, FOREIGN, _end_of_text(config, backend))
 
 
 def _from_merges(folder: Path) -> Tokenizer:
-    """GPT-2's own layout, `vocab.json` and `merges.txt`.
-
-    Read here: transformers 5 makes an empty tokeniser of the two file names.
-    """
+    # GPT-2's own files. Read here, because transformers 5 makes an empty tokenizer from them.
     backend = Backend(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -224,20 +238,20 @@ def _from_merges(folder: Path) -> Tokenizer:
 
 def _from_transformers(name: str) -> Tokenizer:
     transformers = optional_package(
-        "transformers", f"reading the tokeniser {name!r} of the Hugging Face hub", "hub"
+        "transformers", f"reading the tokenizer {name!r} of the Hugging Face hub", "hub"
     )
     try:
         found = transformers.AutoTokenizer.from_pretrained(name)
-    # many kinds: no network, no such id, a file missing, a package missing
+    # many kinds of error: no network, no such id, a missing file, a missing package
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
-            f"tokeniser is {name!r}: not a kind ({', '.join(KINDS)}), no file or folder here, and "
-            f"the Hugging Face hub gave none: {first}"
+            f"tokenizer is {name!r}: not one of {', '.join(KINDS)}, not a file or folder, and it "
+            f"could not be read from the Hugging Face hub: {first}"
         ) from error
     if not getattr(found, "is_fast", False):
         raise ValueError(
-            f"tokeniser {name!r} has no fast version, which is the one that can be saved as "
+            f"tokenizer {name!r} has no fast version, and only a fast one can be saved as "
             f"{TOKENIZER_FILE}; use another"
         )
     backend = Backend.from_str(found.backend_tokenizer.to_str())
@@ -245,7 +259,7 @@ def _from_transformers(name: str) -> Tokenizer:
 
 
 def _end_of_text(config: dict[str, object], backend: Backend) -> str | None:
-    """The token that its makers put behind a document, if they name one."""
+    """Return the token that ends a document, if the tokenizer has one."""
     named = [config.get("eos_token"), config.get("sep_token")]
     named = [token.get("content") if isinstance(token, dict) else token for token in named]
     usual = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"]
@@ -260,26 +274,27 @@ def _end_of_text(config: dict[str, object], backend: Backend) -> str | None:
 
 
 def _with_name(where: object, read: Callable[[], Tokenizer]) -> Tokenizer:
-    """Complaints about a tokeniser say which, and an empty one is a complaint."""
+    """Add the tokenizer's place to errors, and refuse an empty vocabulary."""
     try:
         tokenizer = read()
     except ValueError as error:
-        raise ValueError(f"{where} cannot be used as a tokeniser: {error}") from error
+        raise ValueError(f"{where} cannot be used as a tokenizer: {error}") from error
     if tokenizer.vocab_size < 2:
-        raise ValueError(f"{where} cannot be used as a tokeniser: its vocabulary is empty")
+        raise ValueError(f"{where} cannot be used as a tokenizer: its vocabulary is empty")
     return tokenizer
 
 
 def _needed(texts: Texts | None, name: str) -> Texts:
     if texts is None:
         raise ValueError(
-            f"tokeniser is {name!r}, which is learnt from text, and there is no text here; name a "
-            "finished tokeniser"
+            f"tokenizer is {name!r}, which is learned from text, and there is no text here; give a "
+            "finished tokenizer"
         )
     return texts
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterable[str]:
+    """Yield texts until they have this many characters."""
     total = 0
 
     def wanted(text: str) -> bool:
@@ -292,23 +307,30 @@ def _first(texts: Iterable[str], characters: int) -> Iterable[str]:
 
 SAMPLE_PIECES = 1000
 NUCLEOTIDES = ("dna", "rna", "nucleotide")  # the smallest alphabet first
-# about a quarter of a protein's residues are written with these letters
+# A source with at least this share of these letters is DNA or RNA; of a protein's residues, about
+# a quarter are.
 BASES, MOSTLY = "ACGTUN", 0.95
-# Bytes of text, and the BPE vocabulary that it can fill with tokens seen often enough to be learnt.
+# Sizes of text in bytes, and the BPE vocabulary for less text than that: its tokens should occur
+# often enough to be learned.
 BPE_SIZES = ((100_000, None), (2_000_000, 1024), (20_000_000, 4096), (500_000_000, 8192))
 LARGEST_BPE = 32768
 
 
-def choose_tokenizer(sources: Mapping[str, Source]) -> str:
-    """An alphabet for FASTA, by its letters; for text `byte` if there is little of it, otherwise a
-    BPE that grows with it.
+def choose_tokenizer(sources: Mapping[str, DataSource]) -> str:
+    """Return a tokenizer for data, in the form that `build_tokenizer` takes.
+
+    For FASTA files it is an alphabet, chosen by the letters. For text it is `byte` if there is
+    little text, else a BPE whose vocabulary grows with the size of the text.
+
+    Args:
+        sources: One source per split.
     """
     source = sources.get("train") or next(iter(sources.values()))
     if isinstance(source, FileSource) and source.format == "fasta":
         kind = _nucleotides(source, sources) if _mostly_bases(source) else "protein"
-        return f"{kind}-aligned" if source.reading.gaps == "keep" else kind
+        return f"{kind}-aligned" if source.options.gaps == "keep" else kind
     size = source.size()
-    if size is None:  # compressed, or on the hub: what a first stretch of it holds
+    if size is None:  # compressed, or on the hub: count what comes first
         size = sum(len(piece.text) for piece in islice(source.pieces(), SAMPLE_PIECES * 10))
     for limit, vocabulary in BPE_SIZES:
         if size < limit:
@@ -316,17 +338,15 @@ def choose_tokenizer(sources: Mapping[str, Source]) -> str:
     return f"bpe:{LARGEST_BPE}"
 
 
-def _mostly_bases(source: Source) -> bool:
+def _mostly_bases(source: DataSource) -> bool:
     texts = [piece.text.replace("-", "") for piece in islice(source.pieces(), SAMPLE_PIECES)]
     return sum(text.count(base) for text in texts for base in BASES) >= MOSTLY * sum(
         map(len, texts)
     )
 
 
-def _nucleotides(source: FileSource, sources: Mapping[str, Source]) -> str:
-    """The smallest alphabet with every letter of every split: one rare code would
-    stop the tokeniser later.
-    """
+def _nucleotides(source: FileSource, sources: Mapping[str, DataSource]) -> str:
+    # every letter of every split counts: a rare one would stop the tokenizer later
     found = set(
         read_alphabet(piece.text for each in sources.values() for piece in each.pieces())
     ) - {"-"}
@@ -334,8 +354,7 @@ def _nucleotides(source: FileSource, sources: Mapping[str, Source]) -> str:
         return chosen
     others = ", ".join(repr(letter) for letter in sorted(found - set(UNALIGNED["nucleotide"])))
     raise ValueError(
-        f"{source.files[0]} is nearly all nucleotides, and has letters that stand for none: "
-        f"{others}. Is it a protein? "
-        "Name its alphabet as the tokeniser (protein, or char for the letters as they are), or "
-        "clean the file"
+        f"{source.files[0]} is mostly nucleotides, but has letters that are no nucleotide codes: "
+        f"{others}. Is it a protein? Give its alphabet as the tokenizer (protein, or char for the "
+        "letters as they are), or clean the file"
     )

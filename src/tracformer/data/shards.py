@@ -1,13 +1,12 @@
-"""Prepared data: its manifest and memory-mapped reading.
+"""A prepared folder: its manifest, and its splits as memory-mapped token ids.
 
-A prepared folder on disk: which files it holds and what its `manifest.json` says.
+    train-00000.bin ...   token ids, little-endian; all shards but the last have equal length
+    train.index.bin       int64: where each document begins, then where the split ends
+    tokenizer.json        and tokenizer_config.json
+    manifest.json         counts, hashes, sources; written last
 
-train-00000.bin ...   token ids, little-endian, all shards but the last of equal length
-train.index.bin       int64: where each document begins, and at last where the split ends
-tokenizer.json        and tokenizer_config.json
-manifest.json         counts, hashes, sources; written last
-
-Open a prepared folder: its splits as long rows of token ids, read through memory maps.
+`PreparedData.open` opens a folder that `prepare` wrote; `PreparedData.split` gives a `Split` with
+its `Tokens`.
 """
 
 import hashlib
@@ -30,46 +29,71 @@ INDEX_DTYPE = np.dtype("<i8")
 
 
 def dtype_name(vocab_size: int) -> str:
+    """Return the narrowest integer type that holds every id of a vocabulary."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def shard_file(split: str, number: int) -> str:
+    """Return the name of a shard."""
     return f"{split}-{number:05d}.bin"
 
 
 def index_file(split: str) -> str:
+    """Return the name of a split's index."""
     return f"{split}.index.bin"
 
 
 @dataclass(frozen=True)
 class SplitCounts:
+    """Sizes of one split.
+
+    Attributes:
+        documents: Number of documents.
+        tokens: Number of tokens, with an end of text after each document.
+        bytes: Size of the tokenized text in UTF-8; needed for bits per byte.
+    """
+
     documents: int
-    tokens: int  # an end of text behind each document included
-    bytes: int  # of the text, in UTF-8, as it was tokenised: bits per byte need it
+    tokens: int
+    bytes: int
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """The content of `manifest.json`.
+
+    Attributes:
+        dtype: Integer type of the token ids, a key of `DTYPES`.
+        shard_tokens: Number of tokens in every shard but the last.
+        tokenizer: Kind, fingerprint and sizes of the tokenizer.
+        splits: Counts of each split.
+        sources: Description of each source.
+        carving: How each source was divided into splits.
+        files: Size and SHA-256 of each file.
+        contents: SHA-256 of the files of each source; empty in older folders.
+    """
+
     dtype: str
     shard_tokens: int
     tokenizer: dict[str, Any]
     splits: dict[str, SplitCounts]
     sources: dict[str, dict[str, Any]]
     carving: dict[str, Any]
-    files: dict[str, dict[str, Any]]  # name: bytes, sha256
-    # the SHA-256 of each source's files; older folders do not say
+    files: dict[str, dict[str, Any]]
     contents: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        # ASCII: a file's name may be no UTF-8
+        """Return the text of `manifest.json`."""
+        # ASCII, because the name of a source file may not be UTF-8
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Self:
+        """Read and check the manifest of a folder."""
         path = folder / MANIFEST_FILE
         if not path.is_file():
             raise FileNotFoundError(
-                f"{folder} holds no prepared data: there is no {MANIFEST_FILE} in it; make one "
+                f"{folder} is not prepared data: there is no {MANIFEST_FILE} in it; prepare data "
                 "with `tracformer prepare`"
             )
         try:
@@ -78,7 +102,7 @@ class Manifest:
                 raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
             if document["version"] != VERSION:
                 raise ValueError(
-                    f"its version is {document['version']!r}, and this program reads version "
+                    f"its version is {document['version']!r}, but this program reads version "
                     f"{VERSION}; prepare the data again"
                 )
             splits = {name: SplitCounts(**counts) for name, counts in document["splits"].items()}
@@ -89,16 +113,17 @@ class Manifest:
                 **{name: document[name] for name in names},
             )
             if manifest.dtype not in DTYPES:
-                raise ValueError(f"its dtype is {manifest.dtype!r}; known: {', '.join(DTYPES)}")
+                raise ValueError(f"its dtype is {manifest.dtype!r}; allowed: {', '.join(DTYPES)}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ValueError(f"{path} is not a manifest that can be used: {what}") from error
+            raise ValueError(f"{path} cannot be used as a manifest: {what}") from error
         return manifest
 
     @property
     def fingerprint(self) -> str:
-        """Of tokens, documents and tokeniser: the hashes of all files but the one that is there for
-        other tools.
+        """Hash of the tokens, the documents' ends and the tokenizer.
+
+        It covers all files except `tokenizer_config.json`, which only other tools need.
         """
         hashes = {
             name: facts["sha256"] for name, facts in self.files.items() if name != CONFIG_FILE
@@ -106,14 +131,19 @@ class Manifest:
         return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     def shards(self, split: str) -> list[tuple[str, int]]:
-        """Names and lengths of a split's shards."""
+        """Return the names and lengths of a split's shards."""
         tokens, size = self.splits[split].tokens, self.shard_tokens
         return [
             (shard_file(split, i), min(size, tokens - i * size)) for i in range(-(-tokens // size))
         ]
 
     def check_files(self, folder: Path, hashes: bool) -> None:
-        """Every file is there and of the right size; with hashes, of the right content."""
+        """Raise ValueError unless every file is there with the right size.
+
+        Args:
+            folder: The folder.
+            hashes: Check the SHA-256 of every file too.
+        """
         problems = []
         for name, facts in self.files.items():
             path = folder / name
@@ -132,7 +162,7 @@ class Manifest:
             for split, counts in self.splits.items()
         }
         problems += [
-            f"{name} is not of the length that the counts call for"
+            f"{name} does not have the length that the counts require"
             for name, size in needed.items()
             if self._size(name) != size
         ]
@@ -151,7 +181,7 @@ Array = NDArray[np.int64]
 
 
 class Tokens:
-    """All shards of a split as one sequence; only what is asked for is read from disk."""
+    """All shards of a split as one sequence; only the tokens in use are read from disk."""
 
     def __init__(self, shards: list[NDArray[Any]], shard_tokens: int) -> None:
         self._shards, self._shard_tokens = shards, shard_tokens
@@ -161,9 +191,11 @@ class Tokens:
         return self._length
 
     def read(self, start: int, stop: int) -> Array:
-        """Ids start..stop-1, as int64."""
+        """Return tokens start..stop-1 as int64."""
         if not 0 <= start <= stop <= self._length:
-            raise ValueError(f"tokens {start}..{stop} were asked for; the split has {self._length}")
+            raise ValueError(
+                f"cannot read tokens {start}..{stop}; the split has {self._length} tokens"
+            )
         out = np.empty(stop - start, np.int64)
         done = 0
         while start + done < stop:
@@ -176,42 +208,65 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Split:
+    """One split of prepared data.
+
+    Attributes:
+        name: Name of the split, for instance "train".
+        tokens: All token ids.
+        index: (documents + 1,) where each document begins, then where the last one ends.
+        counts: Sizes.
+        eot_id: Id of end of text.
+    """
+
     name: str
     tokens: Tokens
-    index: Array  # (documents + 1,): where each document begins, then where the last one ends
+    index: Array
     counts: SplitCounts
     eot_id: int
 
     def document(self, number: int) -> Array:
-        """A document's ids, its end of text included."""
+        """Return the ids of a document, with its end of text."""
         return self.tokens.read(int(self.index[number]), int(self.index[number + 1]))
 
 
 class PreparedData:
-    """A folder that `prepare` wrote."""
+    """A folder that `prepare` wrote; open it with `PreparedData.open`.
+
+    Attributes:
+        folder: The folder.
+        manifest: Its manifest.
+        tokenizer: Its tokenizer.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, tokenizer: Tokenizer) -> None:
         self.folder, self.manifest, self.tokenizer = folder, manifest, tokenizer
 
     @classmethod
     def open(cls, folder: str | PathLike[str], verify: bool = False) -> Self:
-        """Checks names, sizes and the tokeniser; with `verify`, also the SHA-256 of every file."""
+        """Open a prepared folder after checking its files' names and sizes and its tokenizer.
+
+        Args:
+            folder: The folder.
+            verify: Check the SHA-256 of every file too.
+        """
         path = Path(folder)
         manifest = Manifest.read(path)
         manifest.check_files(path, hashes=verify)
         tokenizer = Tokenizer.load(path)
         if tokenizer.fingerprint != manifest.tokenizer.get("fingerprint"):
             raise ValueError(
-                f"{path} is damaged: its tokeniser is not the one that its tokens were made with; "
-                "prepare the data again"
+                f"{path} is damaged: its tokens were made with another tokenizer than the one in "
+                "it; prepare the data again"
             )
         return cls(path, manifest, tokenizer)
 
     @property
     def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
         return tuple(self.manifest.splits)
 
     def split(self, name: str) -> Split:
+        """Return a split by its name."""
         if name not in self.manifest.splits:
             raise ValueError(
                 f"{self.folder} has no split {name!r}; it has: {', '.join(self.splits)}"
@@ -230,7 +285,5 @@ class PreparedData:
         )
 
     def _map(self, file: str, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
-        """A plain array over the map: slices of np.memmap's own class cost several
-        times as much.
-        """
+        # a plain array over the map: slices of np.memmap itself are several times slower
         return np.memmap(self.folder / file, dtype, "r", shape=(length,)).view(np.ndarray)

@@ -1,19 +1,20 @@
-"""Where documents come from: files, folders, named data sets, the Hugging Face hub.
+"""Where documents come from: files, folders, globs, texts in memory, and data sets by name.
 
-Data sets of the Hugging Face hub, the paper's by name. Needs the package `datasets` (extra
-`hub`).
+    DataSource        what every source of documents can do
+    FileSource        text, JSONL or FASTA files
+    TextSource        texts in memory
+    JoinedSource      several sources, one after the other
+    open_source       files, a folder or a glob as a FileSource
+    open_sources      the same or a named data set, as one source per split
+    find_set          the files of a named data set that lie in a local folder
 
-Named data sets from files that lie in one folder, instead of a download.
+Data sets of the Hugging Face hub are in `hub`. Instead of a download, a named data set may lie in a
+local folder, as a folder of its name with files whose names tell their splits, or as a single file
+of its name:
 
     FOLDER/wikitext-2/{train,valid,test}.txt     FOLDER/ptb/ptb.{valid,test}.txt
     FOLDER/lambada/test.jsonl                    FOLDER/1bw/dev.txt
     FOLDER/wikipedia-2006.txt, or enwik8, enwik8.zip, enwik8.gz
-
-A set is a folder of its name, with files whose names tell their splits, or a single file of its
-name. Files are read as the set itself is.
-
-Where documents come from: files, folders and globs of them, or data sets by name, fetched or from a
-folder that holds them.
 """
 
 import glob
@@ -26,204 +27,65 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tracformer.data.detokenize import detokenizer
-from tracformer.data.readers import (
-    DOCUMENTS,
+from tracformer.data.documents import (
     FORMATS,
     READ_WITH,
     SUFFIXES,
-    Piece,
-    Reading,
+    ReadOptions,
+    TextPiece,
     as_pieces,
     format_of,
     read_file,
 )
-from tracformer.data.stories import HALVES, HeldOutStories
-from tracformer.data.stories import NAME as STORIES
-from tracformer.data.tokenizer import EOT, Tokenizer
+from tracformer.data.hub import HUB_PREFIX, NAMED, HubSource, named_source
+from tracformer.data.tinystories import HALVES, HeldOutStories
+from tracformer.data.tinystories import NAME as STORIES
+from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.wikipedia import NAME as WIKIPEDIA
 from tracformer.data.wikipedia import Wikipedia2006
-from tracformer.files import optional_package, sha256_of
+from tracformer.files import sha256_of
 
-HUB_PREFIX = "hf:"
-# the hub's own copy of a data set whose main branch is still a script
-PARQUET_BRANCH = "refs/convert/parquet"
-ROWS_AT_ONCE = 1000
-
-
-@dataclass(frozen=True)
-class HubSource:
-    path: str  # "owner/name", a local folder, or a builder such as "json" with data_files
-    config: str | None = None
-    split: str = "train"
-    field: str = "text"
-    documents: str = "row"  # or a way of `text.DOCUMENTS`, over the rows as lines
-    detokenize: str | None = None
-    revision: str | None = None
-    data_files: str | list[str] | None = None
-    data_dir: str | None = None
-    streaming: bool = False  # read over the network without a copy on disk
-    cache_dir: str | None = None
-    # how many the split must have: the hub's parquet copies of large data sets may be partial
-    rows: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.documents != "row" and self.documents not in DOCUMENTS:
-            raise ValueError(
-                f"documents is {self.documents!r}; allowed: row, {', '.join(DOCUMENTS)}"
-            )
-        detokenizer(self.detokenize)
-
-    def pieces(self) -> Iterator[Piece]:
-        natural, empty = detokenizer(self.detokenize), True
-        for piece in self._documents():
-            empty = False
-            yield piece._replace(text=natural(piece.text)) if self.detokenize else piece
-        if empty:
-            raise ValueError(f"{self._name()} holds no text in its column {self.field!r}")
-
-    def describe(self) -> dict[str, Any]:
-        # data_files and data_dir are places on this machine, and no concern of the manifest
-        names = ("path", "config", "split", "field", "documents", "detokenize", "revision")
-        return {name: getattr(self, name) for name in names}
-
-    def size(self) -> int | None:
-        return None
-
-    def _documents(self) -> Iterator[Piece]:
-        if self.documents == "row":
-            for number, text in enumerate(self._rows(), 1):
-                yield from as_pieces(text, f"{self._name()}, row {number}")
-        else:
-            lines = (text if text.endswith("\n") else text + "\n" for text in self._rows())
-            yield from DOCUMENTS[self.documents](lines, self._name(), EOT)
-
-    def _rows(self) -> Iterator[str]:
-        data = self._load()
-        columns = list(data.column_names or [])
-        if columns and self.field not in columns:
-            raise ValueError(
-                f"{self._name()} has no column {self.field!r}; it has {', '.join(columns)}: name "
-                "one with field="
-            )
-        if self.rows is not None and not self.streaming and len(data) != self.rows:
-            raise ValueError(
-                f"{self._name()} has {len(data):,} rows where {self.rows:,} are expected: the copy "
-                "on the hub is partial or was changed; "
-                f"give another copy as {HUB_PREFIX}owner/name"
-            )
-        for batch in data.select_columns([self.field]).iter(batch_size=ROWS_AT_ONCE):
-            for text in batch[self.field]:
-                if not isinstance(text, str):
-                    raise ValueError(
-                        f"{self._name()}: column {self.field!r} holds a {type(text).__name__}, not "
-                        "text; name another with field="
-                    )
-                yield text
-
-    def _load(self) -> Any:
-        datasets = optional_package(
-            "datasets", f"reading the data set {self.path!r} of the Hugging Face hub", "hub"
-        )
-        options: dict[str, Any] = {
-            "split": self.split,
-            "streaming": self.streaming,
-            "cache_dir": self.cache_dir,
-            "data_files": self.data_files,
-        }
-        try:
-            try:
-                return datasets.load_dataset(
-                    self.path,
-                    self.config,
-                    revision=self.revision,
-                    data_dir=self.data_dir,
-                    **options,
-                )
-            except RuntimeError as error:
-                if self.revision is not None or "script" not in str(error).lower():
-                    raise
-                # That branch keeps each config as a folder.
-                return datasets.load_dataset(
-                    self.path, revision=PARQUET_BRANCH, data_dir=self.config, **options
-                )
-        # many kinds: no network, no such name, config or split, a damaged file
-        except Exception as error:
-            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise ValueError(
-                f"{self._name()} could not be loaded: {first}; check the name, the config, the "
-                "split and the network, "
-                "or fetch the files yourself and name them instead"
-            ) from error
-
-    def _name(self) -> str:
-        return " ".join(
-            part
-            for part in (f"data set {self.path!r}", self.config, f"split {self.split!r}")
-            if part
-        )
-
-
-THREE = {"train": "train", "validation": "validation", "test": "test"}
-OPENWEBTEXT = HubSource("Skylion007/openwebtext", "plain_text")
-
-# The paper's data sets: how to read one, and which of its splits is which of ours.
-NAMED: dict[str, tuple[HubSource, Mapping[str, str]]] = {
-    "wikitext2": (
-        HubSource(
-            "Salesforce/wikitext", "wikitext-2-raw-v1", documents="article", detokenize="wikitext"
-        ),
-        THREE,
-    ),
-    "wikitext103": (
-        HubSource(
-            "Salesforce/wikitext", "wikitext-103-raw-v1", documents="article", detokenize="wikitext"
-        ),
-        THREE,
-    ),
-    "lambada": (HubSource("cimec/lambada", "plain_text", detokenize="lambada"), THREE),
-    "1bw": (
-        HubSource("dvruette/lm1b", detokenize="1bw"),
-        {"train": "train", "validation": "test"},
-    ),  # heldout section; there is no third
-    "ptb": (
-        HubSource(
-            "ptb-text-only/ptb_text_only", "penn_treebank", field="sentence", detokenize="ptb"
-        ),
-        THREE,
-    ),
-    # One split on the hub; the last 100,000 documents validate, as in the papers compared with.
-    "openwebtext": (OPENWEBTEXT, {"train": "train[:-100000]", "validation": "train[-100000:]"}),
-}
-ROWS = {("openwebtext", "train"): 7_913_769, ("openwebtext", "validation"): 100_000}
-
-
-def named_source(name: str, **options: Any) -> dict[str, HubSource]:
-    """A data set of the paper, by split; options replace fields of every split's source."""
-    if name not in NAMED:
-        raise ValueError(f"data set is {name!r}; named ones: {', '.join(NAMED)}")
-    source, splits = NAMED[name]
-    try:
-        return {
-            ours: replace(source, **{"split": theirs, "rows": ROWS.get((name, ours)), **options})
-            for ours, theirs in splits.items()
-        }
-    except TypeError as error:
-        raise ValueError(f"data set {name!r}: {error}") from error
-
-
-# how the files of a split are called
+# patterns in the names of a split's files
 SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}
 ALSO_CALLED = {"wikitext2": ("wikitext-2",), "wikitext103": ("wikitext-103",), "1bw": ("lm1b",)}
 ENDINGS = (*SUFFIXES["text"], *SUFFIXES["jsonl"])
 
 Files = list[Path]
+Where = str | PathLike[str]
+SETS = (*NAMED, WIKIPEDIA, STORIES)
+AND = "+"  # wikitext2+wikipedia-2006 means both
+RUN_FILES = ("train.json", "log.jsonl")
 
 
-def find_set(name: str, folder: str | PathLike[str]) -> dict[str, Files]:
-    """The files of a named set by split; a single file is its `train`."""
+class DataSource(Protocol):
+    """Documents that can be read again and again, always in the same order."""
+
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yield the documents as pieces."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the manifest records about the source."""
+        ...
+
+    def size(self) -> int | None:
+        """Return the number of bytes to read, for a progress bar; None if it is not known."""
+        ...
+
+
+def find_set(name: str, folder: Where) -> dict[str, Files]:
+    """Return the files of a named data set by split; a single file is its `train`.
+
+    Args:
+        name: Name of the data set.
+        folder: Folder that holds data sets.
+
+    Raises:
+        FileNotFoundError: The folder does not exist or does not hold the data set.
+    """
     root = Path(folder)
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no folder; name the one that holds the data sets")
+        raise FileNotFoundError(f"{root} is not a folder; give the folder that has the data sets")
     names = (name, *ALSO_CALLED.get(name, ()))
     for place in (root / each for each in names):
         if place.is_dir() and (found := split_files(place)):
@@ -232,13 +94,13 @@ def find_set(name: str, folder: str | PathLike[str]) -> dict[str, Files]:
         if file.is_file():
             return {"train": [file]}
     raise FileNotFoundError(
-        f"{root} holds no {name}: neither a folder {' or '.join(names)} with files called train, "
-        f"valid or test, nor a file {name}.txt"
+        f"{root} has no data set {name}: neither a folder {' or '.join(names)} with files called "
+        f"train, valid or test, nor a file {name}.txt"
     )
 
 
 def split_files(folder: Path) -> dict[str, Files]:
-    """The folder's files by the split that their names tell; nothing where no name tells any."""
+    """Return the folder's files by the split that their names contain."""
     files = sorted(
         path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
     )
@@ -250,9 +112,14 @@ def split_files(folder: Path) -> dict[str, Files]:
 
 
 def reading_of(name: str, documents: str = "", detokenize: str = "") -> dict[str, Any]:
-    """How files of a named set are read: WikiText by article and detokenised, 1BW line by line.
+    """Return the options with which files of a named data set are read.
 
-    Words given here go before.
+    WikiText is read by article and detokenized, 1BW line by line, and so on.
+
+    Args:
+        name: Name of the data set.
+        documents: Replaces its option `documents`.
+        detokenize: Replaces its option `detokenize`; "none" switches it off.
     """
     named = NAMED[name][0] if name in NAMED else None
     documents = documents or (named.documents if named else "")
@@ -262,31 +129,20 @@ def reading_of(name: str, documents: str = "", detokenize: str = "") -> dict[str
     return {key: value for key, value in options.items() if value}
 
 
-Where = str | PathLike[str]
-SETS = (*NAMED, WIKIPEDIA, STORIES)
-AND = "+"  # wikitext2+wikipedia-2006: both
-OF_A_RUN = ("train.json", "log.jsonl")  # files that a run's folder holds
-
-
-class Source(Protocol):
-    """Documents that can be read again and again, always in the same order."""
-
-    def pieces(self) -> Iterator[Piece]: ...
-
-    def describe(self) -> dict[str, Any]:
-        """What the manifest says about it."""
-        ...
-
-    def size(self) -> int | None:
-        """Bytes to read, for a progress bar; None if nobody knows."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileSource:
+    """Files of one format.
+
+    Attributes:
+        files: The files, in order.
+        format: "text", "jsonl" or "fasta".
+        options: How documents are found in them.
+        detokenize: A key of `DETOKENIZERS`, or None.
+    """
+
     files: tuple[Path, ...]
     format: str
-    reading: Reading = field(default_factory=Reading)
+    options: ReadOptions = field(default_factory=ReadOptions)
     detokenize: str | None = None
 
     def __post_init__(self) -> None:
@@ -294,10 +150,11 @@ class FileSource:
             raise ValueError(f"format is {self.format!r}; allowed: {', '.join(FORMATS)}")
         detokenizer(self.detokenize)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yield the documents of all files."""
         natural, empty = detokenizer(self.detokenize), True
         for path in self.files:
-            for piece in read_file(path, self.format, self.reading):
+            for piece in read_file(path, self.format, self.options):
                 empty = False
                 yield piece._replace(text=natural(piece.text)) if self.detokenize else piece
         if empty:
@@ -308,17 +165,19 @@ class FileSource:
             )
 
     def describe(self) -> dict[str, Any]:
+        """Return names and sizes of the files, and the options."""
         files = [{"name": path.name, "bytes": path.stat().st_size} for path in self.files]
-        gaps = self.reading.gaps or "remove"
+        gaps = self.options.gaps or "remove"
         return {
             "files": files,
             "format": self.format,
             "detokenize": self.detokenize,
-            **asdict(self.reading),
+            **asdict(self.options),
             "gaps": gaps,
         }
 
     def size(self) -> int | None:
+        """Return the size of all files; None if one is compressed."""
         return (
             None
             if any(path.suffix == ".gz" for path in self.files)
@@ -328,19 +187,27 @@ class FileSource:
 
 @dataclass(frozen=True)
 class TextSource:
-    """Documents that are in memory."""
+    """Documents in memory.
+
+    Attributes:
+        texts: The documents.
+        name: A name for the manifest and for error messages.
+    """
 
     texts: Sequence[str]
     name: str = "texts in memory"
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yield the documents."""
         for number, text in enumerate(self.texts, 1):
             yield from as_pieces(text, f"{self.name}, document {number}")
 
     def describe(self) -> dict[str, Any]:
+        """Return the name."""
         return {"name": self.name}
 
     def size(self) -> int | None:
+        """Return None: the size is not computed."""
         return None
 
 
@@ -348,44 +215,48 @@ class TextSource:
 class JoinedSource:
     """Several sources, one after the other."""
 
-    parts: tuple[Source, ...]
+    parts: tuple[DataSource, ...]
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yield the documents of all sources."""
         for part in self.parts:
             yield from part.pieces()
 
     def describe(self) -> dict[str, Any]:
+        """Return the descriptions of all sources."""
         return {"joined": [part.describe() for part in self.parts]}
 
     def size(self) -> int | None:
+        """Return the sum of all sizes; None if one is not known."""
         sizes = [part.size() for part in self.parts]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def contents(source: Source) -> list[str]:
-    """The SHA-256 of each file that a source reads, in order; none of what is not in files."""
+def file_hashes(source: DataSource) -> list[str]:
+    """Return the SHA-256 of each file that a source reads, in order."""
     if isinstance(source, JoinedSource):
-        return [digest for part in source.parts for digest in contents(part)]
+        return [digest for part in source.parts for digest in file_hashes(part)]
     files = source.files if isinstance(source, FileSource | HeldOutStories) else ()
     return [sha256_of(path) for path in files]
 
 
-def with_gaps_of(tokenizer: Tokenizer, source: Source) -> Source:
-    """FASTA is read with an alignment's gaps if the tokeniser's alphabet has them,
-    where nobody said otherwise.
+def with_gaps_of(tokenizer: Tokenizer, source: DataSource) -> DataSource:
+    """Return a FASTA source that keeps gaps if the tokenizer's alphabet has them.
+
+    A source whose option `gaps` is set, and a source of another format, is returned as it is.
     """
     if (
         not isinstance(source, FileSource)
         or source.format != "fasta"
-        or source.reading.gaps
+        or source.options.gaps
         or not tokenizer.has_gaps
     ):
         return source
-    return replace(source, reading=replace(source.reading, gaps="keep"))
+    return replace(source, options=replace(source.options, gaps="keep"))
 
 
-def documents(source: Source) -> Iterator[str]:
-    """Whole documents, one string each. For data of any size use `source.pieces()`."""
+def whole_documents(source: DataSource) -> Iterator[str]:
+    """Yield whole documents as strings. For large documents use `source.pieces()`."""
     parts: list[str] = []
     for piece in source.pieces():
         parts.append(piece.text)
@@ -398,29 +269,39 @@ def open_source(
     where: Where | Sequence[Where],
     format: str | None = None,
     detokenize: str | None = None,
-    **reading: str,
+    **options: str,
 ) -> FileSource:
-    """A file, a folder (all files of one format in it, however deep), a glob, or several of these;
-    see `Reading` for the options.
+    """Return the files at one or several places as a source.
+
+    Args:
+        where: A file, a folder (all files of one format in it, at any depth), a glob, or a list of
+            these.
+        format: "text", "jsonl" or "fasta"; by default the files' names tell it.
+        detokenize: A key of `DETOKENIZERS`, or None.
+        **options: Fields of `ReadOptions`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: An option is unknown, or the files have several formats.
     """
     wheres = [where] if isinstance(where, str | PathLike) else list(where)
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}; allowed: {', '.join(FORMATS)}")
     try:
-        how = Reading(**reading)
+        how = ReadOptions(**options)
     except TypeError:
-        unknown = sorted(set(reading) - set(asdict(Reading())))
+        unknown = sorted(set(options) - set(asdict(ReadOptions())))
         raise ValueError(
-            f"unknown options: {', '.join(unknown)}; known: {', '.join(asdict(Reading()))}"
+            f"unknown options: {', '.join(unknown)}; known: {', '.join(asdict(ReadOptions()))}"
         ) from None
     files = [file for each in wheres for file in _files(each, format)]
     if not files:
-        raise ValueError("no file to read; name at least one")
+        raise ValueError("there is no file to read; give at least one")
     formats = {format_of(file) for file in files} if format is None else {format}
     if len(formats) > 1:
         raise ValueError(
-            f"the files are of several formats ({', '.join(sorted(formats))}); "
-            "say which to read with format= (`tracformer prepare --format`)"
+            f"the files have several formats ({', '.join(sorted(formats))}); "
+            "choose one with format= (`tracformer prepare --format`)"
         )
     return FileSource(tuple(files), formats.pop(), how, detokenize)
 
@@ -431,27 +312,31 @@ def open_sources(
     validation: Where | None = None,
     folder: Where | None = None,
     **options: Any,
-) -> dict[str, Source]:
-    """By split: data sets by name, `hf:owner/name` or `hf:owner/name:config` from the hub, anything
-    else as `open_source`.
+) -> dict[str, DataSource]:
+    """Return one source per split.
 
-    Several named sets (a list, or joined by `+`) are trained on together; other splits are the
-    first one's. `folder` holds the files of named sets, instead of a download (see `shelf`).
-    `validation` names a file, folder or glob that becomes that split, read with the same options.
+    Args:
+        where: Names of data sets, as a list or joined by `+`; or `hf:owner/name` or
+            `hf:owner/name:config` of the hub; or anything that `open_source` takes. Several named
+            data sets are trained on together; the other splits are those of the first one.
+        validation: A file, folder or glob that becomes the split `validation`, read with the same
+            options.
+        folder: Folder with the files of named data sets, instead of a download.
+        **options: Options of `open_source`, or fields of `HubSource`.
     """
-    sources: dict[str, Source]
+    sources: dict[str, DataSource]
     if names := named_sets(where):
-        # else they are for the validation file
+        # options may be for the validation file
         if names == (WIKIPEDIA,) and options and validation is None:
             raise ValueError(
-                f"{', '.join(options)} is given for {WIKIPEDIA}, which is one text of known hash "
-                "and is read in one way alone"
+                f"{', '.join(options)} is given for {WIKIPEDIA}, a text with a recorded hash that "
+                "takes no options; leave it out"
             )
         sources = _joined([_named(name, folder, options) for name in names])
     elif folder is not None:
         raise ValueError(
-            f"{str(folder)!r} is given for {where!r}, and only data sets by name are looked for in "
-            f"a folder: {', '.join(SETS)}"
+            f"the folder {str(folder)!r} is given for {where!r}, but only named data sets are "
+            f"looked up in a folder: {', '.join(SETS)}"
         )
     elif isinstance(where, str) and where.startswith(HUB_PREFIX):
         path, _, config = where.removeprefix(HUB_PREFIX).partition(":")
@@ -469,7 +354,7 @@ def open_sources(
 
 
 def named_sets(where: Where | Sequence[Where]) -> tuple[str, ...]:
-    """The names of data sets that `where` consists of; none where it is anything else.
+    """Return the names of data sets in `where`; empty if it contains anything else.
 
     >>> named_sets("wikitext2+wikipedia-2006"), named_sets("my.txt")
     (('wikitext2', 'wikipedia-2006'), ())
@@ -485,7 +370,7 @@ def named_sets(where: Where | Sequence[Where]) -> tuple[str, ...]:
     return names if len(names) == len(words) else ()
 
 
-def _named(name: str, folder: Where | None, options: Mapping[str, Any]) -> dict[str, Source]:
+def _named(name: str, folder: Where | None, options: Mapping[str, Any]) -> dict[str, DataSource]:
     if name == WIKIPEDIA:
         return {"train": Wikipedia2006(None if folder is None else Path(folder))}
     if name == STORIES:
@@ -496,12 +381,12 @@ def _named(name: str, folder: Where | None, options: Mapping[str, Any]) -> dict[
     return {split: open_source(files, **how) for split, files in find_set(name, folder).items()}
 
 
-def _stories(folder: Where | None) -> dict[str, Source]:
+def _stories(folder: Where | None) -> dict[str, DataSource]:
     if folder is None:
         raise FileNotFoundError(
-            f"{STORIES} is read from files, not fetched; name the folder that holds {STORIES}/ "
-            "with files "
-            "called train and valid (`--from FOLDER`, or data=FOLDER of `tracformer reproduce`)"
+            f"{STORIES} is read from files, not downloaded; give the folder that has {STORIES}/ "
+            "with files called train and valid (`--from FOLDER`, or data=FOLDER of `tracformer "
+            "reproduce`)"
         )
     files = find_set(STORIES, folder)
     if missing := [split for split in ("train", "validation") if split not in files]:
@@ -511,7 +396,7 @@ def _stories(folder: Where | None) -> dict[str, Source]:
     return {"train": open_source(list(training)), **halves}
 
 
-def _joined(sets: list[dict[str, Source]]) -> dict[str, Source]:
+def _joined(sets: list[dict[str, DataSource]]) -> dict[str, DataSource]:
     first, *others = sets
     if not others:
         return first
@@ -522,8 +407,9 @@ def _joined(sets: list[dict[str, Source]]) -> dict[str, Source]:
 
 
 def parse_validation(text: str) -> tuple[float, str | None]:
-    """What to validate on, in a word: a fraction of the data to hold back, such as `0.05`, or a
-    file, folder or glob (and then 0).
+    """Return the fraction to hold out and the place of validation data that a text means.
+
+    A number such as `0.05` gives (0.05, None); a file, folder or glob gives (0.0, text).
     """
     try:
         fraction = float(text)
@@ -533,43 +419,42 @@ def parse_validation(text: str) -> tuple[float, str | None]:
         fraction = math.nan
     if not 0.0 <= fraction <= 0.5:
         raise ValueError(
-            f"validation is {text!r}; it must be a fraction from 0 to 0.5 to hold back, or a file, "
+            f"validation is {text!r}; it must be a fraction from 0 to 0.5 to hold out, or a file, "
             "folder or glob"
         )
     return fraction, None
 
 
-def _held_out(where: Where, train: Source | None, options: Mapping[str, Any]) -> FileSource:
+def _held_out(where: Where, train: DataSource | None, options: Mapping[str, Any]) -> FileSource:
     if not Path(where).exists() and not glob.has_magic(str(where)):
         raise FileNotFoundError(
             f"validation is {str(where)!r}: no such file or folder; it may also be a glob, or a "
-            "fraction to hold back"
+            "fraction to hold out"
         )
     source = open_source(where, **options)
     used = {file.resolve() for file in train.files} if isinstance(train, FileSource) else set()
     if both := [str(file) for file in source.files if file.resolve() in used]:
         raise ValueError(
-            f"{both[0]} is given both for training and for validation; a model must be validated "
-            "on other text"
+            f"{both[0]} is given both for training and for validation; validate on other text"
         )
     return source
 
 
 def _require_in_use(source: FileSource, options: Mapping[str, Any]) -> None:
-    """An option of another format than the files' would be ignored."""
+    # an option of another format would have no effect
     for format, names in READ_WITH.items():
         for name in names:
-            if format != source.format and options.get(name, getattr(Reading, name)) != getattr(
-                Reading, name
+            if format != source.format and options.get(name, getattr(ReadOptions, name)) != getattr(
+                ReadOptions, name
             ):
                 raise ValueError(
                     f"{name} is {options[name]!r}, but {source.files[0]} is read as "
-                    f"{source.format}: it is for {format} alone"
+                    f"{source.format}: the option is for {format} only"
                 )
 
 
 def fixed_part(where: Where) -> Path:
-    """The folder in which a glob begins to vary; of anything else, itself."""
+    """Return the folder before the first wildcard of a glob; of another path, the path itself."""
     path = Path(where)
     if path.exists() or not glob.has_magic(str(where)):
         return path
@@ -577,12 +462,12 @@ def fixed_part(where: Where) -> Path:
 
 
 def _outside_runs(files: Iterator[Path], root: Path) -> list[Path]:
-    """In order; a run's log is no text to train on, and would grow with every step."""
+    """Return the files in order, without those of training runs, such as their logs."""
     found = sorted(file for file in files if file.is_file())
     runs = {
         file.parent
         for file in found
-        if file.name in OF_A_RUN and all((file.parent / name).is_file() for name in OF_A_RUN)
+        if file.name in RUN_FILES and all((file.parent / name).is_file() for name in RUN_FILES)
     } - {root}
     return [file for file in found if runs.isdisjoint(file.parents)]
 
@@ -602,8 +487,8 @@ def _files(where: Where, format: str | None) -> list[Path]:
         ]
         if not found:
             raise ValueError(
-                f"{path} holds no file that ends in {', '.join(suffixes)} (or these with .gz); "
-                "name the files, or a glob of them"
+                f"{path} has no file that ends in {', '.join(suffixes)} (or these with .gz); "
+                "give the files, or a glob"
             )
         return found
     if glob.has_magic(str(where)):
@@ -613,6 +498,6 @@ def _files(where: Where, format: str | None) -> list[Path]:
         raise FileNotFoundError(f"no file matches {str(where)!r}")
     known = ", ".join(SETS)
     raise FileNotFoundError(
-        f"{str(where)!r}: no such file or folder, nor a named data set ({known}); for another of "
-        f"the hub write {HUB_PREFIX}owner/name"
+        f"{str(where)!r}: no such file or folder, and no named data set ({known}); for another "
+        f"data set of the hub write {HUB_PREFIX}owner/name"
     )

@@ -1,28 +1,25 @@
-"""Hold out validation data: by hash, by tail, or by sequence identity.
+"""Hold out data for validation: by hash, by tail, or by sequence identity.
 
-Aligned FASTA: which column of the family each residue stands in.
+    WholeSource   no hold-out: all documents belong to one split
+    ByHash        many documents: the hash of a document's text decides, so copies of a document are
+                  in the same split, on any machine and in any order
+    Tail          few documents (a book, a genome): the end of the data is held out, from the end of
+                  a near document on, or from inside a document, whose parts become two documents
+    ByIdentity    aligned sequences: no held-out sequence is similar to a training sequence
+    choose_rule   ByHash or Tail, by the number of documents
 
-Two ways of writing are read. Plain: every row has the same width, `-` or `.` where a record has no
-residue. A2M: upper case and `-` are the family's columns, lower case and `.` are insertions between
-them, which belong to no column.
-
-Hold documents back for validation when the data comes in one piece.
-
-Many documents: each is drawn by the hash of its text, so that a copy of a document falls on the
-same side, on any machine, in any order. Few documents (a book, a genome): the data's end is held
-back, from the nearest document's end on, or else from inside a document, whose two parts then count
-as two documents.
-
-Hold sequences back that resemble no training sequence, for families in which nearly every sequence
-has a near copy.
+Sequence identity is for families in which nearly every sequence has a near copy:
 
     identity(a, b) = columns in which both have the same residue / residues of the shorter one
 
-Sequences of more than `threshold` identity are linked, and whatever is linked, directly or through
-others, forms a cluster. Whole clusters are held back, so that no held-out sequence is more than
-that identical to any training sequence: a guarantee, where clusters around representatives give
-none. A cluster too large for its split stays in training: at a low threshold most of a family may
-be one.
+Sequences with an identity above `threshold` are linked, and sequences that are linked directly or
+through others form a cluster. Whole clusters are held out, which guarantees that no held-out
+sequence has a higher identity to any training sequence; clusters around representatives would not
+guarantee it. A cluster that is too large for its split stays in training.
+
+`read_alignment` reads aligned FASTA files in two notations. Plain: all rows have the same width,
+with `-` or `.` where a record has no residue. A2M: upper case and `-` are the columns of the
+family; lower case and `.` are insertions between columns and belong to no column.
 """
 
 import hashlib
@@ -37,8 +34,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tracformer.data.readers import Piece, cut_point, lines_of, read_text
-from tracformer.data.sources import FileSource, Source
+from tracformer.data.documents import TextPiece, cut_point, lines_of, read_text
+from tracformer.data.sources import DataSource, FileSource
 
 GAP = "-"
 INSERTED = -1
@@ -48,33 +45,47 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class AlignedRecord:
-    """One record."""
+    """One record of an alignment.
 
-    columns: str  # upper case, `-` where it has no residue
-    sequence: str  # all its residues, insertions too, as `prepare` reads them with gaps removed
-    places: tuple[int, ...]  # each residue's column, or INSERTED
+    Attributes:
+        columns: One upper-case letter per column, `-` where the record has no residue.
+        sequence: All residues, with insertions, as `prepare` reads them with gaps removed.
+        places: The column of each residue, or INSERTED.
+    """
+
+    columns: str
+    sequence: str
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Alignment:
+    """The records of an aligned FASTA file that have a residue."""
+
     name: str
     records: tuple[AlignedRecord, ...]
 
     @cached_property
     def rows(self) -> Bytes:
-        """(records, columns): letters as bytes."""
+        """(records, columns) letters as bytes."""
         return as_rows([record.columns for record in self.records])
 
     @cached_property
     def by_sequence(self) -> dict[str, AlignedRecord]:
-        """The first record of each sequence."""
+        """The first record with each sequence."""
         return {record.sequence: record for record in reversed(self.records)}
 
 
 def read_alignment(where: str | PathLike[str]) -> Alignment:
+    """Read an aligned FASTA file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is not FASTA, or its records do not have the same number of columns.
+    """
     path = Path(where)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file; name an aligned FASTA file")
+        raise FileNotFoundError(f"{path}: there is no such file; give an aligned FASTA file")
     written: list[list[str]] = []
     for number, line in enumerate(lines_of(read_text(path)), 1):
         if line.startswith(">"):
@@ -89,16 +100,17 @@ def read_alignment(where: str | PathLike[str]) -> Alignment:
     texts = ["".join(parts).rstrip("*") for parts in written]
     records = [record for record in map(_aligned, _unified(texts, path)) if record.sequence]
     if not records:
-        raise ValueError(f"{path} holds no FASTA record with a residue in it")
+        raise ValueError(f"{path} has no FASTA record with a residue")
     return Alignment(path.name, tuple(records))
 
 
 def as_rows(columns: list[str]) -> Bytes:
+    """Return strings of equal length as (strings, columns) bytes."""
     return np.frombuffer("".join(columns).encode("ascii"), np.uint8).reshape(len(columns), -1)
 
 
 def _unified(texts: list[str], path: Path) -> list[str]:
-    """All rows in A2M's way of writing, which says of each letter whether it stands in a column."""
+    """Return the rows in A2M notation, in which every letter shows whether it is in a column."""
     widths = {sum(letter.isupper() or letter == GAP for letter in text) for text in texts}
     if len(widths) == 1 and widths != {0}:
         return texts
@@ -106,8 +118,8 @@ def _unified(texts: list[str], path: Path) -> list[str]:
         return [text.upper().replace(".", GAP) for text in texts]
     raise ValueError(
         f"{path} is not an alignment: its records have from {min(widths)} to {max(widths)} "
-        "columns; all must have the same number. "
-        "Align the sequences first (hmmalign, MAFFT, Clustal Omega)"
+        "columns, but all must have the same number; align the sequences first (hmmalign, MAFFT, "
+        "Clustal Omega)"
     )
 
 
@@ -122,25 +134,32 @@ def _aligned(text: str) -> AlignedRecord:
     return AlignedRecord("".join(columns), "".join(sequence), tuple(places))
 
 
-# hold back by hash only if about this many are drawn: the split's size is then what was asked for
+# Use the hash only if about this many documents are held out: the split then has about the
+# requested size.
 EXPECTED_DOCUMENTS = 20
-LOOK_BACK = 200  # characters in which the tail's cut looks for white space
+LOOK_BACK = 200  # characters in which the cut before the tail may look for white space
 
 
-class Rule(Protocol):
+class SplitRule(Protocol):
+    """A rule that divides a source into splits."""
+
     @property
-    def splits(self) -> tuple[str, ...]: ...
-
-    def route(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
-        """Each piece with the split that it belongs to."""
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
         ...
 
-    def describe(self) -> dict[str, Any]: ...
+    def route(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[str, TextPiece]]:
+        """Yield each piece with the name of its split."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return the rule for the manifest."""
+        ...
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Everything to one split."""
+class WholeSource:
+    """Put all documents in one split."""
 
     split: str
 
@@ -148,7 +167,7 @@ class Whole:
     def splits(self) -> tuple[str, ...]:
         return (self.split,)
 
-    def route(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
+    def route(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[str, TextPiece]]:
         return ((self.split, piece) for piece in pieces)
 
     def describe(self) -> dict[str, Any]:
@@ -157,10 +176,15 @@ class Whole:
 
 @dataclass(frozen=True)
 class ByHash:
+    """Hold out about this fraction of the documents, by the hash of their text.
+
+    The text of a document's first piece decides.
+    """
+
     fraction: float
     splits = ("train", "validation")
 
-    def route(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
+    def route(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[str, TextPiece]]:
         split, begins = "train", True
         for piece in pieces:
             if begins:
@@ -179,15 +203,16 @@ class ByHash:
 
 @dataclass(frozen=True)
 class Tail:
-    """The text from character `start` on; the cut moves back to white space if it
-    falls inside a document.
+    """Hold out the text from character `start` on.
+
+    If `start` is inside a document, the cut moves back to white space.
     """
 
     fraction: float
     start: int
     splits = ("train", "validation")
 
-    def route(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
+    def route(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[str, TextPiece]]:
         position = 0
         for piece in pieces:
             before, position = self.start - position, position + len(piece.text)
@@ -204,10 +229,16 @@ class Tail:
         return {"rule": "tail", "fraction": self.fraction, "start": self.start}
 
 
-def choose_rule(pieces: Iterable[Piece], fraction: float) -> Rule:
-    """Counts documents, and stops as soon as there are enough to draw by hash."""
+def choose_rule(pieces: Iterable[TextPiece], fraction: float) -> SplitRule:
+    """Return a rule that holds out this fraction: `ByHash` if there are enough documents.
+
+    The documents are counted only until there are enough.
+
+    Raises:
+        ValueError: The text is too short.
+    """
     if fraction == 0.0:
-        return Whole("train")
+        return WholeSource("train")
     enough = EXPECTED_DOCUMENTS / fraction
     lengths = [0]
     for piece in pieces:
@@ -226,38 +257,26 @@ def choose_rule(pieces: Iterable[Piece], fraction: float) -> Rule:
     start = min(near, key=lambda end: abs(end - wanted)) if near else int(wanted)
     if not 0 < start < total:
         raise ValueError(
-            f"the text is {total} characters long, too short to hold back {fraction:.1%} of it for "
+            f"the text is {total} characters long, too short to hold out {fraction:.1%} of it for "
             "validation; give more text"
         )
     return Tail(fraction, start)
 
 
-BLOCK = 1024  # rows compared at once with all others
+BLOCK = 1024  # rows compared with all others at a time
 HELD = ("validation", "test")
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-def identities(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> Floats:
-    """(A, B) from rows of letters (A, columns) and (B, columns)."""
-    letters = np.setdiff1d(np.union1d(a, b), [ord(GAP)])
-    return _shares(_indicators(a, letters), _indicators(b, letters))
-
-
-def nearest_identity(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> Floats:
-    """(A,): of each row of `a`, the largest identity to any row of `b`."""
-    letters = np.setdiff1d(np.union1d(a, b), [ord(GAP)])
-    others = _indicators(b, letters)
-    parts = [
-        _shares(_indicators(a[i : i + BLOCK], letters), others).max(1)
-        for i in range(0, len(a), BLOCK)
-    ]
-    return np.concatenate(parts)
-
-
 def cluster(rows: NDArray[np.uint8], threshold: float) -> Integers:
-    """(N,): each row's cluster, named by the first row in it."""
+    """Return (N,) the cluster of each row of letters (N, columns), as the number of its first row.
+
+    Args:
+        rows: Letters as bytes, as from `as_rows`.
+        threshold: Rows with an identity above this are linked.
+    """
     letters = np.setdiff1d(np.unique(rows), [ord(GAP)])
     indicators = _indicators(rows, letters)
     labels = np.arange(len(rows))
@@ -270,18 +289,22 @@ def cluster(rows: NDArray[np.uint8], threshold: float) -> Integers:
 
 @dataclass(frozen=True)
 class ByIdentity:
-    """Whole clusters to `validation` and as many again to `test`.
+    """Hold out whole clusters for `validation`, and as many sequences again for `test`.
 
-    Equal sequences go together, in whichever file they are.
+    Equal sequences are in the same split, whichever file they are in.
+
+    Attributes:
+        threshold: Largest identity of a held-out sequence to a training sequence.
+        fraction: Share of the sequences for each of the two splits.
+        sides: The split of each held-out sequence, gaps removed.
     """
 
     threshold: float
     fraction: float
-    # held-out sequences, gaps removed, and their split
     sides: Mapping[str, str] = field(repr=False)
     splits = ("train", *HELD)
 
-    def route(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
+    def route(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[str, TextPiece]]:
         for document in _documents(pieces):
             split = self.sides.get(
                 "".join(piece.text for piece in document).replace(GAP, ""), "train"
@@ -297,21 +320,28 @@ class ByIdentity:
         }
 
 
-def identity_rule(source: Source, threshold: float, fraction: float) -> ByIdentity:
-    """From aligned FASTA files; each is a family of its own, and families are not compared."""
+def identity_rule(source: DataSource, threshold: float, fraction: float) -> ByIdentity:
+    """Return the rule that holds out sequences of aligned FASTA files by identity.
+
+    Each file is a family; families are not compared with each other.
+
+    Args:
+        source: The files.
+        threshold: Largest identity of a held-out sequence to a training sequence.
+        fraction: Share of the sequences for `validation`, and again for `test`.
+    """
     if not 0.0 < threshold < 1.0:
         raise ValueError(
-            f"identity is {threshold!r}; it must lie between 0 and 1, as in --identity 0.6"
+            f"identity is {threshold!r}; it must be between 0 and 1, as in --identity 0.6"
         )
     if not 0.0 < fraction <= 0.25:
         raise ValueError(
-            f"validation is {fraction!r}; with identity as much again goes to `test`, so it must "
-            "lie above 0 and be at most 0.25"
+            f"validation is {fraction!r}; with identity the same share goes to `test` too, so it "
+            "must be above 0 and at most 0.25"
         )
     if not isinstance(source, FileSource) or source.format != "fasta":
         raise ValueError(
-            "identity is for aligned FASTA files; other data is held back by a fraction or a file "
-            "alone"
+            "identity is for aligned FASTA files; hold out other data by a fraction or a file"
         )
     sides: dict[str, str] = {}
     for path in source.files:
@@ -320,8 +350,10 @@ def identity_rule(source: Source, threshold: float, fraction: float) -> ByIdenti
 
 
 def _held_out(alignment: Alignment, threshold: float, fraction: float) -> dict[str, str]:
-    """Clusters in the order of a hash of their members, dealt to one split after the
-    other until each is full.
+    """Return the split of each held-out sequence of one family.
+
+    Clusters are taken in the order of a hash of their members. Each goes to the split with more
+    room, if it fits.
     """
     sequences = list(alignment.by_sequence)
     labels = cluster(
@@ -340,8 +372,8 @@ def _held_out(alignment: Alignment, threshold: float, fraction: float) -> dict[s
     if empty := [name for name in HELD if name not in sides.values()]:
         raise ValueError(
             f"{alignment.name}: at an identity of {threshold:g} its {len(sequences)} sequences "
-            f"form {len(members)} clusters, and none is "
-            f"small enough for {empty[0]}; raise identity, or validation"
+            f"form {len(members)} clusters, and none is small enough for {empty[0]}; raise "
+            "identity or validation"
         )
     return sides
 
@@ -351,7 +383,7 @@ def _order(sequences: Sequence[str]) -> bytes:
 
 
 def _indicators(rows: NDArray[np.uint8], letters: NDArray[np.uint8]) -> Floats:
-    """(N, columns * letters): a product of two rows counts the columns in which they agree."""
+    """Return (N, columns * letters): the product of two rows counts the columns that agree."""
     return (rows[:, :, None] == letters).reshape(len(rows), -1).astype(np.float32)
 
 
@@ -361,8 +393,9 @@ def _shares(a: Floats, b: Floats) -> Floats:
 
 
 def _linked(labels: Integers, one: Integers, other: Integers) -> Integers:
-    """Labels after joining the clusters of each pair: the lower label spreads until
-    nothing changes.
+    """Return the labels after joining the clusters of each pair.
+
+    The lower label spreads until nothing changes.
     """
     while True:
         a, b = labels[one], labels[other]
@@ -375,8 +408,8 @@ def _linked(labels: Integers, one: Integers, other: Integers) -> Integers:
             labels = labels[labels]
 
 
-def _documents(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    document: list[Piece] = []
+def _documents(pieces: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    document: list[TextPiece] = []
     for piece in pieces:
         document.append(piece)
         if piece.end:

@@ -1,14 +1,16 @@
-"""Wikipedia of March 2006: enwik8, the first 10^8 bytes of its dump, fetched and cleaned to
-paragraphs of plain English.
+"""Wikipedia of March 2006: enwik8 (the first 10^8 bytes of a dump) as paragraphs of plain English.
 
     # downloads 36 MB, once
     tracformer prepare wikipedia-2006 --out data/wikipedia-2006
-    # FOLDER holds enwik8, enwik8.zip or enwik8.gz
+    # FOLDER has enwik8, enwik8.zip or enwik8.gz
     tracformer prepare wikipedia-2006 --from FOLDER --out data/wikipedia-2006
 
-What is kept of an article: its title, its section titles and its paragraphs of 80 characters or
-more, without tables, lists, templates, pictures and references. Both the dump and the cleaned text
-are checked by their SHA-256.
+An article keeps its title, its section titles and its paragraphs of at least 80 characters, without
+tables, lists, templates, pictures and references. Both the dump and the cleaned text are checked by
+their SHA-256.
+
+    Wikipedia2006   the source of documents
+    clean           XML of a dump to articles of plain text
 """
 
 import hashlib
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracformer.data.readers import Piece, as_pieces, lines_of, read_text
+from tracformer.data.documents import TextPiece, as_pieces, lines_of, read_text
 from tracformer.files import cache_folder, sha256_of, write_atomically
 
 NAME = "wikipedia-2006"
@@ -35,7 +37,7 @@ TEXT = "wikipedia-2006.txt"
 TEXT_SHA256 = "d90db40aa9928c55d2224d712e3f21b32065565c300bb2f5ca6fe130e7725f1f"
 
 SHORTEST_PARAGRAPH, SHORTEST_ARTICLE = 80, 300  # characters
-TEMPLATE_DEPTH = 4  # templates inside templates: what is deeper stays, and falls with its lines
+TEMPLATE_DEPTH = 4  # templates inside templates; lines with deeper ones are removed later
 NOT_ARTICLES = re.compile(
     r"(?:Wikipedia|Template|Image|Category|Portal|Help|MediaWiki|Talk|User)[^:]*:"
 )
@@ -48,7 +50,7 @@ CLOSING_SECTIONS = (
     "bibliography",
     "sources",
 )
-NOT_PROSE = tuple("*#:;|!{}<")  # how lists, indents, tables and stray markup begin
+NOT_PROSE = tuple("*#:;|!{}<")  # first characters of lists, indents, tables and stray markup
 HEADING = re.compile(r"(=+)\s*(.*?)\s*=+")
 BLANKS = re.compile(r"\s+")
 
@@ -75,12 +77,11 @@ MARKUP_BEGINS, MARKUP_ENDS = '<text xml:space="preserve">', "</text>"
 
 
 def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Titles and wiki markup, as the dump's XML has them; a page that the dump's end cuts off is
-    left out.
+    """Yield the title and the wiki markup of each page of a dump, still escaped for XML.
 
-    A page without text hands its title on to the next one. That is a slip, and it stays: enwik8 has
-    one such article ("Floor Leader", which is about Fabio Taglioni), and the recorded text has it
-    too.
+    A page that the end of the dump cuts off is left out. The title of a page without text is used
+    for the next page. This mistake is kept on purpose: enwik8 has one such article ("Floor Leader",
+    which is about Fabio Taglioni), and the recorded hash is of the text with it.
     """
     title: str | None = None
     markup: list[str] | None = None
@@ -101,12 +102,12 @@ def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_article(title: str, markup: str) -> bool:
-    """Neither a page about Wikipedia itself nor one that only points to another."""
+    """Return whether a page is an article: no redirect, and not about Wikipedia itself."""
     return not markup[:12].lower().startswith("#redirect") and not NOT_ARTICLES.match(title)
 
 
 def without_markup(markup: str) -> str:
-    """The text that a reader sees, line for line; what is no prose is taken out as a whole."""
+    """Return the text that a reader sees, line by line, without tables, pictures and the like."""
     text = html.unescape(html.unescape(markup))  # once for XML, once for what editors wrote
     for pattern in (COMMENT, REFERENCE, ELEMENT):
         text = pattern.sub("", text)
@@ -121,8 +122,9 @@ def without_markup(markup: str) -> str:
 
 
 def prose(text: str) -> list[str]:
-    """Paragraphs, and the headings that have one right below; nothing from the closing sections on,
-    nothing of an article that is short.
+    """Return the paragraphs of an article, and the headings that have a paragraph right below.
+
+    The closing sections ("See also", "References", ...) are left out. Short articles give nothing.
     """
     kept: list[str] = []
     for line in map(str.strip, text.split("\n")):
@@ -146,9 +148,10 @@ def prose(text: str) -> list[str]:
 
 
 def clean(dump: Iterable[str]) -> Iterator[str]:
-    """One string an article: `= Title =`, then its headings and paragraphs, a line each.
+    """Yield each article as text: `= Title =`, then its headings and paragraphs, one per line.
 
-    `dump` is the XML, line by line.
+    Args:
+        dump: Lines of the XML.
     """
     for title, markup in articles(dump):
         if is_article(title, markup) and (lines := prose(without_markup(markup))):
@@ -157,14 +160,16 @@ def clean(dump: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Wikipedia2006:
-    """The cleaned text as a source of documents, an article each.
+    """The cleaned text as a source with one document per article.
 
-    `folder`: where the text or the dump lies, instead of a download.
+    Attributes:
+        folder: Folder with the text or the dump; None downloads the dump.
     """
 
     folder: Path | None = None
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yield the articles."""
         path = cleaned_text(self.folder)
         article: list[str] = []
         for number, line in enumerate(lines_of(read_text(path)), 1):
@@ -175,15 +180,19 @@ class Wikipedia2006:
                 article = []
 
     def describe(self) -> dict[str, Any]:
+        """Return the name and the hash of the text."""
         return {"name": NAME, "sha256": TEXT_SHA256}
 
     def size(self) -> int | None:
+        """Return None: the text may not exist yet."""
         return None
 
 
 def cleaned_text(folder: Path | None = None) -> Path:
-    """The file of the cleaned text: found in `folder` or in the cache, or made there from the dump,
-    which is fetched if need be.
+    """Return the file of the cleaned text.
+
+    If it is neither in `folder` nor in the cache, it is made in the cache from the dump, which is
+    downloaded if there is no folder.
     """
     cached = cache_folder() / TEXT
     places = [cached] if folder is None else [folder / TEXT, cached]
@@ -197,8 +206,7 @@ def cleaned_text(folder: Path | None = None) -> Path:
     )
     if folder is not None and dump is None:
         raise FileNotFoundError(
-            f"{folder} holds neither {TEXT} nor {', '.join(DUMPS)}; {SITE} is where the dump comes "
-            "from"
+            f"{folder} has neither {TEXT} nor {', '.join(DUMPS)}; download the dump from {SITE}"
         )
     cached.parent.mkdir(parents=True, exist_ok=True)
     clean_dump(dump if dump is not None else _fetch(cached.parent), cached)
@@ -206,8 +214,10 @@ def cleaned_text(folder: Path | None = None) -> Path:
 
 
 def clean_dump(dump: Path, out: Path) -> None:
-    """From enwik8, as it is, zipped or gzipped, to the cleaned text; another dump or another
-    outcome than the recorded ones is an error.
+    """Write the cleaned text of enwik8, which may be zipped or gzipped.
+
+    Raises:
+        ValueError: The dump or the cleaned text does not have the recorded hash.
     """
     with tempfile.TemporaryDirectory() as temporary:
         if dump.suffix == ".zip":
@@ -230,8 +240,8 @@ def clean_dump(dump: Path, out: Path) -> None:
                     file.write(text)
             if digest.hexdigest() != TEXT_SHA256:
                 raise ValueError(
-                    f"{dump} cleans to a text with SHA-256 {digest.hexdigest()} where "
-                    f"{TEXT_SHA256} is recorded; is it enwik8?"
+                    f"{dump} gives a cleaned text with SHA-256 {digest.hexdigest()} instead of "
+                    f"{TEXT_SHA256}; check that it is enwik8"
                 )
 
         write_atomically(out, write)
@@ -240,7 +250,7 @@ def clean_dump(dump: Path, out: Path) -> None:
 def _fetch(folder: Path) -> Path:
     path = folder / "enwik8.zip"
     if not path.is_file():
-        print(f"fetching {SITE}", file=sys.stderr)
+        print(f"downloading {SITE}", file=sys.stderr)
 
         def write(part: Path) -> None:
             with urllib.request.urlopen(SITE, timeout=60) as answer, open(part, "wb") as file:
@@ -250,8 +260,8 @@ def _fetch(folder: Path) -> Path:
             write_atomically(path, write)
         except OSError as error:
             raise FileNotFoundError(
-                f"{SITE} could not be fetched: {error}; fetch it where there is a network, and "
-                "name its folder: --from FOLDER"
+                f"{SITE} could not be downloaded: {error}; download it elsewhere and give its "
+                "folder: --from FOLDER"
             ) from error
     return path
 
@@ -259,6 +269,5 @@ def _fetch(folder: Path) -> Path:
 def _require(path: Path, sha256: str, what: str) -> None:
     if (found := sha256_of(path)) != sha256:
         raise ValueError(
-            f"{path} is not the {what} that is meant: its SHA-256 is {found}, and {sha256} is "
-            "recorded"
+            f"{path} is not the expected {what}: its SHA-256 is {found} instead of {sha256}"
         )

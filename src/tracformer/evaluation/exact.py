@@ -41,8 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.contexts import Context, parse, sequence_rng
-from tracformer.data import Source as DataSource
-from tracformer.data import TextSource, Tokenizer, char_tokenizer
+from tracformer.data import DataSource, TextSource, Tokenizer, char_tokenizer
 from tracformer.evaluation.bootstrap import ratio, ratio_interval
 from tracformer.evaluation.exact_sources import (
     SMALLEST,

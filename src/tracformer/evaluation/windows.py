@@ -17,9 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracformer.contexts import Strategy, draw_contexts
-from tracformer.data import PreparedData, Source, Tokenizer, documents, named_sets, open_sources
+from tracformer.data import (
+    DataSource,
+    PreparedData,
+    Tokenizer,
+    named_sets,
+    open_sources,
+    whole_documents,
+)
+from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.shards import MANIFEST_FILE, Tokens
-from tracformer.data.sources import HUB_PREFIX, with_gaps_of
+from tracformer.data.sources import with_gaps_of
 from tracformer.data.tokenizer import AlphabetError
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.task import Subject, Task
@@ -218,7 +226,7 @@ def _stream(
     folder = _prepared(data)
     if folder is None:
         return _encoded(
-            documents(with_gaps_of(tokenizer, _source(data, split, division, detokenize))),
+            whole_documents(with_gaps_of(tokenizer, _source(data, split, division, detokenize))),
             tokenizer,
         )
     prepared = PreparedData.open(folder)
@@ -246,7 +254,7 @@ def _prepared(data: str) -> Path | None:
     )
 
 
-def _source(data: str, split: str, division: str, detokenize: str | None) -> Source:
+def _source(data: str, split: str, division: str, detokenize: str | None) -> DataSource:
     named = bool(named_sets(data))
     if not named and not data.startswith(HUB_PREFIX):
         try:

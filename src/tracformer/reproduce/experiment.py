@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from tracformer.data import (
+    DataSource,
     PreparedData,
-    Source,
     is_made_from,
     named_sets,
     open_source,
@@ -34,8 +34,9 @@ from tracformer.data import (
     prepare,
     require_tokenizer,
 )
+from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.shards import MANIFEST_FILE
-from tracformer.data.sources import HUB_PREFIX, reading_of, split_files
+from tracformer.data.sources import reading_of, split_files
 from tracformer.evaluation.exact import PREFIX as EXACT
 from tracformer.evaluation.exact import parse_exact
 from tracformer.evaluation.task import Task, make_task
@@ -580,7 +581,7 @@ def require_there(data: DataSet) -> None:
         raise FileNotFoundError(f"data set {data.name!r}: there is no {place}")
 
 
-def split_sources(data: DataSet, trained: bool) -> dict[str, Source]:
+def split_sources(data: DataSet, trained: bool) -> dict[str, DataSource]:
     """By split; only `validation` for a set that nothing is trained on."""
     if _is_named(data):
         splits = open_sources(data.source, folder=data.folder or None)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tracformer.data.rows import ExampleOrder, Examples
+from tracformer.data.examples import ExampleOrder, Examples
 from tracformer.distributed import Ranks
 from tracformer.training.objectives import Question, Questioner
 

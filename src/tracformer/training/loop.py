@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tracformer.data.rows import Examples
+from tracformer.data.examples import Examples
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.distributed import Ranks
 from tracformer.files import write_atomically

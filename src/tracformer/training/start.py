@@ -15,10 +15,10 @@ from tracformer.baselines import find_family, load_model
 from tracformer.data import (
     PreparedData,
     Tokenizer,
-    examples,
     is_made_from,
     load_tokenizer,
     name_of,
+    open_examples,
     open_sources,
     parse_validation,
     prepare,
@@ -82,8 +82,9 @@ def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None
                 "number"
             )
         views = (config.length, config.data.rows, config.data.cross_documents)
-        train = examples(data.split("train"), *views)
-        valid = examples(data.split("validation"), *views) if _can_validate(data, config) else None
+        train = open_examples(data.split("train"), *views)
+        validated = _can_validate(data, config)
+        valid = open_examples(data.split("validation"), *views) if validated else None
         if valid is None:
             say("no validation: there is less held-out text than one row")
         if not config.steps:

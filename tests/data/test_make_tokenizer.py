@@ -1,3 +1,5 @@
+"""Tokenizers by name, and tokenizers read from folders, files and the hub."""
+
 import json
 import sys
 from collections.abc import Iterable
@@ -51,22 +53,22 @@ def gpt2_layout(tmp_path: Path) -> Path:
         ("bpe:270", "bpe", 270),
     ],
 )
-def test_kinds_by_name(spec: str, kind: str, size: int) -> None:
+def test_tokenizers_by_name(spec: str, kind: str, size: int) -> None:
     tokenizer = build_tokenizer(spec, texts)
     assert (tokenizer.kind, tokenizer.vocab_size) == (kind, size)
 
 
-def test_bad_names(tmp_path: Path) -> None:
+def test_unknown_names_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bpe:4096"):
         build_tokenizer("bpe", texts)
-    with pytest.raises(ValueError, match="learnt from text"):
+    with pytest.raises(ValueError, match="learned from text"):
         build_tokenizer("bpe:400")
     with pytest.raises(FileNotFoundError, match=r"no such file or folder.*byte, char"):
         build_tokenizer("./no/where")
-    with pytest.raises(FileNotFoundError, match="holds no tokeniser"):
+    with pytest.raises(FileNotFoundError, match="has no tokenizer"):
         build_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    with pytest.raises(ValueError, match="cannot be used as a tokeniser"):
+    with pytest.raises(ValueError, match="cannot be used as a tokenizer"):
         build_tokenizer(tmp_path)
 
 
@@ -105,7 +107,7 @@ def test_gpt2_layout_equals_transformers(gpt2_layout: Path) -> None:
     assert tokenizer.eot_id not in tokenizer.encode(EOT)
 
 
-def test_a_foreign_tokeniser_keeps_its_end_of_text_and_adds_no_tokens_of_its_own(
+def test_a_foreign_tokenizer_keeps_its_end_of_text_and_adds_no_tokens_of_its_own(
     tmp_path: Path,
 ) -> None:
     backend = Backend(
@@ -129,7 +131,7 @@ def test_a_foreign_tokeniser_keeps_its_end_of_text_and_adds_no_tokens_of_its_own
     assert (again.eot_id, again.fingerprint) == (2, tokenizer.fingerprint)
 
 
-def test_a_tokeniser_without_end_of_text_gets_one(tmp_path: Path) -> None:
+def test_a_tokenizer_without_end_of_text_gets_one(tmp_path: Path) -> None:
     backend = Backend(models.WordLevel({"[UNK]": 0, "cat": 1}, unk_token="[UNK]"))
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
@@ -139,11 +141,11 @@ def test_a_tokeniser_without_end_of_text_gets_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("vocab", [{"[UNK]": 0, "cat": 9}, {"[UNK]": 0, "a": 1, "cat": 3}])
 def test_ids_with_gaps_are_refused(tmp_path: Path, vocab: dict[str, int]) -> None:
     Backend(models.WordLevel(vocab, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="cannot be used as a tokeniser"):
+    with pytest.raises(ValueError, match="cannot be used as a tokenizer"):
         load_tokenizer(tmp_path)
 
 
-def test_an_empty_tokeniser_is_refused(tmp_path: Path) -> None:
+def test_an_empty_tokenizer_is_refused(tmp_path: Path) -> None:
     Backend(models.BPE()).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="vocabulary is empty"):
         load_tokenizer(tmp_path)
@@ -168,12 +170,10 @@ def test_hugging_face_reads_a_saved_folder(made: Tokenizer, tmp_path: Path) -> N
     assert len(theirs) == made.vocab_size + 1
 
 
-def test_the_space_before_a_mask_belongs_to_it_where_words_are_spelt_with_theirs(
+def test_the_mask_takes_the_space_before_it_if_tokens_contain_spaces(
     tmp_path: Path,
 ) -> None:
-    """As in a blank: a word without its space behind a space without its word was
-    never seen in training.
-    """
+    """Training never has a space token right before a word token without its space."""
     for number, (made, moves) in enumerate(
         [
             (train_bpe(TEXTS, 280), True),
@@ -193,19 +193,19 @@ def test_the_space_before_a_mask_belongs_to_it_where_words_are_spelt_with_theirs
         assert load_tokenizer(tmp_path / str(number)).fingerprint == made.fingerprint
 
 
-def test_hub_ids_go_through_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_ids_are_read_by_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = train_bpe(TEXTS, 280)
     made.save(tmp_path)
     real = transformers.AutoTokenizer.from_pretrained
-    asked = []
+    names = []
 
     def from_pretrained(name: str) -> object:
-        asked.append(name)
+        names.append(name)
         return real(tmp_path)
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
     assert load_tokenizer("owner/name").encode("the cat") == made.encode("the cat")
-    assert asked == ["owner/name"]
+    assert names == ["owner/name"]
 
 
 def test_an_unknown_hub_id_is_one_clear_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_an_unknown_hub_id_is_one_clear_paragraph(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)
     with pytest.raises(
-        ValueError, match=r"tokeniser is 'gtp2': not a kind .*not a valid model identifier$"
+        ValueError, match=r"tokenizer is 'gtp2': not one of .*not a valid model identifier$"
     ):
         load_tokenizer("gtp2")
 
@@ -227,5 +227,5 @@ def test_without_transformers_the_error_says_what_to_install(
         load_tokenizer("gpt2")
 
 
-def test_learning_reads_no_more_than_its_sample() -> None:
+def test_bpe_learns_from_a_bounded_sample() -> None:
     assert list(_first(["aaa", "bbb", "ccc"], 4)) == ["aaa", "bbb"]

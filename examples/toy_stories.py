@@ -1,11 +1,11 @@
-"""Little stories whose words agree across long distances, so that a hole needs both sides to be
-filled.
+"""Short generated stories whose words agree across long distances.
 
     Mia carried the blue lamp to the market , where the tall men from the village sing all day .
     in the evening she sold the blue lamp to a baker , and the men thanked her .
 
-The hero's gender returns as two pronouns, the thing and its colour return, the crowd's number fixes
-its verb and returns at the end.
+The hero's gender decides two pronouns, the thing and its colour are repeated, and the number of the
+crowd decides its verb and is repeated at the end. So a blank can only be filled with the words on
+both sides of it, and every fill can be checked by rule.
 """
 
 import random
@@ -24,7 +24,7 @@ BUYERS = ("baker", "teacher", "doctor", "king")
 
 
 def write_story(rng: random.Random) -> list[str]:
-    """One story as words."""
+    """Return a story as words."""
     pronoun = rng.choice(("she", "he"))
     number = rng.randrange(2)
     colour, thing = rng.choice(COLOURS), rng.choice(THINGS)
@@ -39,12 +39,12 @@ def write_story(rng: random.Random) -> list[str]:
 
 
 def follows_the_rules(words: list[str]) -> bool:
-    """Could `write_story` have written this?"""
+    """Return whether `write_story` could have written these words."""
     return any(pattern.fullmatch(" ".join(words)) for pattern in _PATTERNS)
 
 
 def vocabulary() -> list[str]:
-    """Every word a story can use, sorted."""
+    """Return every word that stories use, sorted."""
     chosen = [
         *HEROES.values(),
         COLOURS,

@@ -1,5 +1,8 @@
-"""From documents to a folder of token shards: tokenise, write, count, hash, and rename the finished
-folder into place.
+"""Turn documents into a folder of token shards.
+
+prepare             tokenize, write, count and hash; the finished folder is renamed into place
+is_made_from        whether a folder was prepared from given sources
+require_tokenizer   stop if a folder was prepared with another tokenizer than the wanted one
 """
 
 import glob
@@ -16,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from tracformer.data.documents import TextPiece
 from tracformer.data.make_tokenizer import ALPHABETS, build_tokenizer, choose_tokenizer
-from tracformer.data.readers import Piece
 from tracformer.data.shards import (
     DTYPES,
     INDEX_DTYPE,
@@ -29,8 +32,8 @@ from tracformer.data.shards import (
     index_file,
     shard_file,
 )
-from tracformer.data.sources import Source, Where, contents, open_sources, with_gaps_of
-from tracformer.data.split import Rule, Whole, choose_rule, identity_rule
+from tracformer.data.sources import DataSource, Where, file_hashes, open_sources, with_gaps_of
+from tracformer.data.split import SplitRule, WholeSource, choose_rule, identity_rule
 from tracformer.data.tokenizer import (
     CONFIG_FILE,
     FOREIGN,
@@ -43,13 +46,14 @@ from tracformer.files import flush, sha256_of, write_atomically
 from tracformer.progress import ProgressBar
 
 SHARD_TOKENS = 1 << 28
+# documents are tokenized in batches large enough for all cores
 BATCH_CHARACTERS, BATCH_PIECES = 1 << 21, 4096
 SPLIT_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def prepare(
     folder: str | PathLike[str],
-    sources: Where | Source | Mapping[str, Source],
+    sources: Where | DataSource | Mapping[str, DataSource],
     tokenizer: Tokenizer | str | PathLike[str] = "auto",
     *,
     validation: float = 0.05,
@@ -58,12 +62,38 @@ def prepare(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> PreparedData:
-    """Tokenise sources into `folder` and open it.
+    """Tokenize sources into a folder and open it.
 
-    `sources` is a file, folder, glob or name (see `open_sources`), a source, or sources by split.
-    If there is none for `validation`, that fraction of `train` is held back (see `carve`); with
-    `identity`, in clusters of aligned FASTA records, and as much again for `test` (see `identity`).
-    Nothing appears at `folder` before everything is written.
+    The folder appears only when everything is written.
+
+    Args:
+        folder: The folder to write.
+        sources: A file, folder, glob or name (see `open_sources`), a source, or one source per
+            split.
+        tokenizer: A tokenizer, a text such as `bpe:4096` (see `build_tokenizer`), or `auto` to
+            choose by the data (see `choose_tokenizer`).
+        validation: Fraction of `train` to hold out if there is no source for `validation`.
+        identity: For aligned FASTA files: hold out sequences with at most this identity to any
+            training sequence, and as many again for `test` (see `split`).
+        shard_tokens: Number of tokens per shard.
+        overwrite: Replace a prepared folder.
+        quiet: Show no progress.
+
+    Returns:
+        The prepared data.
+
+    Raises:
+        ValueError: An argument is wrong, the folder exists, or a text cannot be tokenized.
+        FileNotFoundError: A source does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> from tracformer.data import TextSource
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     texts = TextSource(["one text", "another text"])
+        ...     data = prepare(f"{folder}/data", texts, "byte", validation=0.0, quiet=True)
+        ...     len(data.split("train").tokens)
+        22
     """
     target = Path(folder)
     _check_arguments(target, validation, shard_tokens, overwrite)
@@ -71,7 +101,7 @@ def prepare(
     asked = "" if isinstance(tokenizer, Tokenizer) else str(tokenizer)
     if not isinstance(tokenizer, Tokenizer):
         spec = choose_tokenizer(by_split) if str(tokenizer) == "auto" else tokenizer
-        # An alphabet must cover every split; merges are learnt from what the model may learn from.
+        # An alphabet must cover every split; merges are learned from training text only.
         learn_from = (
             list(by_split)
             if str(spec) == "char"
@@ -83,12 +113,12 @@ def prepare(
             spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces())
         )
     by_split = {name: with_gaps_of(tokenizer, source) for name, source in by_split.items()}
-    rules: dict[str, Rule] = {name: Whole(name) for name in by_split}
+    rules: dict[str, SplitRule] = {name: WholeSource(name) for name in by_split}
     if identity is not None:
         if set(by_split) != {"train"}:
             raise ValueError(
-                "identity holds records back from one source, and there are sources for "
-                f"{', '.join(by_split)}; leave one out"
+                "identity holds out records of one source, but there are sources for "
+                f"{', '.join(by_split)}; give only train, or leave identity out"
             )
         rules["train"] = identity_rule(by_split["train"], identity, validation)
     elif "train" in by_split and "validation" not in by_split:
@@ -104,9 +134,17 @@ def prepare(
     return PreparedData.open(target)
 
 
-def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool = True) -> bool:
-    """Files of the same names and sizes, read in the same way; with hashes, of the same content,
-    unless the folder is too old to say.
+def is_made_from(
+    data: PreparedData, sources: Mapping[str, DataSource], hashes: bool = True
+) -> bool:
+    """Return whether data was prepared from these sources.
+
+    Files must have the same names and sizes and be read with the same options.
+
+    Args:
+        data: Prepared data.
+        sources: One source per split.
+        hashes: Compare the SHA-256 of the files too, if the manifest has them.
     """
     with_gaps = {name: with_gaps_of(data.tokenizer, source) for name, source in sources.items()}
     described = [
@@ -115,18 +153,24 @@ def is_made_from(data: PreparedData, sources: Mapping[str, Source], hashes: bool
     if data.manifest.sources not in described:
         return False
     known = data.manifest.contents if hashes else {}
-    return all(contents(sources[name]) == digests for name, digests in known.items())
+    return all(file_hashes(sources[name]) == digests for name, digests in known.items())
 
 
 def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
-    """What was prepared stays as it is: a wish for another tokeniser is refused, as far as can be
-    told without the data or the hub.
+    """Raise ValueError if data was prepared with another tokenizer than the wanted one.
+
+    The check uses neither the source data nor the hub, so it may miss a difference.
+
+    Args:
+        wanted: The tokenizer, as `build_tokenizer` takes it, or `auto`.
+        data: Prepared data.
+        what: Name of the option, for the error message.
     """
     kind, _, argument = wanted.partition(":")
     found, asked = data.tokenizer, data.manifest.tokenizer.get("asked", "")
     if wanted == "auto":
         same = True
-    # learnt from the data, which may have too few words for so many tokens
+    # learned from the data, which may have given fewer tokens
     elif wanted == "char" or kind == "bpe":
         learnt = found.kind == kind and not (
             argument.isdecimal() and found.vocab_size > int(argument)
@@ -137,16 +181,16 @@ def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
     else:
         same = found.kind == FOREIGN
     if not same:
-        told = asked if asked.startswith("bpe:") else f"kind {found.kind}"
+        shown = asked if asked.startswith("bpe:") else f"kind {found.kind}"
         raise ValueError(
-            f"{what} is {wanted!r}, but {data.folder} was prepared with another ({told}, "
-            f"{found.vocab_size} tokens); "
-            "prepare the data anew, in another folder, or write auto to use it as it is"
+            f"{what} is {wanted!r}, but {data.folder} was prepared with another tokenizer "
+            f"({shown}, {found.vocab_size} tokens); prepare the data again in another folder, or "
+            "use auto to take the folder as it is"
         )
 
 
 class SplitWriter:
-    """Writes one split's shards and index, hashing on the way."""
+    """Write the shards and the index of one split, and hash them."""
 
     def __init__(
         self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, files: ExitStack
@@ -160,6 +204,7 @@ class SplitWriter:
         self._add_to_index()
 
     def add(self, ids: NDArray[np.unsignedinteger[Any]]) -> None:
+        """Append ids to the current document."""
         data = ids.astype(self.dtype, copy=False)
         while len(data):
             number, filled = divmod(self.tokens, self.shard_tokens)
@@ -171,11 +216,13 @@ class SplitWriter:
             self.tokens += len(now)
 
     def end_document(self, eot: NDArray[np.unsignedinteger[Any]]) -> None:
+        """Append end of text and note where the next document begins."""
         self.add(eot)
         self.documents += 1
         self._add_to_index()
 
     def finish(self) -> SplitCounts:
+        """Close the files and return the split's sizes."""
         self._finish_shard()
         self.facts[index_file(self.split)] = self._index.finish()
         return SplitCounts(self.documents, self.tokens, self.bytes)
@@ -193,6 +240,8 @@ class SplitWriter:
 
 
 class _HashedFile:
+    """A file that hashes what is written to it."""
+
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
 
@@ -210,8 +259,8 @@ class _HashedFile:
 
 def _write(
     folder: Path,
-    sources: Mapping[str, Source],
-    rules: Mapping[str, Rule],
+    sources: Mapping[str, DataSource],
+    rules: Mapping[str, SplitRule],
     tokenizer: Tokenizer,
     asked: str,
     shard_tokens: int,
@@ -246,9 +295,8 @@ def _write(
     for split in {split: None for rule in rules.values() for split in rule.splits}:
         if split not in counts:
             raise ValueError(
-                f"split {split!r} came out empty: there is no document for it, or all documents "
-                "are copies of one another; "
-                "give more text, or name a source for validation"
+                f"split {split!r} is empty: there is no document for it, or all documents are "
+                "equal; give more text, or a source for validation"
             )
     facts = {name: fact for writer in writers.values() for name, fact in writer.facts.items()}
     for file in (TOKENIZER_FILE, CONFIG_FILE):
@@ -262,23 +310,23 @@ def _write(
             "vocab_size": tokenizer.vocab_size,
             "eot_id": tokenizer.eot_id,
             "mask_id": tokenizer.mask_id,
-            **({"asked": asked} if asked else {}),  # bpe:4096 may have learnt less
+            **({"asked": asked} if asked else {}),  # bpe:4096 may have given fewer tokens
         },
         splits=counts,
         sources={given: source.describe() for given, source in sources.items()},
         carving={given: rule.describe() for given, rule in rules.items()},
         files=dict(sorted(facts.items())),
-        contents={given: contents(source) for given, source in sources.items()},
+        contents={given: file_hashes(source) for given, source in sources.items()},
     )
     write_atomically(folder / MANIFEST_FILE, manifest.to_json())
     flush(folder)
 
 
 def _encode(
-    tokenizer: Tokenizer, routed: Iterable[tuple[str, Piece]]
-) -> Iterator[tuple[str, Piece, Ids]]:
-    """Pieces with their ids, tokenised in batches that fill all cores and little memory."""
-    batch: list[tuple[str, Piece]] = []
+    tokenizer: Tokenizer, routed: Iterable[tuple[str, TextPiece]]
+) -> Iterator[tuple[str, TextPiece, Ids]]:
+    """Yield the pieces with their splits and ids."""
+    batch: list[tuple[str, TextPiece]] = []
     characters = 0
     for item in routed:
         batch.append(item)
@@ -290,8 +338,8 @@ def _encode(
 
 
 def _encode_batch(
-    tokenizer: Tokenizer, batch: list[tuple[str, Piece]]
-) -> Iterator[tuple[str, Piece, Ids]]:
+    tokenizer: Tokenizer, batch: list[tuple[str, TextPiece]]
+) -> Iterator[tuple[str, TextPiece, Ids]]:
     try:
         encoded = tokenizer.encode_batch([piece.text for _, piece in batch])
     except AlphabetError as error:
@@ -302,21 +350,21 @@ def _encode_batch(
             f"{error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}"
         ) from error
     for (split, piece), ids in zip(batch, encoded, strict=True):
-        if piece.offset and tokenizer.puts_spaces:  # of a document that came in several pieces
+        if piece.offset and tokenizer.adds_prefix_space:  # not the beginning of a document
             ids = np.array(tokenizer.encode(piece.text, inside=True), np.uint32)
         yield split, piece, ids
 
 
-def _by_split(sources: Where | Source | Mapping[str, Source]) -> dict[str, Source]:
+def _by_split(sources: Where | DataSource | Mapping[str, DataSource]) -> dict[str, DataSource]:
     if isinstance(sources, str | PathLike):
         return open_sources(sources)
     by_split = dict(sources) if isinstance(sources, Mapping) else {"train": sources}
     if not by_split:
-        raise ValueError("there is no source; give at least one")
+        raise ValueError("there are no sources; give at least one")
     if wrong := [name for name in by_split if not SPLIT_NAME.fullmatch(name)]:
         raise ValueError(
-            f"split name {wrong[0]!r} cannot be used; use lower-case letters, digits and _, for "
-            "instance train, validation, test"
+            f"split name {wrong[0]!r} is not allowed; use lower-case letters, digits and _, for "
+            "example train, validation, test"
         )
     return by_split
 
@@ -324,7 +372,7 @@ def _by_split(sources: Where | Source | Mapping[str, Source]) -> dict[str, Sourc
 def _check_arguments(target: Path, validation: float, shard_tokens: int, overwrite: bool) -> None:
     if not 0.0 <= validation <= 0.5:
         raise ValueError(
-            f"validation is {validation!r}; it is the fraction of the data to hold back, from 0 to "
+            f"validation is {validation!r}; it is the fraction of the data to hold out, from 0 to "
             "0.5"
         )
     if shard_tokens < 1:
@@ -332,21 +380,21 @@ def _check_arguments(target: Path, validation: float, shard_tokens: int, overwri
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not target.is_dir():
-        raise ValueError(f"{target} is a file; name a folder for the prepared data")
+        raise ValueError(f"{target} is a file; give a folder for the prepared data")
     if not overwrite:
         raise ValueError(
-            f"{target} exists already; name another folder, or replace it with overwrite=True "
+            f"{target} exists already; use another folder, or replace it with overwrite=True "
             "(--overwrite)"
         )
     if not (target / MANIFEST_FILE).is_file():
         raise ValueError(
             f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not "
-            "overwritten; name another"
+            "overwritten; use another folder"
         )
 
 
 def _remove_abandoned(target: Path) -> None:
-    """What a process that was killed had begun to write for this folder."""
+    """Remove the unfinished folders of processes that were killed."""
     for part in target.parent.glob(f"{glob.escape(f'.{target.name}.')}*.part"):
         process = part.name.split(".")[-2]
         if process.isdecimal() and not _is_alive(int(process)):
@@ -354,7 +402,7 @@ def _remove_abandoned(target: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    if os.name == "nt":  # where signal 0 is Ctrl-C
+    if os.name == "nt":  # there, signal 0 would be Ctrl-C
         return True
     try:
         os.kill(process, 0)
@@ -366,10 +414,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _put_in_place(part: Path, target: Path) -> None:
-    """Rename, the last act.
-
-    An older folder steps aside first and comes back if the rename fails.
-    """
+    """Rename the finished folder; an old one is moved away first, and back if that fails."""
     aside = target.with_name(f".{target.name}.{os.getpid()}.old")
     replaced = target.exists()
     if replaced:

@@ -1,21 +1,20 @@
-"""TinyStories (Eldan and Li, 2023): short stories in simple words, with held-out stories of their
-own.
+"""TinyStories (Eldan and Li, 2023): short stories in simple words, and its held-out stories.
 
     tracformer prepare tinystories --from FOLDER --tokenizer bpe:2048 --out data/stories
 
-FOLDER/tinystories holds text files: those whose names contain `train` (stories that end in
-<|endoftext|>; machine-written ones may stand beside the real ones), and one or more whose names
-contain `valid`. From the latter come two splits, `validation` and `test`:
+FOLDER/tinystories has text files whose names contain `train` (stories that end in <|endoftext|>;
+machine-written stories may be among them), and one or more whose names contain `valid`. The latter
+give two splits, `validation` and `test`:
 
-1. The text is cut into stories, at <|endoftext|> if it has any. A text that lost its separators is
-   cut before each paragraph that opens a story (`OPENING`); what stands before the first is left
-   out. Of the 7,040 stories of the published training text 88% open so, and 8% of such paragraphs
-   open none.
+1. The text is cut into stories, at <|endoftext|> if it has any. A text without separators is cut
+   before each paragraph that looks like the beginning of a story (`OPENING`); text before the first
+   is left out. Of the 7,040 stories of the published training text 88% begin like this, and 8% of
+   such paragraphs do not begin a story.
 2. Paragraphs are joined by one newline, as in the training text.
-3. A story that begins before the middle of the text is for `validation`, any other for `test`.
-4. Stories that share SHARED consecutive words with the training text, case and punctuation aside,
-   are removed. Many share no more than an opening ("Once upon a time there was a little girl named
-   Lily. She"); they are removed too.
+3. A story that begins before the middle of the text is for `validation`, others for `test`.
+4. Stories that share SHARED consecutive words with the training text, ignoring case and
+   punctuation, are removed. Many share only an opening ("Once upon a time there was a little girl
+   named Lily. She"); they are removed too.
 """
 
 import re
@@ -26,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tracformer.data.readers import Piece, as_pieces, by_separator, read_text
+from tracformer.data.documents import TextPiece, as_pieces, by_separator, read_text
 from tracformer.data.tokenizer import EOT
 
 NAME = "tinystories"
@@ -43,27 +42,36 @@ WORD = re.compile(r"[\w']+")
 
 @dataclass(frozen=True)
 class HeldOutStories:
-    """One half of the held-out stories, without those that the training text gives away."""
+    """One half of the held-out stories, without those that share text with the training stories.
+
+    Attributes:
+        held_out: Files of held-out stories.
+        training: Files of training stories.
+        split: "validation" or "test".
+    """
 
     held_out: tuple[Path, ...]
     training: tuple[Path, ...]
-    split: str  # validation or test
+    split: str
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return all files that decide what the split holds."""
+        """All files that the content of the split depends on."""
         return (*self.held_out, *self.training)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
+        """Yield the stories."""
         halves = unseen_stories(self.held_out, self.training)
         for number, story in enumerate(halves[HALVES[self.split]], 1):
             yield from as_pieces(story, f"{self.held_out[0]}, {self.split} story {number}")
 
     def describe(self) -> dict[str, Any]:
+        """Return the files and the rules, for the manifest."""
         files = [{"name": path.name, "bytes": path.stat().st_size} for path in self.files]
         return {"files": files, "half": HALVES[self.split], "shared_words": SHARED, "rule": 1}
 
     def size(self) -> int | None:
+        """Return None: the size is not known."""
         return None
 
 
@@ -71,9 +79,7 @@ class HeldOutStories:
 def unseen_stories(
     held_out: tuple[Path, ...], training: tuple[Path, ...]
 ) -> tuple[list[str], list[str]]:
-    """Return the stories of both halves that share no SHARED words in a row with the
-    training text.
-    """
+    """Return the stories of both halves that share no SHARED consecutive words with training."""
     text = "\n".join("".join(read_text(path)) for path in held_out)
     halves: tuple[list[str], list[str]] = ([], [])
     for start, story in split_stories(text):
@@ -88,16 +94,15 @@ def unseen_stories(
     )
     if not first or not second:
         raise ValueError(
-            f"{held_out[0]}: {len(first)} and {len(second)} stories of its halves share no "
-            f"{SHARED} words "
-            "in a row with the training text; held-out text must be other stories than the "
-            "training text"
+            f"{held_out[0]}: only {len(first)} and {len(second)} stories of its halves share no "
+            f"{SHARED} consecutive words with the training text; use held-out stories that are not "
+            "in the training text"
         )
     return first, second
 
 
 def split_stories(text: str) -> list[tuple[int, str]]:
-    """Return the stories of a text, each with the place at which it begins.
+    """Return the stories of a text, each with the offset at which it begins.
 
     >>> text = "left it.\\n\\nOnce upon a time, a cat ran.\\n\\nIt sat.\\n\\nOne day, a dog ran."
     >>> [story for _, story in split_stories(text)]

@@ -1,3 +1,5 @@
+"""Documents of files: every division, in bounded memory, whatever the chunks."""
+
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import readers as module
+from tracformer.data import documents as module
+from tracformer.data.documents import (
+    DOCUMENTS,
+    TextPiece,
+    as_pieces,
+    cut_point,
+    lines_of,
+    read_text,
+)
 from tracformer.data.make_tokenizer import byte_tokenizer, train_bpe
-from tracformer.data.readers import DOCUMENTS, Piece, as_pieces, cut_point, lines_of, read_text
 
 SEPARATOR = "<|end|>"
 WORDS = st.text(alphabet="ab cé\n\t.'1", max_size=80)
@@ -18,7 +27,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, size: int = 8) -> None:
     monkeypatch.setattr(module, "PIECE_CHARACTERS", size)
 
 
-def joined(pieces: Iterator[Piece]) -> list[str]:
+def joined(pieces: Iterator[TextPiece]) -> list[str]:
     documents, parts = [], []
     for piece in pieces:
         parts.append(piece.text)

@@ -1,4 +1,7 @@
+"""Prepared folders: what is written, what is read back, what is refused."""
+
 import hashlib
+import importlib
 import json
 import os
 import subprocess
@@ -11,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import preparation as shards
-from tracformer.data import readers as text_module
+from tracformer.data import documents
 from tracformer.data.make_tokenizer import byte_tokenizer, char_tokenizer, train_bpe
-from tracformer.data.preparation import is_made_from, prepare
+from tracformer.data.prepare import is_made_from, prepare
 from tracformer.data.shards import PreparedData, dtype_name
 from tracformer.data.sources import TextSource, open_source, open_sources
 from tracformer.data.tokenizer import EOT, Tokenizer
+
+# `tracformer.data.prepare` names the function
+prepare_module = importlib.import_module("tracformer.data.prepare")
 
 BYTE = byte_tokenizer()
 BPE = train_bpe(["some words to learn from, and some more words\n"] * 4, 300)
@@ -63,7 +68,7 @@ def test_shards_are_the_encoded_documents_one_after_another(
     )
 
 
-def test_a_folder_on_disk(tmp_path: Path) -> None:
+def test_files_of_a_prepared_folder(tmp_path: Path) -> None:
     data = prepare(
         tmp_path / "out", TextSource(STORIES), BPE, validation=0.1, shard_tokens=5000, quiet=True
     )
@@ -110,7 +115,7 @@ def test_the_same_input_gives_the_same_folder(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
 
-def test_width_of_tokens(tmp_path: Path) -> None:
+def test_large_vocabularies_use_wide_integers(tmp_path: Path) -> None:
     assert [dtype_name(size) for size in (257, 65536, 65537)] == ["uint16", "uint16", "uint32"]
     wide = char_tokenizer(chr(0x10000 + i) for i in range(70_000))
     data = prepare(
@@ -142,9 +147,9 @@ def test_a_giant_document_gives_the_same_tokens_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = "\n".join(STORIES[:50])
-    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 64)
-    monkeypatch.setattr(text_module, "CHUNK_BYTES", 100)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 64)
+    monkeypatch.setattr(documents, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 200)
     (tmp_path / "book.txt").write_text(book, encoding="utf-8")
     data = prepare(tmp_path / "out", tmp_path / "book.txt", BPE, validation=0.0, quiet=True)
     assert stored(data, "train") == expected(BPE, [book])
@@ -177,7 +182,7 @@ def test_a_foreign_character_is_named_with_its_record(tmp_path: Path) -> None:
 def test_offsets_count_from_the_documents_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: float
 ) -> None:
-    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr(documents, "PIECE_CHARACTERS", 10)
     with pytest.raises(ValueError, match=r"document 1: character 'U' at offset 90 "):
         prepare(
             tmp_path / "out",
@@ -189,7 +194,7 @@ def test_offsets_count_from_the_documents_start(
 
 
 @pytest.mark.parametrize("gaps", ["", "remove"])
-def test_an_aligned_alphabet_keeps_gaps_unless_told_otherwise(tmp_path: Path, gaps: str) -> None:
+def test_an_aligned_alphabet_keeps_gaps_unless_they_are_removed(tmp_path: Path, gaps: str) -> None:
     (tmp_path / "a.fasta").write_text(">x\nMK-V\n>y\nM.KV\n")
     sources = open_sources(tmp_path / "a.fasta", gaps=gaps)
     data = prepare(tmp_path / "out", sources, "protein-aligned", validation=0.0, quiet=True)
@@ -200,7 +205,7 @@ def test_an_aligned_alphabet_keeps_gaps_unless_told_otherwise(tmp_path: Path, ga
     assert is_made_from(data, sources)
 
 
-def test_what_a_folder_was_made_from(tmp_path: Path) -> None:
+def test_changed_sources_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("first")
     data = prepare(tmp_path / "out", path, BYTE, validation=0.0, quiet=True)
@@ -211,7 +216,7 @@ def test_what_a_folder_was_made_from(tmp_path: Path) -> None:
     assert is_made_from(data, open_sources(path), hashes=False)
 
 
-def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+def test_a_file_name_may_not_be_utf8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.txt")
     path.write_text("text")
     data = prepare(tmp_path / "out", path, BYTE, validation=0.0, quiet=True)
@@ -262,7 +267,7 @@ def test_a_failure_leaves_nothing_and_the_old_folder_whole(
     def full_disk(self: Any, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards._HashedFile, "write", full_disk)
+    monkeypatch.setattr(prepare_module._HashedFile, "write", full_disk)
     with pytest.raises(OSError, match="No space left"):
         prepare(folder, TextSource(["second"]), BYTE, validation=0.0, overwrite=True, quiet=True)
     assert stored(PreparedData.open(folder, verify=True), "train") == expected(BYTE, ["first"])
@@ -292,13 +297,109 @@ def test_a_failed_rename_brings_the_old_folder_back(
     [
         (TextSource(["a"]), {"validation": 0.7}, "validation is 0.7; it is the fraction"),
         (TextSource(["a"]), {"shard_tokens": 0}, "shard_tokens is 0"),
-        ({}, {}, "there is no source"),
-        ({"../up": TextSource(["a"])}, {}, r"split name '\.\./up' cannot be used"),
-        (TextSource([]), {"validation": 0.0}, "split 'train' came out empty"),
-        (TextSource(["same"] * 900), {}, "came out empty: .* copies of one another"),
+        ({}, {}, "there are no sources"),
+        ({"../up": TextSource(["a"])}, {}, r"split name '\.\./up' is not allowed"),
+        (TextSource([]), {"validation": 0.0}, "split 'train' is empty"),
+        (TextSource(["same"] * 900), {}, "is empty: .* all documents are equal"),
     ],
 )
 def test_bad_arguments(tmp_path: Path, sources: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepare(tmp_path / "out", sources, BYTE, **{"quiet": True, **options})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    prepare(
+        tmp_path / "out",
+        TextSource(["hello", "world"]),
+        "byte",
+        validation=0.0,
+        shard_tokens=5,
+        quiet=True,
+    )
+    return tmp_path / "out"
+
+
+def test_reading_across_shards(folder: Path) -> None:
+    tokens = PreparedData.open(folder).split("train").tokens
+    everything = [*b"hello", 256, *b"world", 256]
+    assert len(tokens) == 12
+    for start in range(13):
+        for stop in range(start, 13):
+            assert tokens.read(start, stop).tolist() == everything[start:stop]
+    with pytest.raises(ValueError, match=r"cannot read tokens 3\.\.13; the split has 12"):
+        tokens.read(3, 13)
+
+
+def test_an_unknown_split_is_an_error(folder: Path) -> None:
+    with pytest.raises(ValueError, match="no split 'test'; it has: train"):
+        PreparedData.open(folder).split("test")
+
+
+def test_a_folder_without_manifest_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no manifest\.json"):
+        PreparedData.open(tmp_path)
+
+
+def test_damage_is_found_and_named(folder: Path) -> None:
+    shard = folder / "train-00001.bin"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=r"train-00001\.bin has 9 bytes where 10 were written"):
+        PreparedData.open(folder)
+    shard.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    PreparedData.open(folder)  # sizes and names are right
+    with pytest.raises(ValueError, match=r"train-00001\.bin does not match its SHA-256"):
+        PreparedData.open(folder, verify=True)
+    shard.unlink()
+    with pytest.raises(ValueError, match=r"train-00001\.bin is missing"):
+        PreparedData.open(folder)
+
+
+def test_another_tokenizer_in_the_folder_is_found(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    char_tokenizer("helowrd").save(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        manifest["files"][name]["bytes"] = (folder / name).stat().st_size
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="its tokens were made with another tokenizer"):
+        PreparedData.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("format", "other", "its format is 'other'"),
+        ("version", 2, "its version is 2, but this program reads version 1"),
+        ("dtype", "float32", "its dtype is 'float32'"),
+        ("splits", None, "cannot be used as a manifest"),
+        ("files", {}, "does not have the length that the counts require"),
+        ("shard_tokens", 6, "does not have the length that the counts require"),
+    ],
+)
+def test_wrong_manifests_are_refused(folder: Path, key: str, value: object, message: str) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=message):
+        PreparedData.open(folder)
+
+
+def test_incomplete_manifests_are_refused(folder: Path) -> None:
+    path = folder / "manifest.json"
+    document = json.loads(path.read_text())
+    del document["tokenizer"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="'tokenizer' is missing"):
+        PreparedData.open(folder)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="cannot be used as a manifest"):
+        PreparedData.open(folder)
+
+
+def test_a_damaged_index_is_found(folder: Path) -> None:
+    path = folder / "train.index.bin"
+    path.write_bytes(path.read_bytes()[:-8] + (11).to_bytes(8, "little"))
+    with pytest.raises(ValueError, match="does not end where its tokens end"):
+        PreparedData.open(folder).split("train")

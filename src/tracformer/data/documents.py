@@ -1,0 +1,364 @@
+"""Read documents from text, JSONL and FASTA files, in bounded memory.
+
+A file is read in chunks, and a document is yielded as one or more `TextPiece`s, so that neither a
+large file nor a large document has to fit in memory.
+
+    read_text, lines_of   the text of a file, its lines
+    PieceBuilder          collect text into pieces
+    DOCUMENTS             the ways to divide a text file into documents
+    ReadOptions           options of all formats
+    format_of, read_file  the format by a file's name; all documents of a file
+"""
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from tracformer.data.tokenizer import EOT
+
+CHUNK_BYTES = 1 << 22
+PIECE_CHARACTERS = 1 << 18  # small enough that several are encoded at once, one per core
+NEWLINES = "\r\n"
+# a title line of WikiText; section titles have more signs
+ARTICLE = re.compile(r"\s*= [^=\s](.*[^=\s])? =\s*")
+
+
+class TextPiece(NamedTuple):
+    """A document or a part of one.
+
+    Attributes:
+        text: The text.
+        end: Whether the document ends with this piece.
+        origin: Where the document came from, for error messages.
+        offset: Number of characters of the document before this piece.
+    """
+
+    text: str
+    end: bool
+    origin: str
+    offset: int = 0
+
+
+def read_text(path: Path) -> Iterator[str]:
+    """Yield the text of a file in chunks of a few MB; `.gz` is unpacked.
+
+    Raises:
+        ValueError: The file is not UTF-8 (the error gives the offset) or not a whole gzip file.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    consumed = 0
+    with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else open(path, "rb")) as file:
+        while True:
+            try:
+                block = file.read(CHUNK_BYTES)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise ValueError(f"{path} is not a whole gzip file: {error}") from error
+            waiting = len(decoder.getstate()[0])  # bytes of a character that began before
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset "
+                    f"{consumed - waiting + error.start}"
+                    f"{' of the unpacked text' if path.suffix == '.gz' else ''}; convert the file "
+                    "to UTF-8 first, for instance with iconv"
+                ) from error
+            if consumed == 0:
+                text = text.removeprefix("\ufeff")
+            consumed += len(block)
+            if text:
+                yield text
+            if not block:
+                return
+
+
+def lines_of(chunks: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a text, each with its newline. A line must fit in memory."""
+    begun: list[str] = []
+    for chunk in chunks:
+        *whole, rest = chunk.split("\n")
+        for line in whole:
+            yield "".join([*begun, line, "\n"])
+            begun.clear()
+        if rest:
+            begun.append(rest)
+    if begun:
+        yield "".join(begun)
+
+
+def cut_point(text: str, limit: int, look_back: int) -> int:
+    """Return where to cut a text into two parts that are tokenized as the whole text would be.
+
+    The cut is before white space, preferably a newline: byte-level BPE never joins a word to the
+    white space after it. If there is no white space near (a chromosome), the cut is at the limit.
+
+    Args:
+        text: The text.
+        limit: Largest position of the cut.
+        look_back: How many characters before the limit may be searched for white space.
+    """
+    for blank in "\n ":
+        at = text.rfind(blank, max(1, limit - look_back), limit)
+        while at > 0 and text[at - 1].isspace():
+            at -= 1
+        if at > 0:
+            return at
+    return limit
+
+
+class PieceBuilder:
+    """Collect the text of documents and yield it as pieces of bounded size.
+
+    Documents of nothing but white space are left out.
+
+    Args:
+        origin: Where the document came from; may be changed between documents.
+    """
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self._parts: list[str] = []
+        self._size = 0
+        self._yielded = 0  # characters of this document
+
+    def add(self, text: str) -> Iterator[TextPiece]:
+        """Add text to the document; yield the pieces that are complete."""
+        self._parts.append(text)
+        self._size += len(text)
+        if self._size >= 2 * PIECE_CHARACTERS:
+            yield from self._yield_pieces("".join(self._parts))
+
+    def end(self, strip: str = "") -> Iterator[TextPiece]:
+        """End the document; characters in `strip` are removed from its end."""
+        text = "".join(self._parts)
+        if strip:
+            text = text.rstrip(strip)
+        if len(text) >= 2 * PIECE_CHARACTERS:
+            yield from self._yield_pieces(text)
+            text = "".join(self._parts)
+        if self._yielded or text.strip():
+            yield TextPiece(text, True, self.origin, self._yielded)
+        self._parts, self._size, self._yielded = [], 0, 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether the document has no text yet."""
+        return self._yielded == self._size == 0
+
+    def _yield_pieces(self, text: str) -> Iterator[TextPiece]:
+        start = 0
+        while len(text) - start >= 2 * PIECE_CHARACTERS:
+            window = text[start : start + PIECE_CHARACTERS]
+            at = cut_point(window, PIECE_CHARACTERS, PIECE_CHARACTERS // 2)
+            yield TextPiece(window[:at], False, self.origin, self._yielded)
+            self._yielded += at
+            start += at
+        self._parts, self._size = [text[start:]], len(text) - start
+
+
+def as_pieces(text: str, origin: str) -> Iterator[TextPiece]:
+    """Yield the pieces of one document that is in memory."""
+    if text.strip():
+        builder = PieceBuilder(origin)
+        yield from builder.add(text)
+        yield from builder.end()
+
+
+def by_separator(chunks: Iterable[str], origin: str, separator: str) -> Iterator[TextPiece]:
+    """Yield documents that have a separator between them.
+
+    Newlines around the separator belong to it. A text without the separator is one document.
+    """
+    builder = PieceBuilder(f"{origin}, document 1")
+    number, rest = 1, ""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(separator)
+        for text in whole:
+            yield from builder.add(_after_separator(text, number, builder))
+            yield from builder.end(strip=NEWLINES)
+            number += 1
+            builder.origin = f"{origin}, document {number}"
+        keep = len(separator) - 1  # the chunk may end inside a separator
+        ready, rest = rest[: max(0, len(rest) - keep)], rest[max(0, len(rest) - keep) :]
+        yield from builder.add(_after_separator(ready, number, builder))
+    yield from builder.add(_after_separator(rest, number, builder))
+    yield from builder.end(strip=NEWLINES if number > 1 else "")
+
+
+def _after_separator(text: str, number: int, builder: PieceBuilder) -> str:
+    return text.lstrip(NEWLINES) if number > 1 and builder.empty else text
+
+
+def by_line(chunks: Iterable[str], origin: str, separator: str) -> Iterator[TextPiece]:
+    """Yield every line that is not blank as a document."""
+    for number, line in enumerate(lines_of(chunks), 1):
+        yield from as_pieces(line.rstrip(NEWLINES), f"{origin}, line {number}")
+
+
+def by_blank_line(chunks: Iterable[str], origin: str, separator: str) -> Iterator[TextPiece]:
+    """Yield documents that have blank lines between them."""
+    builder = PieceBuilder(origin)
+    for number, line in enumerate(lines_of(chunks), 1):
+        if not line.strip():
+            yield from builder.end(strip=NEWLINES)
+            continue
+        if builder.empty:
+            builder.origin = f"{origin}, line {number}"
+        yield from builder.add(line)
+    yield from builder.end(strip=NEWLINES)
+
+
+def by_article(chunks: Iterable[str], origin: str, separator: str) -> Iterator[TextPiece]:
+    """Yield the articles of WikiText: a line `= Title =` between blank lines begins one."""
+    builder, blank_before = PieceBuilder(origin), True
+    for number, (line, following) in enumerate(pairwise(chain(lines_of(chunks), ("",))), 1):
+        if blank_before and not following.strip() and ARTICLE.fullmatch(line):
+            yield from builder.end()
+            builder.origin = f"{origin}, line {number}"
+        blank_before = not line.strip()
+        if not (blank_before and builder.empty):
+            yield from builder.add(line)
+    yield from builder.end()
+
+
+def by_file(chunks: Iterable[str], origin: str, separator: str) -> Iterator[TextPiece]:
+    """Yield the whole file as one document."""
+    builder = PieceBuilder(origin)
+    for chunk in chunks:
+        yield from builder.add(chunk)
+    yield from builder.end()
+
+
+DOCUMENTS: dict[str, Callable[[Iterable[str], str, str], Iterator[TextPiece]]] = {
+    "separator": by_separator,
+    "file": by_file,
+    "line": by_line,
+    "blank-line": by_blank_line,
+    "article": by_article,
+}
+
+
+SUFFIXES = {
+    "text": (".txt", ".text"),
+    "jsonl": (".jsonl", ".ndjson"),
+    "fasta": (".fasta", ".fa", ".faa", ".fna", ".ffn", ".fas", ".afa", ".a2m"),
+}
+FORMATS = tuple(SUFFIXES)
+GAPS = ("remove", "keep")
+# fields of `ReadOptions` that each format uses
+READ_WITH = {"text": ("documents", "separator"), "jsonl": ("field",), "fasta": ("gaps",)}
+HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to find the documents in files; each format uses its own fields.
+
+    Attributes:
+        documents: Text files: what divides a file into documents, a key of `DOCUMENTS`.
+        separator: Text files with documents="separator": the string between two documents.
+        field: JSONL files: the field that holds the text.
+        gaps: FASTA files: "remove" or "keep" the gaps `-` and `.` of an alignment. If empty, they
+            are kept if the tokenizer's alphabet has them.
+    """
+
+    documents: str = "separator"
+    separator: str = EOT
+    field: str = "text"
+    gaps: str = ""
+
+    def __post_init__(self) -> None:
+        if self.documents not in DOCUMENTS:
+            raise ValueError(f"documents is {self.documents!r}; allowed: {', '.join(DOCUMENTS)}")
+        if self.gaps not in ("", *GAPS):
+            raise ValueError(f"gaps is {self.gaps!r}; allowed: {', '.join(GAPS)}")
+        if not self.separator:
+            raise ValueError("separator is empty; give the string that stands between documents")
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file by the end of its name."""
+    name = path.name.removesuffix(".gz").lower()
+    for format, suffixes in SUFFIXES.items():
+        if name.endswith(suffixes):
+            return format
+    known = "; ".join(f"{format}: {' '.join(suffixes)}" for format, suffixes in SUFFIXES.items())
+    raise ValueError(
+        f"{path}: unknown file name ending; rename the file ({known}; each also .gz), or give the "
+        "format: `tracformer prepare --format text` (or jsonl, fasta)"
+    )
+
+
+def read_file(path: Path, format: str, options: ReadOptions) -> Iterator[TextPiece]:
+    """Yield the documents of a file."""
+    return READERS[format](path, options)
+
+
+def _read_plain(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
+    return DOCUMENTS[options.documents](read_text(path), str(path), options.separator)
+
+
+def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
+    for number, line in enumerate(lines_of(read_text(path)), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(
+                f"{where} is not JSON: {error}; a JSONL file has one JSON object per line"
+            ) from error
+        text = record.get(options.field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            found = (
+                f"the keys {', '.join(map(repr, record))}"
+                if isinstance(record, dict)
+                else f"a {type(record).__name__}"
+            )
+            raise ValueError(
+                f"{where} has no text under {options.field!r}: it holds {found}; "
+                "give the right field with field= (`tracformer prepare --field`)"
+            )
+        if HALF_PAIR.search(text):
+            raise ValueError(
+                f"{where} contains half of a surrogate pair (\\ud800..\\udfff), which is not a "
+                "character; clean the file"
+            )
+        yield from as_pieces(text, where)
+
+
+def _read_fasta(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
+    """Yield one document per record: upper case, `.` written as `-`, without a final `*`."""
+    builder: PieceBuilder | None = None
+    table = str.maketrans({".": "-"} if options.gaps == "keep" else {"-": None, ".": None})
+    for number, line in enumerate(lines_of(read_text(path)), 1):
+        if line.startswith(">"):
+            if builder is not None:
+                yield from builder.end(strip="*")
+            name = (line[1:].split() or ["without a name"])[0]
+            builder = PieceBuilder(f"{path}, record {name}")
+        elif builder is not None:
+            yield from builder.add("".join(line.split()).upper().translate(table))
+        elif line.strip() and not line.startswith(";"):
+            raise ValueError(
+                f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
+                "as '>name' is expected"
+            )
+    if builder is None:
+        raise ValueError(f"{path} has no FASTA record: no line begins with '>'")
+    yield from builder.end(strip="*")
+
+
+READERS: dict[str, Callable[[Path, ReadOptions], Iterator[TextPiece]]] = {
+    "text": _read_plain,
+    "jsonl": _read_jsonl,
+    "fasta": _read_fasta,
+}
