@@ -36,9 +36,9 @@ from tracformer.files import write_atomically
 from tracformer.model.base import BOUND
 from tracformer.report import figures as plots
 from tracformer.report import write_report
-from tracformer.report.collect import Section, by_file_stem, in_order, one_each, sections, tables
+from tracformer.report.collect import Section, choose, in_order, sections, tables
 from tracformer.report.figures import curves_of
-from tracformer.report.tables import Table
+from tracformer.report.tables import Cell, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "results.md"
@@ -110,7 +110,7 @@ def take_over(source: Path, target: Path = RESULTS) -> None:
     all. Of several answers to one question that with the most draws of noise stays, then the
     latest. What is there is replaced once everything is written.
     """
-    results = one_each([*(read_results(target) if target.exists() else ()), *read_results(source)])
+    results = choose([*(read_results(target) if target.exists() else ()), *read_results(source)])
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         whole, new, old = (Path(scratch) / name for name in ("whole", "new", "old"))
@@ -131,11 +131,10 @@ def take_over(source: Path, target: Path = RESULTS) -> None:
 
 def tables_of(results: list[Result]) -> dict[str, Table]:
     """By the names of their files in the report."""
-    named = by_file_stem(sections(in_order(results)))
     return {
         f"{table.name}.csv": table
-        for stem, section in named.items()
-        for table in tables(section, stem)
+        for section in sections(in_order(results))
+        for table in tables(section)
     }
 
 
@@ -200,7 +199,7 @@ def values_of(
             raise ValueError(f"there is no table {file!r}; there are {', '.join(made)}")
         table = only(made[f"{file}-perplexity.csv"], names)
         for i in columns_of(table, columns):
-            values = [cell.value for line in table.lines if (cell := line.cells[i]) is not None]
+            values = [cell.value for line in table.lines if isinstance(cell := line.cells[i], Cell)]
             if len(values) < len(names):
                 raise ValueError(
                     f"{file} has not both of {' and '.join(names)} at {table.columns[i]}"

@@ -15,7 +15,7 @@ from tests.training.helpers import environment
 from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.evaluation import Result, ResultRow, read_results
-from tracformer.report.tables import tables
+from tracformer.report import printed_tables
 
 ASKED = ["--length", "16", "--sequences", "70", "--out", "out"]
 
@@ -43,14 +43,12 @@ def test_models_side_by_side(here: Path, tracformer: Caller, model: Path) -> Non
         "--task",
         "ranges:ranges=[0.5,1]",
     )
-    assert (
-        "ratios: perplexity; text.txt, 70 sequences of 16 tokens; 95% intervals over sequences"
-        in out
-    )
-    assert "ours car (exact)" in out
-    assert "letters ac (marginal)" in out
-    assert "perplexity less ours car, paired by sequence" in out
-    assert "letters: marginal less exact: not the same kind of number" in out
+    assert "ratios: perplexity; text.txt, T = 16, spans Geometric(3), 70 sequences" in out
+    assert "ours (car), exact" in out
+    assert "letters (ac), marginal" in out
+    assert "ratios: differences in perplexity, paired by sequence; text.txt" in out
+    assert "letters (ac) less ours (car), marginal" in out
+    assert "less ours (car): marginal less exact: not the same kind of number" in out
     files = sorted(path.name for path in (here / "out").iterdir())
     assert [name.rpartition("-")[0] for name in files] == [
         "letters-ac-ranges",
@@ -78,7 +76,7 @@ def test_a_result_found_stands_beside_one_just_made(
     evaluated(tracformer, f"ours={model}@car", *words)
     out = evaluated(tracformer, f"ours={model}@car", f"theirs={model}@ac", *words)
     assert out.count(": perplexity;") == 2
-    assert out.count("perplexity less ours car, paired by sequence") == 2
+    assert out.count("differences in perplexity, paired by sequence") == 2
 
 
 def test_estimates_stand_beside_exact_answers(
@@ -99,8 +97,8 @@ def test_estimates_stand_beside_exact_answers(
         tracformer, str(model), "noisy@diffusion", "ranges:ranges=[0.5,1]", "--draws", "2"
     )
     assert out.count(": perplexity;") == 1
-    assert "noisy diffusion (bound): 2 draws, standard error" in out
-    assert "noisy: bound less exact: not the same kind of number" in out
+    assert "noisy (diffusion): 2 draws, standard error" in out
+    assert "less letters (car): bound less exact: not the same kind of number" in out
 
 
 def test_a_model_without_a_figure_has_no_column() -> None:
@@ -114,10 +112,11 @@ def test_a_model_without_a_figure_has_no_column() -> None:
             (ResultRow(metric, {"pattern": "one"}, 0.5, 0.4, 0.6, kind="marginal"),),
         )
 
-    first, second = tables([made("ours", "kl"), made("theirs", "excess")]).split("\n\n")
-    assert "ours" in first
-    assert "theirs" not in first
-    assert second.startswith("exact: excess; 95% intervals over sequences")
+    first, second = printed_tables([made("ours", "kl"), made("theirs", "excess")])
+    shown = first.to_text(turned=True)
+    assert "ours" in shown
+    assert "theirs" not in shown
+    assert second.title.startswith("exact: the bound's excess")
 
 
 def test_json(here: Path, tracformer: Caller, model: Path) -> None:
@@ -157,8 +156,8 @@ def test_rounded_weights_side_by_side(here: Path, tracformer: Caller, model: Pat
         "--weights",
         "float32,bfloat16,int8",
     )
-    assert "bits_per_byte less letters car, paired by sequence" in out
-    assert "letters-bfloat16 car (exact)" in out
+    assert "differences in bits per byte, paired by sequence" in out
+    assert "letters-bfloat16 (car), exact" in out
     found = {result.model: result for result in read_results("out")}
     bits = {
         name: next(row.value for row in result.rows if row.metric == "bits_per_byte")
@@ -173,8 +172,8 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
 ) -> None:
     save_model(tmp_path / "bytes", byte_tokenizer())
     out = evaluated(tracformer, str(model), "bytes", "ranges:ranges=[0.5,1]", "--mode", "car")
-    assert "ranges: bits_per_byte" in out
-    assert "bits_per_byte less letters car" in out
+    assert "ranges: bits per byte" in out
+    assert "bytes (car) less letters (car)" in out
     texts = [result.manifest["data"]["windows"] for result in read_results("out")]
     assert texts == [
         "text windows of the first model's tokeniser, read in its own tokens",

@@ -162,7 +162,8 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
     from tracformer.distributed import join_ranks
     from tracformer.evaluation.runner import evaluate, load_subjects
     from tracformer.model.fast_step import KINDS
-    from tracformer.report.tables import tables
+    from tracformer.report import printed_tables
+    from tracformer.report.tables import print_tables
 
     modes, kinds = (
         [word.strip() for word in words.split(",") if word.strip()]
@@ -209,7 +210,7 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
             raise
         if not arguments.json and ranks.first:
             # what rounding costs is too little to be seen in perplexity
-            show.put(tables(results, per_byte=len(kinds) > 1))
+            print_tables(printed_tables(results, per_byte=len(kinds) > 1), turned=True)
     return 0
 
 

@@ -1,15 +1,14 @@
-"""Write results as one HTML page.
+"""Reports: results as one HTML page, with a PNG, CSV and LaTeX file for each figure and table.
 
-The page itself: one HTML file that needs nothing else, no network and no script.
+- `write_report` writes the page; `printed_tables` returns what `tracformer eval` prints.
+- `collect.py` groups results into sections, `compare.py` takes paired differences.
+- `tables.py` writes a table in any format, `figures.py` draws the pictures.
+- `paper_figures.py` holds the numbers that the paper prints.
 
-Fills side by side with the original text, the same holes for every model.
-
-From folders of results to `index.html`, with a PNG for each picture and a CSV and a LaTeX file for
-each table beside it.
-
-Results as one page that needs no network, with pictures, CSV and LaTeX beside it.
+The page needs no network, no script and no other file.
 """
 
+import dataclasses
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,134 +20,41 @@ from typing import Any
 
 from tracformer.evaluation.result_files import Result, read_results
 from tracformer.files import write_atomically
-from tracformer.report import figures as views
+from tracformer.report import figures
 from tracformer.report.collect import (
     SEED,
     Section,
-    by_file_stem,
-    chapter_titles,
+    choose,
     in_order,
     metric_name,
-    one_each,
-    paired_table,
     sections,
     tables,
 )
-from tracformer.report.paper_figures import PaperFigure, PaperTable, paper_tables, place_name
-from tracformer.report.tables import Cell, Line, Table, number
+from tracformer.report.compare import paired_table
+from tracformer.report.paper_figures import PaperTable, paper_tables, place_name
+from tracformer.report.tables import NEITHER, Cell, Line, Table, number
+
+OPEN_FILLS = 2  # sequences of each context whose fills are shown; the others are folded
+MOST_NOTES = 12  # per section: more would bury the tables, and all are in the CSV files
+LOGARITHM, PER_BYTE = "nll", "bits_per_byte"  # folded or hidden where perplexity is shown
+READING_GUIDE = (
+    "Exact, marginal and bound are different quantities and are never compared: the best cell of a "
+    "column is marked within each of them. The small figures under a cell are its 95% interval "
+    "over sequences. A line that is the mean of several training seeds says how many; its interval "
+    "combines two parts in quadrature: the mean half-width of the seeds' intervals over sequences, "
+    "which they share, and Student's t times the standard error of the seeds' mean. The paper's "
+    "column stands only where the paper answers the same question: same data, length, contexts, "
+    "tokenizer and scoring model."
+)
 
 
 @dataclass(frozen=True)
 class Chapter:
+    """A part of the page with its link in the table of contents; `body` is HTML."""
+
     anchor: str
     title: str
-    body: str  # HTML
-
-
-def page(title: str, introduction: str, chapters: Sequence[Chapter]) -> str:
-    """`introduction` and the chapters' bodies are HTML; titles are text."""
-    style = (resources.files("tracformer.report") / "page.css").read_text(encoding="utf-8")
-    links = "".join(
-        f"<li><a href='#{chapter.anchor}'>{html.escape(chapter.title)}</a></li>"
-        for chapter in chapters
-    )
-    bodies = "".join(
-        f"<section id='{c.anchor}'><h2>{html.escape(c.title)}</h2>{c.body}</section>"
-        for c in chapters
-    )
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{style}</style></head>"
-        f"<body><h1>{html.escape(title)}</h1>{introduction}<nav "
-        f"aria-label='contents'><ul>{links}</ul></nav>"
-        f"<main>{bodies}</main></body></html>\n"
-    )
-
-
-def picture(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def pictures(figures: Sequence[str]) -> str:
-    return f"<div class='pictures'>{''.join(figures)}</div>" if figures else ""
-
-
-def paragraph(text: str, faint: bool = False) -> str:
-    return f"<p{' class=' + repr('faint') if faint else ''}>{html.escape(text)}</p>" if text else ""
-
-
-def folded(title: str, body: str) -> str:
-    """`body` is HTML."""
-    return f"<details><summary>{html.escape(title)}</summary>{body}</details>"
-
-
-def as_json(value: Any) -> str:
-    return (
-        f"<pre>{html.escape(json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True))}</pre>"
-    )
-
-
-def text_with_fills(title: str, text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """A text in a box, the characters of `spans` highlighted."""
-    parts, at = [], 0
-    for start, stop in sorted(spans):
-        parts += [html.escape(text[at:start]), f"<mark>{html.escape(text[start:stop])}</mark>"]
-        at = stop
-    parts.append(html.escape(text[at:]))
-    return f"<div class='text'><b>{html.escape(title)}</b>{''.join(parts)}</div>"
-
-
-OPEN = 2  # sequences a context that stand open; the others are folded
-
-
-def fills_of(section: Section) -> str:
-    """HTML of all fills that the section's results kept, by context and sequence; of
-    several seeds the first.
-    """
-    kept: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
-    for entry in section.entries:
-        for fill in entry.first.details.get("fills", ()):
-            kept.setdefault((str(fill["contexts"]), int(fill["sequence"])), {})[entry.label] = fill
-    parts = []
-    for contexts in dict.fromkeys(name for name, _ in kept):
-        shown = [
-            _side_by_side(number_of, kept[contexts, number_of])
-            for name, number_of in sorted(kept)
-            if name == contexts
-        ]
-        rest = shown[OPEN:]
-        parts.append(
-            f"<h3>Fills of {html.escape(contexts)}, unselected</h3>{''.join(shown[:OPEN])}"
-        )
-        parts += [folded(f"{len(rest)} more", "".join(rest))] if rest else []
-    return "".join(parts)
-
-
-def _side_by_side(sequence: int, fills: Mapping[str, Mapping[str, Any]]) -> str:
-    first = next(iter(fills.values()))
-    boxes = [
-        text_with_fills(
-            f"sequence {sequence}: the original",
-            str(first["original"]),
-            _pairs(first["original_spans"]),
-        )
-    ]
-    for label, fill in fills.items():
-        likely = (
-            f", log-probability {number(float(fill['log_prob']))}"
-            if fill.get("log_prob") is not None
-            else ""
-        )
-        boxes.append(text_with_fills(f"{label}{likely}", str(fill["text"]), _pairs(fill["spans"])))
-    return f"<div class='texts'>{''.join(boxes)}</div>"
-
-
-def _pairs(spans: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    return [(int(start), int(stop)) for start, stop in spans]
-
-
-FOLDED = ("nll", "bits_per_byte")  # metrics that stand folded where perplexity is shown
+    body: str
 
 
 def write_report(
@@ -159,174 +65,227 @@ def write_report(
     about: Sequence[str] = (),
     paper: Sequence[str] = (),
 ) -> Path:
-    """The page's path.
+    """Write a report of results and return the path of its page.
 
-    `places` are result files, or folders of them; `paper` names tables of the paper to quote in
-    full.
+    Args:
+        places: Result files, or folders of them.
+        out: Folder of the report; it is made if it does not exist.
+        title: Title of the page.
+        about: Paragraphs of its introduction.
+        paper: Names of tables of the paper to quote in full, such as "table2".
+
+    Raises:
+        FileNotFoundError: A place does not exist, or there are no results.
+        ValueError: A result file cannot be read.
     """
     places = list(places)
-    results = read_results(*places)
-    if not results:
+    everything = read_results(*places)
+    if not everything:
         looked = ", ".join(map(str, places)) or "no folder"
         raise FileNotFoundError(
-            f"there are no results in {looked}; `tracformer eval MODEL TASK --out FOLDER` writes "
-            "some"
+            f"no results found in {looked}; `tracformer eval MODEL TASK --out FOLDER` writes some"
         )
-    everything, results = len(results), one_each(results)
+    results = choose(everything)
     if any(Path(place).is_dir() for place in places):
         results = in_order(results)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     found = sections(results)
-    colours = views.colours_of(found)
+    colours = figures.colours_of(found)
     chapters = [Chapter("models", "Models", _models(results, folder))]
-    for (name, section), heading in zip(
-        by_file_stem(found).items(), chapter_titles(found), strict=True
-    ):
-        chapters.append(Chapter(name, heading, _section(section, name, colours, folder)))
-    chapters += [
-        Chapter(f"paper-{name}", f"The paper's {place_name(name)}", _quoted(name))
-        for name in paper
-        if name in paper_tables()
-    ]
-    silent = [place_name(name) for name in paper if name not in paper_tables()]
-    introduction = "".join(paragraph(text) for text in about)
-    if silent:
-        introduction += paragraph(
-            f"The paper prints no values for {', '.join(silent)}: there is no column of its own to "
-            "compare with.",
-            faint=True,
+    for section in found:
+        body = _section(section, colours, folder)
+        chapters.append(Chapter(section.file_stem, section.title, body))
+    introduction = [_paragraph(text) for text in about]
+    for name in paper:
+        if name in paper_tables():
+            heading = f"The paper's {place_name(name)}"
+            chapters.append(Chapter(f"paper-{name}", heading, _quoted(paper_tables()[name])))
+        else:
+            text = f"The paper prints no values for {place_name(name)}, so there is none to quote."
+            introduction.append(_paragraph(text, faint=True))
+    if left_out := len(everything) - len(results):
+        text = (
+            f"{left_out} {'result is' if left_out == 1 else 'results are'} left out: newer or more "
+            "precise results answer the same questions."
         )
-    if everything > len(results):
-        introduction += paragraph(
-            f"{everything - len(results)} older or rougher results of the same questions are left "
-            "out.",
-            faint=True,
-        )
-    introduction += paragraph(
-        "Exact, marginal and bound are different quantities and never compete: the best cell of a "
-        "column is marked within each. Small "
-        "figures under a cell are its 95% interval over sequences. A line that is the mean of "
-        "several training seeds says how many; its "
-        "interval has two parts, in quadrature: the seeds' mean half-width over sequences, which "
-        "they share, and Student's t times the "
-        "standard error of the seeds' mean. The paper's column stands only where the paper answers "
-        "the very same question: same data, "
-        "length, contexts, tokeniser and scoring model.",
-        faint=True,
-    )
+        introduction.append(_paragraph(text, faint=True))
+    introduction.append(_paragraph(READING_GUIDE, faint=True))
     target = folder / "index.html"
-    write_atomically(target, page(title, introduction, chapters))
+    write_atomically(target, _page(title, "".join(introduction), chapters))
     return target
 
 
-def _section(section: Section, name: str, colours: dict[str, int], folder: Path) -> str:
-    parts = [
-        pictures(
-            [
-                picture(each.save(folder), each.caption)
-                for each in views.pictures(section, name, colours)
-            ]
-        )
-    ]
-    made = tables(section, name)
-    differences = paired_table(section, name)
-    has_main = any(table.name.endswith("-perplexity") for table in made)
-    for table in made:
-        _write_table(table, folder)
-        aside = has_main and table.name.removeprefix(f"{name}-") in FOLDED
-        parts.append(folded(table.title, table.to_html()) if aside else table.to_html())
-    if differences is not None:
-        _write_table(differences, folder)
-        parts.append(differences.to_html())
-    parts += [paragraph(note, faint=True) for note in _notes(section)]
-    parts += [views.order_steps(section), fills_of(section)]
-    manifests = "".join(
-        folded(f"{r.model} ({r.mode})", as_json({"options": r.options, "manifest": r.manifest}))
-        for r in _all(section)
+def printed_tables(results: Iterable[Result], per_byte: bool = False) -> list[Table]:
+    """Return the tables that `tracformer eval` prints.
+
+    Args:
+        results: Results of one evaluation.
+        per_byte: Show bits per byte, and take differences in them, even if the tokenizers agree.
+    """
+    shown = []
+    for section in sections(results, show_modes=True):
+        tokenizers = {r.manifest.get("hashes", {}).get("tokenizer") for r in section.results()}
+        hidden = {LOGARITHM} if per_byte or len(tokenizers) > 1 else {LOGARITHM, PER_BYTE}
+        metrics = zip(section.metrics(), tables(section), strict=True)
+        found = [table for metric, table in metrics if metric not in hidden]
+        paired = paired_table(section, per_byte, across_kinds=True)
+        for table in [*found, *([paired] if paired is not None else [])]:
+            caption = ", ".join(filter(None, (*section.subject(), table.caption)))
+            title = f"{section.task}: {table.title}"
+            shown.append(dataclasses.replace(table, title=title, caption=caption))
+    return shown
+
+
+def _page(title: str, introduction: str, chapters: Sequence[Chapter]) -> str:
+    style = (resources.files("tracformer.report") / "page.css").read_text(encoding="utf-8")
+    links = "".join(f"<li><a href='#{c.anchor}'>{html.escape(c.title)}</a></li>" for c in chapters)
+    bodies = "".join(
+        f"<section id='{c.anchor}'><h2>{html.escape(c.title)}</h2>{c.body}</section>"
+        for c in chapters
     )
-    parts.append(folded("where these figures come from", manifests))
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{style}</style></head>"
+        f"<body><h1>{html.escape(title)}</h1>{introduction}"
+        f"<nav aria-label='contents'><ul>{links}</ul></nav>"
+        f"<main>{bodies}</main></body></html>\n"
+    )
+
+
+def _section(section: Section, colours: Mapping[str, int], folder: Path) -> str:
+    drawn = "".join(
+        f"<figure>{picture.save(folder)}<figcaption>{html.escape(picture.caption)}</figcaption>"
+        "</figure>"
+        for picture in figures.pictures(section, colours)
+    )
+    parts = [f"<div class='pictures'>{drawn}</div>" if drawn else ""]
+    metrics = section.metrics()
+    for metric, table in zip(metrics, tables(section), strict=True):
+        _write_table(table, folder)
+        aside = "perplexity" in metrics and metric in (LOGARITHM, PER_BYTE)
+        parts.append(_folded(table.title, table.to_html()) if aside else table.to_html())
+    paired = paired_table(section)
+    if paired is not None:
+        _write_table(paired, folder)
+        parts.append(paired.to_html())
+    parts += [_paragraph(note, faint=True) for note in _notes(section)]
+    parts += [table.to_html() for table in figures.order_tables(section)]
+    parts.append(_fills(section))
+    origins = []
+    for result in section.results():
+        origin = {"options": result.options, "manifest": result.manifest}
+        text = json.dumps(origin, indent=1, ensure_ascii=False, sort_keys=True)
+        pre = f"<pre>{html.escape(text)}</pre>"
+        origins.append(_folded(f"{result.model} ({result.mode})", pre))
+    parts.append(_folded("where these figures come from", "".join(origins)))
     return "".join(parts)
 
 
 def _models(results: Sequence[Result], folder: Path) -> str:
-    """Sizes, from the manifests; nothing is marked best."""
-    lines, seen = [], set()
+    """Return a table of the models' sizes, which are in the manifests."""
+    lines: dict[str, Line] = {}
     for result in results:
-        model = result.manifest.get("model")
-        name = SEED.sub("", result.model)
-        if model and name not in seen:
-            seen.add(name)
-            sizes = [float(model["parameters"]), float(model["parameters_without_embeddings"])]
-            sizes.append(float(model.get("config", {}).get("vocab_size", 0)))
-            lines.append(Line(f"{name} ({result.family})", "", tuple(Cell(size) for size in sizes)))
+        name, model = SEED.sub("", result.model), result.manifest.get("model")
+        if model and name not in lines:
+            sizes = (
+                model["parameters"],
+                model["parameters_without_embeddings"],
+                model.get("config", {}).get("vocab_size", 0),
+            )
+            cells = tuple(Cell(float(size)) for size in sizes)
+            lines[name] = Line(f"{name} ({result.family})", "", cells)
     if not lines:
-        return paragraph("The results' manifests do not describe their models.", faint=True)
-    table = Table(
-        "models", "sizes", ("parameters", "without embeddings", "vocabulary"), tuple(lines), ""
-    )
+        return _paragraph("The results' manifests do not describe their models.", faint=True)
+    columns = ("parameters", "without embeddings", "vocabulary")
+    table = Table("models", "sizes", columns, tuple(lines.values()), NEITHER)
     _write_table(table, folder)
     return table.to_html()
 
 
-def _quoted(name: str) -> str:
-    """A table of the paper as it stands there, for orientation."""
-    table: PaperTable = paper_tables()[name]
-    keys = list(dict.fromkeys(key for figure in table.figures for key in figure.setting))
-    head = "".join(
-        f"<th scope='col'>{html.escape(key)}</th>" for key in ["model", "metric", *keys, "value"]
-    )
-    body = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _quoted_row(figure, keys))}</tr>"
-        for figure in table.figures
-    )
-    caption = (
-        f"<caption>{html.escape(place_name(name))} "
-        f"<span>{html.escape(table.caption)}</span></caption>"
-    )
-    note = paragraph(
-        "Figures of other sizes, tokenisers or data do not compare with these number by number; "
-        "orders and trends may.",
+def _quoted(quoted: PaperTable) -> str:
+    """Return a table of the paper as it stands there, folded."""
+    keys = list(dict.fromkeys(key for figure in quoted.figures for key in figure.setting))
+    lines = []
+    for figure in quoted.figures:
+        settings = [str(figure.setting.get(key, "")) for key in keys]
+        words = (metric_name(figure.metric), *settings, number(figure.value))
+        lines.append(Line(figure.model, "", words))
+    columns = ("metric", *keys, "value")
+    title = place_name(quoted.name)
+    table = Table(quoted.name, title, columns, tuple(lines), NEITHER, quoted.caption)
+    note = _paragraph(
+        "Figures of other sizes, tokenizers or data cannot be compared with these number by "
+        "number; orders and trends may be.",
         faint=True,
     )
-    rows = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    whole = f"<div class='scroll' tabindex='0'><table>{caption}{rows}</table></div>"
-    return note + folded(f"{len(table.figures)} figures", whole)
-
-
-def _quoted_row(figure: PaperFigure, keys: Sequence[str]) -> list[str]:
-    return [
-        figure.model,
-        metric_name(figure.metric),
-        *(str(figure.setting.get(key, "")) for key in keys),
-        number(figure.value),
-    ]
+    return note + _folded(f"{len(lines)} figures", table.to_html())
 
 
 def _notes(section: Section) -> list[str]:
-    """What holds for all figures of a model, above all what its mode cannot do, in any case; then
-    some of the others.
+    """Return notes that hold for all figures of a model, then some of the others.
+
+    The first kind, above all what a mode cannot do, is never left out.
     """
     always, others = dict[str, None](), dict[str, None]()
     for entry in section.entries:
         rows = [row.note.split("; ") for result in entry.results for row in result.rows]
         for part in dict.fromkeys(part for row in rows for part in row if part):
-            (always if all(part in row for row in rows) else others)[f"{entry.label}: {part}"] = (
-                None
-            )
+            group = always if all(part in row for row in rows) else others
+            group[f"{entry.label}: {part}"] = None
     return [*always, *list(others)[:MOST_NOTES]]
 
 
-MOST_NOTES = 12  # a note for each of many settings would bury the tables; every note is in the CSV
+def _fills(section: Section) -> str:
+    """Return the fills of all models beside the original text, by context and sequence.
+
+    Of several seeds the first is shown.
+    """
+    kept: dict[str, dict[int, dict[str, Mapping[str, Any]]]] = {}
+    for entry in section.entries:
+        for fill in entry.first.details.get("fills", ()):
+            of_contexts = kept.setdefault(str(fill["contexts"]), {})
+            of_contexts.setdefault(int(fill["sequence"]), {})[entry.label] = fill
+    parts = []
+    for contexts, sequences in kept.items():
+        shown = [_side_by_side(each, sequences[each]) for each in sorted(sequences)]
+        parts.append(f"<h3>Fills of {html.escape(contexts)}, unselected</h3>")
+        parts += shown[:OPEN_FILLS]
+        if rest := shown[OPEN_FILLS:]:
+            parts.append(_folded(f"{len(rest)} more", "".join(rest)))
+    return "".join(parts)
 
 
-def _all(section: Section) -> list[Result]:
-    return [result for entry in section.entries for result in entry.results]
+def _side_by_side(sequence: int, fills: Mapping[str, Mapping[str, Any]]) -> str:
+    first = next(iter(fills.values()))
+    title = f"sequence {sequence}: the original"
+    boxes = [_box(title, str(first["original"]), first["original_spans"])]
+    for label, fill in fills.items():
+        log_prob = fill.get("log_prob")
+        likely = "" if log_prob is None else f", log-probability {number(float(log_prob))}"
+        boxes.append(_box(f"{label}{likely}", str(fill["text"]), fill["spans"]))
+    return f"<div class='texts'>{''.join(boxes)}</div>"
+
+
+def _box(title: str, text: str, spans: Sequence[Sequence[int]]) -> str:
+    """Return a text in a box with the characters of `spans` highlighted."""
+    parts, at = [], 0
+    for start, stop in sorted((int(start), int(stop)) for start, stop in spans):
+        parts += [html.escape(text[at:start]), f"<mark>{html.escape(text[start:stop])}</mark>"]
+        at = stop
+    parts.append(html.escape(text[at:]))
+    return f"<div class='text'><b>{html.escape(title)}</b>{''.join(parts)}</div>"
+
+
+def _paragraph(text: str, faint: bool = False) -> str:
+    return f"<p{' class=' + repr('faint') if faint else ''}>{html.escape(text)}</p>" if text else ""
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>{body}</details>"
 
 
 def _write_table(table: Table, folder: Path) -> None:
     write_atomically(folder / f"{table.name}.csv", table.to_csv())
     write_atomically(folder / f"{table.name}.tex", table.to_latex())
-
-
-__all__ = ["write_report"]

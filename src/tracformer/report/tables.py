@@ -1,13 +1,10 @@
-"""Tables of results as HTML, CSV and LaTeX, and on the terminal.
+"""One table, written as HTML, CSV, LaTeX, Markdown or to the terminal.
 
-A table of figures: models down, settings across, in blocks by the kind of answer; as HTML, CSV
-and LaTeX.
+A `Table` says what stands where; each format is one method. Rows are `Line`s: a label and a cell
+for each column. A cell is a `Cell` (a figure with its interval), a string, or None for a gap.
 
-The best cell of a column is marked within its block alone: an exact probability, a marginal and a
-bound are different quantities.
-
-Results as plain tables: a row for each setting, a column for each model, what kind of number it is
-in the column's head.
+Lines are grouped by `kind`. Exact probabilities, marginals and bounds are different quantities, so
+the best figure of a column is marked within its kind only.
 """
 
 import csv
@@ -16,9 +13,6 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from tracformer.evaluation.result_files import Result, ResultRow
-from tracformer.report.compare import comparable, differences
 
 LOWER, HIGHER, NEITHER = "lower", "higher", ""
 
@@ -29,191 +23,274 @@ KINDS = {
     "sample": "drawn text",
     "": "",
 }
+CSV_COLUMNS = (
+    *("title", "model", "kind", "setting", "value", "low", "high"),
+    *("spread", "seeds", "paper", "place", "note"),
+)
+WIDE = 10_000  # columns of an output that is not a terminal: nothing is wrapped
 
 
 @dataclass(frozen=True)
 class Cell:
+    """A figure with what is known about its precision.
+
+    Args:
+        value: The figure.
+        low: Lower end of the 95% interval over sequences, and over training seeds if several.
+        high: Upper end of that interval.
+        spread: Standard deviation over training seeds.
+        seeds: Number of training seeds that `value` is the mean of.
+        paper: The paper's figure for the same question.
+        place: Where the paper prints it, such as "Table 2".
+        note: A remark about this figure.
+    """
+
     value: float
-    # 95% interval: over sequences, and of several seeds over these too (see `seeds`)
     low: float | None = None
     high: float | None = None
-    spread: float | None = None  # standard deviation over training seeds
+    spread: float | None = None
     seeds: int = 1
-    paper: float | None = None  # the paper's figure for the same question
-    place: str = ""  # where the paper prints it
+    paper: float | None = None
+    place: str = ""
     note: str = ""
+
+    def small_print(self, interval: str) -> str:
+        """Return the interval, formatted by e.g. "[{}, {}]", and the number of seeds if not 1."""
+        parts = []
+        if self.low is not None and self.high is not None:
+            parts.append(interval.format(number(self.low), number(self.high)))
+        if self.seeds > 1:
+            parts.append(f"{self.seeds} seeds")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One model's figures, a cell or a gap for each column."""
+    """A row of a table: one model, one kind of answer."""
 
     label: str
     kind: str
-    cells: tuple[Cell | None, ...]
+    cells: tuple[Cell | str | None, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    name: str  # of its files
+    """A table of figures or words.
+
+    Args:
+        name: Stem of its file names.
+        title: What the figures are.
+        columns: Heads of the columns after the first.
+        lines: The rows.
+        better: LOWER or HIGHER to mark the best figure of each column, NEITHER for no marks.
+        caption: What all figures have in common.
+        head: Head of the first column.
+        align: "l" or "r" for each column; numbers stand on the right, which is the default.
+
+    Example:
+        >>> line = Line("ours", "", (Cell(29.376, low=28.0, high=31.0), "-"))
+        >>> print(Table("t", "perplexity", ("wikitext", "ptb"), (line,)).to_text())
+        perplexity
+                    wikitext  ptb
+        ours  29.38 [28, 31]    -
+    """
+
+    name: str
     title: str
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     better: str = LOWER
     caption: str = ""
+    head: str = ""
+    align: str = ""
 
     def blocks(self) -> Iterator[tuple[str, list[Line]]]:
-        """The lines by kind, kinds in the order of `KINDS`."""
-        for kind in KINDS:
+        """Yield each kind with its lines; kinds stand in the order of `KINDS`."""
+        for kind in dict.fromkeys([*KINDS, *(line.kind for line in self.lines)]):
             lines = [line for line in self.lines if line.kind == kind]
             if lines:
                 yield kind, lines
 
-    def has_paper(self, column: int) -> bool:
-        return any(
-            cell is not None and cell.paper is not None
-            for cell in (line.cells[column] for line in self.lines)
-        )
+    def notes(self) -> list[str]:
+        """Return the remarks about lines and cells, each once, with the line's label."""
+        found = [
+            f"{line.label}: {note}"
+            for line in self.lines
+            for note in (line.note, *(c.note for c in line.cells if isinstance(c, Cell)))
+            if note
+        ]
+        return list(dict.fromkeys(found))
 
     def to_html(self) -> str:
-        paper = [self.has_paper(column) for column in range(len(self.columns))]
+        """Return an HTML table; the paper's figures stand in columns of their own."""
+        paper = self._paper_columns()
         tall = " rowspan='2'" if any(paper) else ""
-        heads, second = [f"<th scope='col'{tall}>model</th>"], []
-        for name, beside in zip(self.columns, paper, strict=True):
-            width = " colspan='2'" if beside else tall
+        heads = [f"<th scope='col'{tall}>{html.escape(self.head or 'model')}</th>"]
+        second = []
+        for name, has_paper in zip(self.columns, paper, strict=True):
+            width = " colspan='2'" if has_paper else tall
             heads.append(f"<th scope='col'{width}>{html.escape(name)}</th>")
-            second += ["<th scope='col'>ours</th><th scope='col'>paper</th>"] if beside else []
+            second += ["<th scope='col'>ours</th><th scope='col'>paper</th>"] if has_paper else []
         body = []
-        cells_wide = 1 + len(self.columns) + sum(paper)
-        for kind, lines in self.blocks():
-            if KINDS[kind]:
-                body.append(
-                    f"<tr class='kind'><th colspan='{cells_wide}' "
-                    f"scope='rowgroup'>{html.escape(KINDS[kind])}</th></tr>"
-                )
-            best = best_of(lines, self.better)
-            for line in lines:
+        width_of_all = 1 + len(self.columns) + sum(paper)
+        for kind, rows in self._ranked_blocks():
+            if title := KINDS.get(kind, kind):
+                heading = f"<th colspan='{width_of_all}' scope='rowgroup'>{html.escape(title)}</th>"
+                body.append(f"<tr class='kind'>{heading}</tr>")
+            for line, best in rows:
                 cells = [f"<th scope='row'>{html.escape(line.label)}</th>"]
-                for cell, top, beside in zip(line.cells, best, paper, strict=True):
-                    cells.append(_html_cell(cell, top))
-                    cells += [_html_paper(cell)] if beside else []
+                for cell, is_best, has_paper in zip(line.cells, best, paper, strict=True):
+                    cells.append(_html_cell(cell, is_best))
+                    cells += [_html_paper_cell(cell)] if has_paper else []
                 body.append(f"<tr>{''.join(cells)}</tr>")
-        caption = (
-            f"<caption>{html.escape(self.title)}"
-            + (f" <span>{html.escape(self.caption)}</span>" if self.caption else "")
-            + "</caption>"
-        )
+        caption = html.escape(self.title)
+        caption += f" <span>{html.escape(self.caption)}</span>" if self.caption else ""
         under = f"<tr>{''.join(second)}</tr>" if second else ""
-        head = f"<thead><tr>{''.join(heads)}</tr>{under}</thead>"
         return (
-            "<div class='scroll' "
-            f"tabindex='0'><table>{caption}{head}<tbody>{''.join(body)}</tbody></table></div>"
+            f"<div class='scroll' tabindex='0'><table><caption>{caption}</caption>"
+            f"<thead><tr>{''.join(heads)}</tr>{under}</thead>"
+            f"<tbody>{''.join(body)}</tbody></table></div>"
         )
 
     def to_csv(self) -> str:
-        """One line a figure, so that nothing is lost and anything can read it."""
+        """Return one line per figure, unrounded, with everything that is known about it."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(
-            [
-                "title",
-                "model",
-                "kind",
-                "setting",
-                "value",
-                "low",
-                "high",
-                "spread",
-                "seeds",
-                "paper",
-                "place",
-                "note",
-            ]
-        )
+        writer.writerow(CSV_COLUMNS)
         for _, lines in self.blocks():
             for line in lines:
                 for column, cell in zip(self.columns, line.cells, strict=True):
-                    if cell is not None:
-                        numbers = [
-                            _exact(n) for n in (cell.value, cell.low, cell.high, cell.spread)
-                        ]
-                        rest = [cell.seeds, _exact(cell.paper), cell.place, cell.note]
-                        writer.writerow(
-                            [self.title, line.label, line.kind, column, *numbers, *rest]
-                        )
+                    start = [self.title, line.label, line.kind, column]
+                    if isinstance(cell, Cell):
+                        numbers = (cell.value, cell.low, cell.high, cell.spread)
+                        end = [cell.seeds, _exact(cell.paper), cell.place, cell.note]
+                        writer.writerow([*start, *map(_exact, numbers), *end])
+                    elif cell is not None:
+                        writer.writerow([*start, cell, *[""] * 6, line.note])
         return out.getvalue()
 
     def to_markdown(self) -> str:
-        """Ours alone; behind a figure, small, its interval, and how many seeds it is
-        the mean of.
-        """
-        blocks = list(self.blocks())
-        rows = [["", *self.columns], ["---", *["---:"] * len(self.columns)]]
-        for kind, lines in blocks:
-            best = best_of(lines, self.better)
-            for line in lines:
-                name = f"{line.label} ({kind})" if len(blocks) > 1 else line.label
-                rows.append(
-                    [
-                        name,
-                        *(
-                            _markdown_cell(cell, top)
-                            for cell, top in zip(line.cells, best, strict=True)
-                        ),
-                    ]
-                )
-        return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        """Return a Markdown table; intervals and numbers of seeds are in small print."""
+        several = len(list(self.blocks())) > 1
+        notes = any(line.note for line in self.lines)
+        heads = [self.head, *self.columns, *(["note"] if notes else [])]
+        rules = ["---", *({"l": "---", "r": "---:"}[a] for a in self._alignment())]
+        rows = [heads, [*rules, *(["---"] if notes else [])]]
+        for kind, ranked in self._ranked_blocks():
+            for line, best in ranked:
+                label = f"{line.label} ({kind})" if several else line.label
+                cells = [_markdown_cell(c, b) for c, b in zip(line.cells, best, strict=True)]
+                rows.append([label, *cells, *([line.note] if notes else [])])
+        escaped = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+        return "".join(f"| {' | '.join(row)} |\n" for row in escaped)
 
     def to_latex(self) -> str:
-        paper = [self.has_paper(column) for column in range(len(self.columns))]
-        heads = [
-            name
-            for column, beside in zip(self.columns, paper, strict=True)
-            for name in ([column, "(paper)"] if beside else [column])
-        ]
+        """Return a LaTeX `tabular`, which needs the package booktabs."""
+        paper = self._paper_columns()
+        heads = [self.head or "model"]
+        for column, has_paper in zip(self.columns, paper, strict=True):
+            heads += [column, "(paper)"] if has_paper else [column]
         lines = [
             f"% {self.title}: needs \\usepackage{{booktabs}}",
-            f"\\begin{{tabular}}{{l{'r' * len(heads)}}}",
+            f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
             "\\toprule",
-            " & ".join(map(_latex, ["model", *heads])) + r" \\",
+            " & ".join(map(_latex, heads)) + r" \\",
         ]
-        for kind, rows in self.blocks():
+        for kind, rows in self._ranked_blocks():
             lines.append("\\midrule")
-            if KINDS[kind]:
-                lines.append(
-                    f"\\multicolumn{{{len(heads) + 1}}}{{l}}{{\\emph{{{_latex(KINDS[kind])}}}}} "
-                    "\\\\"
-                )
-            best = best_of(rows, self.better)
-            for row in rows:
-                cells = [_latex(row.label)]
-                for cell, top, beside in zip(row.cells, best, paper, strict=True):
-                    cells.append(_latex_cell(cell, top))
-                    cells += (
-                        [
-                            _latex(number(cell.paper))
-                            if cell is not None and cell.paper is not None
-                            else "--"
-                        ]
-                        if beside
-                        else []
-                    )
+            if title := KINDS.get(kind, kind):
+                heading = f"\\emph{{{_latex(title)}}}"
+                lines.append(f"\\multicolumn{{{len(heads)}}}{{l}}{{{heading}}} \\\\")
+            for line, best in rows:
+                cells = [_latex(line.label)]
+                for cell, is_best, has_paper in zip(line.cells, best, paper, strict=True):
+                    cells.append(_latex_cell(cell, is_best))
+                    cells += [_latex_paper_cell(cell)] if has_paper else []
                 lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
+    def to_text(self, *, turned: bool = False, terminal: bool = False) -> str:
+        """Return the table as plain text, laid out by `rich`.
 
-def best_of(lines: Sequence[Line], better: str) -> list[float | None]:
-    """The best value of each column, where there is something to compare it with."""
-    best: list[float | None] = []
-    for column in zip(*(line.cells for line in lines), strict=True):
-        values = [cell.value for cell in column if cell is not None and not math.isnan(cell.value)]
-        compare = {LOWER: min, HIGHER: max}.get(better)
-        best.append(compare(values) if compare is not None and len(values) > 1 else None)
-    return best
+        Args:
+            turned: Let the lines be columns, for few models under many settings.
+            terminal: Fit the width of the terminal and mark the best figures in bold.
+        """
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        grid = RichTable(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+        heads, body = self._turned_grid() if turned else self._grid()
+        for head, side in zip(heads, ("l" + self._alignment(len(heads) - 1)), strict=True):
+            grid.add_column(Text(head), justify="right" if side == "r" else "left")
+        for row in body:
+            grid.add_row(*(Text(cell, "bold" if best else "") for cell, best in row))
+        console = Console(width=None if terminal else WIDE, force_terminal=terminal)
+        with console.capture() as captured:
+            console.print(grid)
+        lines = [self.title + (f"; {self.caption}" if self.caption else "")]
+        lines += [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes())])
+
+    def _grid(self) -> tuple[list[str], list[list[tuple[str, bool]]]]:
+        """Return the heads, and (text, whether it is the best) of each cell by row."""
+        body: list[list[tuple[str, bool]]] = []
+        for kind, rows in self._ranked_blocks():
+            if title := KINDS.get(kind, kind):
+                body.append([(title, False), *[("", False)] * len(self.columns)])
+            for line, best in rows:
+                body.append(
+                    [(line.label, False), *zip(map(_text_cell, line.cells), best, strict=True)]
+                )
+        return [self.head, *self.columns], body
+
+    def _turned_grid(self) -> tuple[list[str], list[list[tuple[str, bool]]]]:
+        lines = [(line, best) for _, rows in self._ranked_blocks() for line, best in rows]
+        heads = [f"{line.label}, {line.kind}" if line.kind else line.label for line, _ in lines]
+        body = [
+            [(column, False), *((_text_cell(line.cells[i]), best[i]) for line, best in lines)]
+            for i, column in enumerate(self.columns)
+        ]
+        return ["", *heads], body
+
+    def _alignment(self, columns: int | None = None) -> str:
+        return self.align or "r" * (len(self.columns) if columns is None else columns)
+
+    def _paper_columns(self) -> list[bool]:
+        """Return for each column whether any of its cells has a figure of the paper."""
+        return [
+            any(isinstance(cell, Cell) and cell.paper is not None for cell in cells)
+            for cells in zip(*(line.cells for line in self.lines), strict=True)
+        ] or [False] * len(self.columns)
+
+    def _ranked_blocks(self) -> Iterator[tuple[str, list[tuple[Line, list[bool]]]]]:
+        """Yield each kind with its lines, and for each cell whether it is the best."""
+        for kind, lines in self.blocks():
+            columns = zip(*(line.cells for line in lines), strict=True)
+            best = [self._best(cells) for cells in columns]
+            yield kind, [(line, _at(line.cells, best)) for line in lines]
+
+    def _best(self, cells: Iterable[Cell | str | None]) -> float | None:
+        """Return the best value of one column and kind; None if there is no competition."""
+        values = [c.value for c in cells if isinstance(c, Cell) and not math.isnan(c.value)]
+        if self.better == NEITHER or len(values) < 2:
+            return None
+        return min(values) if self.better == LOWER else max(values)
+
+
+def print_tables(tables: Sequence[Table], *, turned: bool = False) -> None:
+    """Print tables to standard output, with bold figures on a terminal."""
+    from rich.console import Console
+
+    terminal = Console().is_terminal
+    shown = "\n\n".join(table.to_text(turned=turned, terminal=terminal) for table in tables)
+    print(shown, flush=True)
 
 
 def number(value: float) -> str:
-    """Four figures, without an exponent where that can be helped.
+    """Return a number with four significant digits, without an exponent where possible.
 
     >>> [number(v) for v in (29.3812, 0.46412, 1234567.0, 0.000012, 257.0, float("inf"), 0.0)]
     ['29.38', '0.4641', '1,234,567', '1.2e-05', '257', '∞', '0']
@@ -232,57 +309,58 @@ def number(value: float) -> str:
     return f"{value:.{max(0, min(4, 3 - math.floor(math.log10(size))))}f}"
 
 
-def _small(cell: Cell, between: str) -> str:
-    """Its interval, and of how many seeds it is."""
-    interval = (
-        ""
-        if cell.low is None or cell.high is None
-        else between.format(number(cell.low), number(cell.high))
-    )
-    return ", ".join(filter(None, (interval, f"{cell.seeds} seeds" if cell.seeds > 1 else "")))
+def _at(cells: Sequence[Cell | str | None], values: Sequence[float | None]) -> list[bool]:
+    """Return whether each cell has the value of its column."""
+    pairs = zip(cells, values, strict=True)
+    return [isinstance(cell, Cell) and cell.value == value for cell, value in pairs]
 
 
-def _markdown_cell(cell: Cell | None, best: float | None) -> str:
-    if cell is None:
-        return "-"
-    shown = (
-        f"**{number(cell.value)}**"
-        if best is not None and cell.value == best
-        else number(cell.value)
-    )
-    small = _small(cell, "{}..{}")
+def _text_cell(cell: Cell | str | None) -> str:
+    if not isinstance(cell, Cell):
+        return "-" if cell is None else cell
+    return f"{number(cell.value)} {cell.small_print('[{}, {}]')}".rstrip()
+
+
+def _markdown_cell(cell: Cell | str | None, best: bool) -> str:
+    if not isinstance(cell, Cell):
+        return "-" if cell is None else cell
+    shown = f"**{number(cell.value)}**" if best else number(cell.value)
+    small = cell.small_print("{}..{}")
     return f"{shown} <sub>{small}</sub>" if small else shown
 
 
-def _latex_cell(cell: Cell | None, best: float | None) -> str:
-    if cell is None:
-        return "--"
+def _latex_cell(cell: Cell | str | None, best: bool) -> str:
+    if not isinstance(cell, Cell):
+        return "--" if cell is None else _latex(cell)
     shown = _latex(number(cell.value))
-    shown = f"\\textbf{{{shown}}}" if best is not None and cell.value == best else shown
-    small = _latex(_small(cell, "[{}, {}]"))
+    shown = f"\\textbf{{{shown}}}" if best else shown
+    small = _latex(cell.small_print("[{}, {}]"))
     return f"{shown} {{\\scriptsize {small}}}" if small else shown
 
 
-def _html_cell(cell: Cell | None, best: float | None) -> str:
-    if cell is None:
-        return "<td class='gap'>-</td>"
-    top = best is not None and cell.value == best
-    shown = f"<strong>{number(cell.value)}</strong>" if top else number(cell.value)
+def _latex_paper_cell(cell: Cell | str | None) -> str:
+    if not isinstance(cell, Cell) or cell.paper is None:
+        return "--"
+    return _latex(number(cell.paper))
+
+
+def _html_cell(cell: Cell | str | None, best: bool) -> str:
+    if not isinstance(cell, Cell):
+        return "<td class='gap'>-</td>" if cell is None else f"<td>{html.escape(cell)}</td>"
+    shown = f"<strong>{number(cell.value)}</strong>" if best else number(cell.value)
     under = []
     if cell.low is not None and cell.high is not None:
         under.append(f"{number(cell.low)} to {number(cell.high)}")
     if cell.seeds > 1:
-        under.append(
-            f"{cell.seeds} seeds"
-            + ("" if cell.spread is None else f", standard deviation {number(cell.spread)}")
-        )
+        spread = "" if cell.spread is None else f", standard deviation {number(cell.spread)}"
+        under.append(f"{cell.seeds} seeds{spread}")
     small = f"<small>{'; '.join(under)}</small>" if under else ""
     note = f" title='{html.escape(cell.note, quote=True)}'" if cell.note else ""
-    return f"<td{' class=' + repr('best') if top else ''}{note}>{shown}{small}</td>"
+    return f"<td{' class=' + repr('best') if best else ''}{note}>{shown}{small}</td>"
 
 
-def _html_paper(cell: Cell | None) -> str:
-    if cell is None or cell.paper is None:
+def _html_paper_cell(cell: Cell | str | None) -> str:
+    if not isinstance(cell, Cell) or cell.paper is None:
         return "<td class='paper gap'>-</td>"
     return f"<td class='paper'>{number(cell.paper)}<small>{html.escape(cell.place)}</small></td>"
 
@@ -292,8 +370,7 @@ def _exact(value: float | None) -> str:
 
 
 def _latex(text: str) -> str:
-    special = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}"}
-    special |= {
+    special = {character: f"\\{character}" for character in "&%$#_{}"} | {
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "\\": r"\textbackslash{}",
@@ -301,145 +378,3 @@ def _latex(text: str) -> str:
         "±": r"$\pm$",
     }
     return "".join(special.get(character, character) for character in text)
-
-
-# of another column; and only needed where tokenisers differ
-LOGARITHM, PER_BYTE = "nll", "bits_per_byte"
-
-
-def tables(results: Sequence[Result], per_byte: bool = False) -> str:
-    """One table for each task and metric, and the differences from the first model where models
-    were asked the same.
-
-    per_byte: bits per byte are shown, and differences taken in them, even where the tokenisers
-    agree.
-    """
-    parts = []
-    for group in _by_question(results):
-        alike = len({result.manifest.get("hashes", {}).get("tokenizer") for result in group}) == 1
-        unshown = (LOGARITHM, PER_BYTE) if alike and not per_byte else (LOGARITHM,)
-        metrics = dict.fromkeys(
-            row.metric for result in group for row in result.rows if row.metric not in unshown
-        )
-        parts += [_metric_table(group, metric) for metric in metrics]
-        parts += _difference_tables(group, per_byte)
-    return "\n\n".join(parts)
-
-
-def _by_question(results: Sequence[Result]) -> Iterable[list[Result]]:
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.question(), []).append(result)
-    return groups.values()
-
-
-def _metric_table(asked: Sequence[Result], metric: str) -> str:
-    """Models that have no such figure, as a bound has no KL, have no column."""
-    group = [result for result in asked if any(row.metric == metric for row in result.rows)]
-    chosen = [[row for row in result.rows if row.metric == metric] for result in group]
-    kinds = [{row.kind for row in rows} for rows in chosen]
-    heads = [
-        f"{result.model} {result.mode}" + (f" ({_only(kind)})" if _only(kind) else "")
-        for result, kind in zip(group, kinds, strict=True)
-    ]
-    columns = [
-        {label(row): cell(row, kind=len(kind) > 1) for row in rows}
-        for rows, kind in zip(chosen, kinds, strict=True)
-    ]
-    notes = dict.fromkeys(
-        f"{head}: {row.note}"
-        for head, rows in zip(heads, chosen, strict=True)
-        for row in rows
-        if row.note
-    )
-    return "\n".join(
-        [_title(group[0], metric), _grid(heads, columns), *(f"  {note}" for note in notes)]
-    )
-
-
-def _difference_tables(group: Sequence[Result], per_byte: bool) -> list[str]:
-    first = group[0]
-    others = [
-        result
-        for result in group[1:]
-        if comparable(first, result) and _has_sums(first) and _has_sums(result)
-    ]
-    if not others:
-        return []
-    found = [differences(first, other, per_byte) for other in others]
-    columns = [{label(row): cell(row, sign="+") for row in rows} for rows in found]
-    title = f"less {first.model} {first.mode}, paired by sequence"
-    unit = ", ".join(
-        dict.fromkeys(row.metric.removesuffix("_difference") for rows in found for row in rows)
-    )
-    notes = dict.fromkeys(
-        f"  {other.model}: {row.note}"
-        for other, rows in zip(others, found, strict=True)
-        for row in rows
-        if row.note
-    )
-    return [
-        "\n".join(
-            [
-                f"{unit} {title}",
-                _grid([f"{other.model} {other.mode}" for other in others], columns),
-                *notes,
-            ]
-        )
-    ]
-
-
-def label(row: ResultRow) -> str:
-    """A setting in words; the contexts' name only where nothing else tells rows apart."""
-    told = set(row.setting) - {"contexts", "over"}
-    shown = {key: value for key, value in row.setting.items() if key != "contexts" or not told}
-    return "  ".join(f"{key} {value}" for key, value in shown.items()) or "all"
-
-
-def cell(row: ResultRow, sign: str = "", kind: bool = False) -> str:
-    text = _number(row.value, sign)
-    if row.low is not None and row.high is not None:
-        text += f" [{_number(row.low, sign)}, {_number(row.high, sign)}]"
-    return f"{text} {row.kind}" if kind and row.kind else text
-
-
-def _number(value: float, sign: str = "") -> str:
-    return format(value, f"{sign}.4g" if abs(value) < 1000 else f"{sign},.0f")
-
-
-def _title(result: Result, metric: str) -> str:
-    options = result.options
-    words = [f"{result.task}: {metric}"]
-    if options.get("data"):
-        rows = max((row.sequences for row in result.rows), default=0)
-        words.append(
-            f"{options['data']}, {rows} sequences"
-            + (f" of {options['length']} tokens" if "length" in options else "")
-        )
-    if any(row.low is not None for row in result.rows if row.metric == metric):
-        words.append("95% intervals over sequences")
-    return "; ".join(words)
-
-
-def _grid(heads: Sequence[str], columns: Sequence[dict[str, str]]) -> str:
-    labels = list(dict.fromkeys(name for column in columns for name in column))
-    lines = [
-        ["", *heads],
-        *([name, *(column.get(name, "") for column in columns)] for name in labels),
-    ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def _only(kinds: set[str]) -> str:
-    return next(iter(kinds)) if len(kinds) == 1 else ""
-
-
-def _has_sums(result: Result) -> bool:
-    contexts = [
-        row.setting.get("contexts", "") for row in result.rows if row.metric == "perplexity"
-    ]
-    return bool(contexts) and all("nll" in result.details.get(name, {}) for name in contexts)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.reports import ranges, ratios, result, with_hashes, write
+from tests.report.results import ranges, ratios, result, with_hashes, write
 from tracformer.evaluation.result_files import Result, ResultRow
-from tracformer.report.collect import chapter_titles, one_each, paired_table, sections, tables
+from tracformer.report.collect import choose, sections, tables
+from tracformer.report.compare import paired_table
 from tracformer.report.figures import curves_of
 from tracformer.report.tables import Cell
 
@@ -44,7 +45,7 @@ def test_the_interval_of_a_mean_over_seeds_is_never_narrower_than_that_over_sequ
             seeded("theirs #0", 61.0, 3.0),
         ]
     )
-    (table,) = tables(section, "x")
+    (table,) = tables(section)
     ours, theirs = (line.cells[0] for line in table.lines)
     assert ours is not None
     assert theirs is not None
@@ -65,11 +66,11 @@ def test_seeds_that_differ_widen_the_interval() -> None:
     (section,) = sections(
         [seeded("ours #0", 50.0, 1.0), seeded("ours #1", 60.0, 1.0), seeded("ours #2", 70.0, 1.0)]
     )
-    (cell,) = tables(section, "x")[0].lines[0].cells
+    (cell,) = tables(section)[0].lines[0].cells
     assert cell is not None
     assert cell.low == pytest.approx(60 - math.hypot(1.0, 4.303 * 10 / math.sqrt(3)))
     (section,) = sections([seeded("ours #0", math.inf, 1.0), seeded("ours #1", 60.0, 1.0)])
-    (cell,) = tables(section, "x")[0].lines[0].cells
+    (cell,) = tables(section)[0].lines[0].cells
     assert cell == Cell(math.inf, seeds=2)
 
 
@@ -78,11 +79,11 @@ def test_the_same_weights_are_one_seed() -> None:
         with_hashes(ranges(name, value), weights=weights)
         for name, value, weights in (("m", 60.0, "A"), ("m #0", 60.0, "A"))
     ]
-    (cell,) = tables(sections(runs)[0], "x")[0].lines[0].cells
+    (cell,) = tables(sections(runs)[0])[0].lines[0].cells
     assert cell is not None
     assert cell.seeds == 1
     (cell,) = (
-        tables(sections([*runs, with_hashes(ranges("m #1", 62.0), weights="B")])[0], "x")[0]
+        tables(sections([*runs, with_hashes(ranges("m #1", 62.0), weights="B")])[0])[0]
         .lines[0]
         .cells
     )
@@ -94,9 +95,10 @@ def test_the_same_weights_are_one_seed() -> None:
         for name, data in (("m", "ptb"), ("m #0", "1bw"))
     ]
     (section,) = sections([with_hashes(each, weights="A") for each in apart])
-    assert [
-        None if each is None else each.seeds for each in tables(section, "x")[0].lines[0].cells
-    ] == [1, 1]
+    assert [None if each is None else each.seeds for each in tables(section)[0].lines[0].cells] == [
+        1,
+        1,
+    ]
 
 
 def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
     page = write(tmp_path, *dated)
     assert "<td>10</td>" in page
     assert "2 seeds" not in page
-    assert "1 older or rougher results of the same questions are left out" in page
+    assert "1 result is left out: newer or more precise results answer the same questions" in page
 
 
 def noisy(level: float, draws: int | None, day: int, weights: str = "w") -> Result:
@@ -129,7 +131,7 @@ def test_estimates_stand_beside_exact_answers_whatever_their_draws(tmp_path: Pat
     assert page.count("<h2>Perplexity against") == 1
     assert "<td>43.50<small>" in page  # made earlier, of more draws
     assert "<td>41.50<small>" not in page
-    assert "1 older or rougher results of the same questions are left out" in page
+    assert "1 result is left out: newer or more precise results answer the same questions" in page
 
 
 def test_of_several_estimates_the_best_one_stays() -> None:
@@ -140,11 +142,11 @@ def test_of_several_estimates_the_best_one_stays() -> None:
         noisy(43.0, 65, 1),
         noisy(44.0, 64, 2),
     )
-    assert one_each([own, rough]) == [own]
-    assert one_each([more, own]) == [more]
-    assert one_each([own, later]) == [later]
+    assert choose([own, rough]) == [own]
+    assert choose([more, own]) == [more]
+    assert choose([own, later]) == [later]
     # other weights, another model
-    assert one_each([noisy(40.0, 64, 1, weights="old"), rough]) == [rough]
+    assert choose([noisy(40.0, 64, 1, weights="old"), rough]) == [rough]
 
 
 def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them() -> None:
@@ -154,16 +156,14 @@ def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them()
         )
 
     old, new = noisy(41.0, 64, 3), of_schema(noisy(42.0, 4, 1), 2)
-    assert one_each([old, new]) == [new]
+    assert choose([old, new]) == [new]
     # results that do not say are of schema 1
-    assert one_each([old, of_schema(old, 1)]) == [of_schema(old, 1)]
+    assert choose([old, of_schema(old, 1)]) == [of_schema(old, 1)]
     other = ratios("ours", "exact", 20.0)
     assert len(sections([other, of_schema(new, 1)])) == 1
     found = sections([other, new])
     assert len(found) == 2
-    first, second = chapter_titles(found)
-    assert "schema 2" in second
-    assert "schema" not in first
+    assert [section.title.endswith(" (2)") for section in found] == [False, True]
 
 
 def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
@@ -189,11 +189,11 @@ def test_another_text_or_other_holes_of_the_same_name_are_another_question(tmp_p
     assert len(sections([plain, other])) == 1
     assert len(sections([plain, with_hashes(other, data="e")])) == 2
     assert len(sections([plain, with_hashes(other, contexts="e")])) == 2
-    assert len(one_each([plain, with_hashes(plain, data="e")])) == 2
+    assert len(choose([plain, with_hashes(plain, data="e")])) == 2
     bare = [dataclasses.replace(each, manifest={}) for each in (plain, other)]
     assert len(sections(bare)) == 1
     page = write(tmp_path, plain, with_hashes(other, data="e"))
-    assert page.count("(inputs d/c)</h2>") == page.count("(inputs e/c)</h2>") == 1
+    assert page.count("T = 128</h2>") == page.count("T = 128 (2)</h2>") == 1
     assert {"ranges-wikitext103-128-perplexity.csv", "ranges-wikitext103-128-2-perplexity.csv"} <= {
         path.name for path in (tmp_path / "report").iterdir()
     }
@@ -206,17 +206,17 @@ def test_texts_of_one_name_have_columns_of_their_own() -> None:
         for model, data in (("a", "ptb"), ("a", "1bw"), ("b", "ptb"))
     ]
     (section,) = sections([*asked[:2], with_hashes(asked[2], data="e")])
-    assert tables(section, "x")[0].columns == ("ptb", "1bw", "ptb (2)")
+    assert tables(section)[0].columns == ("ptb", "1bw", "ptb (2)")
 
 
 def test_perplexities_of_other_tokens_do_not_compete() -> None:
     small, large = ranges("bytes", 3.0), with_hashes(ranges("words", 40.0), tokenizer="u")
-    assert "**" not in tables(sections([small, large])[0], "x")[0].to_markdown()
-    assert "**3.000**" in tables(sections([small, ranges("words", 40.0)])[0], "x")[0].to_markdown()
+    assert "**" not in tables(sections([small, large])[0])[0].to_markdown()
+    assert "**3.000**" in tables(sections([small, ranges("words", 40.0)])[0])[0].to_markdown()
     lines = tables(
-        sections([ranges("m #0", 3.0), with_hashes(ranges("m #1", 40.0), tokenizer="u")])[0], "x"
+        sections([ranges("m #0", 3.0), with_hashes(ranges("m #1", 40.0), tokenizer="u")])[0],
     )[0].lines
-    assert [line.label for line in lines] == ["m (tokeniser t)", "m (tokeniser u)"]
+    assert [line.label for line in lines] == ["m (tokenizer t)", "m (tokenizer u)"]
 
 
 def test_differences_are_paired_and_never_across_kinds(tmp_path: Path) -> None:
@@ -248,13 +248,13 @@ def test_differences_of_a_table_are_in_one_unit() -> None:
         return dataclasses.replace(plain, rows=rows, manifest={**plain.manifest, "hashes": hashes})
 
     (section,) = sections([asked("a", "t", 2.0), asked("b", "t", 3.0), asked("c", "u", 4.0)])
-    table = paired_table(section, "x")
+    table = paired_table(section)
     assert table is not None
     assert "bits per byte" in table.title
     values = [line.cells[0].value for line in table.lines if line.cells[0] is not None]
     # three sequences, one nat more each, 27 bytes
     assert values == pytest.approx([3 / 27 / math.log(2), 6 / 27 / math.log(2)])
-    same = paired_table(sections([asked("a", "t", 2.0), asked("b", "t", 3.0)])[0], "x")
+    same = paired_table(sections([asked("a", "t", 2.0), asked("b", "t", 3.0)])[0])
     assert same is not None
     assert "perplexity" in same.title
 
@@ -262,7 +262,7 @@ def test_differences_of_a_table_are_in_one_unit() -> None:
 def test_differences_are_of_all_seeds_that_kept_their_sums() -> None:
     three = [ratios(f"a #{i}", "exact", level) for i, level in enumerate((2.0, 9.0, 10.0))]
     other = ratios("b #0", "exact", 5.0)
-    table = paired_table(sections([*three, other])[0], "x")
+    table = paired_table(sections([*three, other])[0])
     assert table is not None
     assert [line.label for line in table.lines] == ["b less a"]
     cell = table.lines[0].cells[0]
@@ -271,6 +271,6 @@ def test_differences_are_of_all_seeds_that_kept_their_sums() -> None:
     assert cell.value == pytest.approx(math.exp((3 * 5 + 3) / 10) - math.exp((3 * 7 + 3) / 10))
     assert "seeds: a 0/1/2, b 0" in table.caption
     without = [dataclasses.replace(three[0], details={}), *three[1:]]
-    table = paired_table(sections([*without, other])[0], "x")
+    table = paired_table(sections([*without, other])[0])
     assert table is not None
     assert "seeds: a 1/2, b 0" in table.caption

@@ -13,7 +13,7 @@ from typing import Self
 
 import pytest
 
-from tests.evaluation.reports import RATIOS, ranges, ratios, result, write
+from tests.report.results import RATIOS, ranges, ratios, result, write
 from tracformer.cli import main
 from tracformer.evaluation.result_files import ResultRow
 from tracformer.report import MOST_NOTES
@@ -134,9 +134,7 @@ def test_the_best_is_marked_within_its_kind_alone(tmp_path: Path) -> None:
     # not `noisy`, whose bound is the lowest figure of the joint ones, and alone in its kind
     assert set(best) == {"ours", "single"}
     section = sections([*EVERYTHING[:3]])[0]
-    blocks = [
-        (kind, [line.label for line in lines]) for kind, lines in tables(section, "x")[0].blocks()
-    ]
+    blocks = [(kind, [line.label for line in lines]) for kind, lines in tables(section)[0].blocks()]
     assert blocks == [("exact", ["ours", "theirs"]), ("bound", ["noisy"])]
 
 
@@ -260,7 +258,7 @@ def test_bad_input_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     broken.mkdir()
     (broken / "x.json").write_text('{"format": "tracformer-result", ')
     for place, told in (
-        (empty, "there are no results in"),
+        (empty, "no results found in"),
         (broken, "x.json is not a result that can be read"),
         (tmp_path / "none", "does not exist"),
     ):

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.evaluation.reports import ranges, result, write
+from tests.report.results import ranges, result, write
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report.paper_figures import find_paper_figure, paper_tables
 
