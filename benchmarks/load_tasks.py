@@ -17,7 +17,7 @@ from tracformer.generation import scheduler as filling
 from tracformer.generation.orders import RandomOrder
 from tracformer.generation.samplers import Chosen, Pick, Sampler, choose
 from tracformer.generation.template import write
-from tracformer.server.queue import Names
+from tracformer.server.streaming import TokenNames
 
 TIE = 1e-5
 LENGTHS = (16, 32, 48, 64)
@@ -45,7 +45,7 @@ class Library:
 
     def __init__(self, model: str) -> None:
         self.lm = load(model)
-        self.names = Names(self.lm)
+        self.names = TokenNames(self.lm)
 
     def answer(self, path: str, options: dict[str, Any]) -> list[tuple[Any, ...]]:
         """Each sample's tokens: ids or, as OpenAI's protocol has them, names."""

@@ -22,8 +22,7 @@ from tracformer.data.tokenizer import reserve
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import frame, literal_fills, parse
 from tracformer.generation.token_text import Spelling
-from tracformer.server.completion import Growing
-from tracformer.server.queue import Names
+from tracformer.server.streaming import PartialText, TokenNames
 
 Maker = Callable[[], Tokenizer]
 # a word has its space in its first token
@@ -206,12 +205,12 @@ def test_bytes_of_a_character_make_it_wherever_they_stand() -> None:
     assert lm.spelling.behind("the 日本", given, ids[:1]) == ("the 日本", "\ufffd")
     text = lm.tokenizer.decode([*given, *ids[:2]])
     assert lm.spelling.behind(text, [*given, *ids[:2]], ids[2:]) == ("the 日本", "本")
-    assert Names(lm).raw(ids[0]) == "本".encode()[:1]
-    growing = Growing(lambda tokens: lm.spelling.filling("", [], tokens), eot=-1)
+    assert TokenNames(lm).raw(ids[0]) == "本".encode()[:1]
+    growing = PartialText(lambda tokens: lm.spelling.filling("", [], tokens), eot=-1)
     for token in lm.tokenizer.encode("日本"):
         growing.add(token, -1.0)
     # the first is the space, which is hidden
-    assert [piece.start for piece in growing.pieces] == [0, 0, 0, 0, 1, 1, 1]
+    assert [piece.start for piece in growing.tokens] == [0, 0, 0, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("count", [5, 17, 40])

@@ -73,8 +73,8 @@ class Running:
         self.http = httpx.Client(base_url=self.url, timeout=30)
 
     @property
-    def desk(self) -> Any:
-        return self.server.config.app.state.service.desk  # type: ignore[union-attr]
+    def backend(self) -> Any:
+        return self.server.config.app.state.service.backend  # type: ignore[union-attr]
 
     def post(self, path: str, asked: Any, **options: Any) -> httpx.Response:
         return self.http.post(path, json=asked, **options)

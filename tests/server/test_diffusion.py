@@ -64,7 +64,7 @@ def test_an_answer_is_the_librarys(system: str) -> None:
             there.good("/v1/infill", {**asked, "steps": 8, "order": "ancestral"})["results"],
             expected,
         )
-        assert "steps asks for 1025; the most that this server allows is 1024" in str(
+        assert "steps asks for 1025; the limit of this server is 1024" in str(
             there.refused("/v1/infill", {**asked, "steps": 1025})
         )
         assert there.good("/v1/completions", {"prompt": "the cat", "max_tokens": 3, "logprobs": 2})[
@@ -73,15 +73,15 @@ def test_an_answer_is_the_librarys(system: str) -> None:
 
 
 def test_others_are_answered_while_a_long_process_runs(slow: Running) -> None:
-    model = slow.desk.engine.model
+    model = slow.backend.engine.model
     with slow.raw("/v1/infill", LONG):
         until(lambda: model.passes > 0)
         began = model.passes
         assert slow.good("/v1/tokenize", {"text": "the cat"})["tokens"]
         assert slow.good("/v1/infill", {"text": "the [[1]] cat", "steps": 3})["results"]
         assert model.passes - began < 100  # of a thousand
-    until(lambda: slow.desk.gate.running == 0)  # the client has hung up
-    passes = slow.desk.engine.request().call(lambda: model.passes)
+    until(lambda: slow.backend.gate.running == 0)  # the client has hung up
+    passes = slow.backend.engine.request().call(lambda: model.passes)
     assert passes < 200
     time.sleep(0.1)
     assert model.passes == passes
@@ -89,15 +89,15 @@ def test_others_are_answered_while_a_long_process_runs(slow: Running) -> None:
 
 def test_a_deadline_ends_a_long_process(slow: Running) -> None:
     slow.refused("/v1/infill", {**LONG, "timeout": 0.2}, 408)
-    model = slow.desk.engine.model
-    passes = slow.desk.engine.request().call(lambda: model.passes)
+    model = slow.backend.engine.model
+    passes = slow.backend.engine.request().call(lambda: model.passes)
     assert passes < 100
     time.sleep(0.1)
     assert model.passes == passes
 
 
 def test_stopping_does_not_wait_for_a_long_process(slow: Running) -> None:
-    model = slow.desk.engine.model
+    model = slow.backend.engine.model
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(slow.refused, "/v1/infill", LONG, 503)
         until(lambda: model.passes > 0)

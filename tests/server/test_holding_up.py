@@ -182,9 +182,9 @@ def test_a_full_queue_says_when_to_come_back(slow: Running) -> None:
         slow.raw("/v1/infill", LONG),
         ThreadPoolExecutor(1) as threads,
     ):
-        until(lambda: slow.desk.gate.running == 2)
+        until(lambda: slow.backend.gate.running == 2)
         waiting = threads.submit(slow.good, "/v1/infill", GOOD["/v1/infill"])
-        until(lambda: slow.desk.gate.waiting == 1)
+        until(lambda: slow.backend.gate.waiting == 1)
         for path in PATHS:
             response = slow.post(path, GOOD[path])
             assert response.status_code == 429
@@ -196,7 +196,7 @@ def test_a_full_queue_says_when_to_come_back(slow: Running) -> None:
             ).completions.create(model="tiny", prompt="the")
         assert slow.http.get("/health").status_code == 200
         assert waiting.result()["results"]  # its turn came
-    until(lambda: slow.desk.gate.running == 0)
+    until(lambda: slow.backend.gate.running == 0)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_client_that_hangs_up_frees_its_slot_at_once(slow: Running, path: str)
         "/infill": {"input_prefix": "the", "n_predict": 60},
         "/v1/fim/completions": {"model": "tiny", "prompt": "the", "max_tokens": 60},
     }[path]
-    gate, engine = slow.desk.gate, slow.desk.engine
+    gate, engine = slow.backend.gate, slow.backend.engine
     slow.hang_up(path, {**long, "stream": True})
     steps = engine.load.steps
     until(lambda: gate.running == 0 and engine.load.rows == 0)
@@ -221,7 +221,7 @@ def test_a_client_that_hangs_up_frees_its_slot_at_once(slow: Running, path: str)
 
 
 def test_who_hangs_up_while_waiting_leaves_the_queue(slow: Running) -> None:
-    gate = slow.desk.gate
+    gate = slow.backend.gate
     with slow.raw("/v1/infill", LONG), slow.raw("/v1/infill", LONG):
         until(lambda: gate.running == 2)
         with slow.raw("/v1/infill", LONG):
@@ -244,13 +244,13 @@ def test_a_deadline_is_kept(slow: Running) -> None:
     error = slow.refused("/v1/infill", {**LONG, "timeout": 0.15}, 408)["error"]
     assert (error["type"], error["code"]) == ("timeout_error", "timeout")
     assert "0.15 seconds" in error["message"]
-    until(lambda: slow.desk.gate.running == 0)
+    until(lambda: slow.backend.gate.running == 0)
     told = slow.stream("/v1/infill", {**LONG, "timeout": 1.5})
     assert told[-1][0] == "error"
     assert told[-1][1]["error"]["code"] == "timeout"
-    until(lambda: slow.desk.gate.running == 0)
+    until(lambda: slow.backend.gate.running == 0)
     with slow.raw("/v1/infill", LONG), slow.raw("/v1/infill", LONG):
-        until(lambda: slow.desk.gate.running == 2)
+        until(lambda: slow.backend.gate.running == 2)
         slow.refused("/v1/infill", {**LONG, "timeout": 0.05}, 408)  # while it waits
 
 

@@ -102,7 +102,7 @@ def test_what_does_not_fit_the_schema_is_a_validation_error(
         ({"prompt": "the cat " * 40}, 400, "takes 64"),
         ({"model": "codestral"}, 404, "there is no model 'codestral'"),
         ({"min_tokens": 9}, 400, "min_tokens is 9"),
-        ({"min_tokens": 9, "suffix": None}, 400, "goes with a suffix"),
+        ({"min_tokens": 9, "suffix": None}, 400, "min_tokens needs a suffix"),
     ],
 )
 def test_other_mistakes_are_told(

@@ -93,7 +93,7 @@ def test_what_is_left_is_told_that_the_server_stops(
             path: threads.submit(httpx.post, there.url + path, json=asked, timeout=60)
             for path, asked in LONG.items()
         }
-        until(lambda: (there.desk.gate.running, there.desk.gate.waiting) == (3, 1))
+        until(lambda: (there.backend.gate.running, there.backend.gate.waiting) == (3, 1))
         there.server.should_exit = True
         if hurried:
             there.server.force_exit = True

@@ -15,12 +15,19 @@ from tests.generation.texts import (
 )
 from tracformer.data import Tokenizer
 from tracformer.generation.samplers import Sampler
-from tracformer.server.completion import LENGTHS, Growing, Wish, length_prior, write_on
+from tracformer.server.completion import (
+    LENGTHS,
+    CompletionOptions,
+    complete,
+    length_prior,
+    read_prompt,
+)
+from tracformer.server.streaming import PartialText
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
     letters = dict(enumerate("abcxyz"))
-    growing = Growing(lambda ids: "".join(letters[i] for i in ids), eot=9, stops=("xyz", "bb"))
+    growing = PartialText(lambda ids: "".join(letters[i] for i in ids), eot=9, stops=("xyz", "bb"))
     told = []
     for token in (0, 3, 4, 1, 0, 3, 4, 5, 0):
         growing.add(token, -1.0)
@@ -36,13 +43,13 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
 
 def test_half_a_character_is_held_back() -> None:
     raw = "a€".encode()
-    growing = Growing(lambda ids: bytes(ids).decode("utf-8", "replace"), eot=999)
+    growing = PartialText(lambda ids: bytes(ids).decode("utf-8", "replace"), eot=999)
     told = []
     for byte in raw:
         growing.add(byte, -1.0)
         told.append(growing.release())
     assert [text for text, _ in told] == ["a", "", "", "€"]
-    assert [[piece.start for piece in pieces] for _, pieces in told] == [[0], [], [], [1, 1, 1]]
+    assert [[piece.start for piece in tokens] for _, tokens in told] == [[0], [], [], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, LENGTHS), (1, 16), (3, 128), (1, 1000)])
@@ -71,7 +78,13 @@ def test_words_stand_apart_from_the_prompt_as_the_tokeniser_spells_both(
     ):
         for suffix in ("", " the"):
             told: list[str] = []
-            wish = Wish(prompt, suffix, least=2, most=2, sampler=only)
-            [written] = write_on(lm, wish, lambda _, piece, __, told=told: told.append(piece))  # type: ignore[misc]
+            options = CompletionOptions(suffix, min_tokens=2, max_tokens=2, sampler=only)
+            [written] = complete(
+                lm,
+                read_prompt(lm, prompt),
+                options,
+                0,
+                lambda _, text, __, told=told: told.append(text),  # type: ignore[misc]
+            )
             assert written.text == "".join(told) == text
-            assert [piece.start for piece in written.pieces] == ([0, 4] if prompt else [0, 3])
+            assert [piece.start for piece in written.tokens] == ([0, 4] if prompt else [0, 3])

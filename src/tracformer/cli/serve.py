@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     from tracformer.devices import pick_device
     from tracformer.loading import find_folder
     from tracformer.model.fast_step import check_kind
-    from tracformer.server import observability as logs
     from tracformer.server.app import Server
+    from tracformer.server.observability import configure_logging
     from tracformer.server.schema import Limits, Settings
 
     folder = arguments.model or texts.default_model()
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     find_folder(folder)
     check_kind(arguments.weights)
     device = pick_device(arguments.device)
-    logs.configure(arguments.log_level)
+    configure_logging(arguments.log_level)
     name = arguments.name or Path(folder).resolve().name
     server = Server(lambda: texts.open_model(folder, arguments.weights, device), name, settings)
     server.run()

@@ -1,3 +1,2 @@
-"""An HTTP server around one model: our own protocol, OpenAI's completions, llama.cpp's infill,
-Mistral's FIM, and a page.
-"""
+"""An HTTP server for one model: the native protocol, those of OpenAI, llama.cpp and Mistral, and a
+web page."""

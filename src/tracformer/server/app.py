@@ -1,13 +1,7 @@
-"""Routes, pages, start and stop of the server.
+"""The application: routes, pages and documentation; the server that starts and stops it.
 
-The model as `GET /v1/models` tells of it: OpenAI's fields, then what the page needs to know.
-
-The OpenAPI description, and a page that shows it without asking anyone else for scripts or styles.
-
-Listen, and stop well: SIGTERM lets the requests that are there finish, then leaves.
-
-The application: routes, the page, and the model that is loaded while the first callers are told to
-wait.
+The model is loaded in a thread after the server has begun to listen; until then requests are
+answered with 503.
 """
 
 import asyncio
@@ -37,152 +31,47 @@ from starlette.staticfiles import StaticFiles
 
 from tracformer import __version__
 from tracformer.generation.language_model import LanguageModel
-from tracformer.server import errors, llamacpp, mistral, openai
-from tracformer.server import native_protocol as native
-from tracformer.server import observability as logs
-from tracformer.server.errors import ApiError, body_of, invalid
-from tracformer.server.middleware import Front
+from tracformer.server import llamacpp, mistral, native_protocol, openai
+from tracformer.server.errors import INVALID, NOT_FOUND, ApiError, body_of, invalid
+from tracformer.server.middleware import RequestGuard
+from tracformer.server.observability import log_event
+from tracformer.server.queue import Service, service_of
 from tracformer.server.schema import Settings
-from tracformer.server.service import Service, service_of
 
-KINDS = {"char": "characters", "byte": "bytes"}  # all others cut text into pieces of words
-
-
-def describe(lm: LanguageModel, name: str, created: int = 0) -> dict[str, Any]:
-    kind = KINDS.get(lm.tokenizer.kind, "bpe")
-    letters = (
-        token for i, token in enumerate(lm.tokenizer.tokens()) if i not in lm.spelling.special
-    )
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "tracformer",
-        "max_length": lm.model.config.max_length,
-        "modes": list(lm.model.config.modes),
-        "tokenizer": kind,
-        "alphabet": "".join(letters) if kind == "characters" else None,
-        "parameters": lm.model.num_parameters(),
-        "default": True,
-    }
-
-
-REFUSALS = {
+PAGE = Path(__file__).parent / "page"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+TOKENIZER_KINDS = {"char": "characters", "byte": "bytes"}  # all others: pieces of words
+ERRORS = {
     "400": "The request is wrong: a field, a value, a text that does not fit, or a limit.",
-    "401": "An API key is wanted.",
-    "408": "Not done in time.",
+    "401": "The API key is missing or wrong.",
+    "408": "The request exceeded its time limit.",
     "413": "The body is too large.",
-    "429": "The queue is full; Retry-After says when to come back.",
-    "503": "The model is being loaded, or the server is stopping.",
+    "429": "The queue is full; the Retry-After header says when to try again.",
+    "503": "The model is still loading, or the server is stopping.",
 }
-STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 56rem; margin: 2rem auto; padding: 0 1rem }
-code, pre { font: 0.9em ui-monospace, monospace }
-h2 { border-top: 1px solid #8886; padding-top: 1.5rem }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top;
-  padding: 0.2rem 0.8rem 0.2rem 0; border-bottom: 1px solid #8883 }
-"""
-
-
-def describe_reference(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description, with the refusals that this server gives instead of FastAPI's own."""
-    if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
-        )
-        for path, methods in document["paths"].items():
-            for operation in methods.values():
-                if "requestBody" not in operation:
-                    continue
-                if path != "/v1/fim/completions":  # Mistral's clients know 422
-                    operation["responses"].pop("422", None)
-                for status, description in REFUSALS.items():
-                    operation["responses"].setdefault(status, {"description": description})
-        app.openapi_schema = document
-    return app.openapi_schema
-
-
-def page(document: dict[str, Any]) -> str:
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
-        "content='width=device-width'>",
-        f"<title>{html.escape(document['info']['title'])} API</title><style>{STYLE}</style>",
-        f"<h1>{html.escape(document['info']['title'])} "
-        f"API</h1><p>{html.escape(document['info'].get('description', ''))}",
-        "<p>The same for programs: <a href='openapi.json'>openapi.json</a>.",
-    ]
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            parts.append(
-                f"<h2><code>{method.upper()} "
-                f"{html.escape(path)}</code></h2><p>{html.escape(operation.get('summary', ''))}"
-            )
-            if body := operation.get("requestBody"):
-                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                parts.append(_fields(document["components"]["schemas"][name]))
-            answers = (
-                f"<li><code>{status}</code> {html.escape(told['description'])}"
-                for status, told in operation["responses"].items()
-            )
-            parts.append(f"<ul>{''.join(answers)}</ul>")
-    return "\n".join(parts)
-
-
-def _fields(schema: dict[str, Any]) -> str:
-    required = schema.get("required", [])
-    rows = []
-    for name, field in schema["properties"].items():
-        default = (
-            "required"
-            if name in required
-            else json.dumps(field["default"])
-            if "default" in field
-            else ""
-        )
-        cells = (
-            f"<code>{html.escape(name)}</code>",
-            html.escape(_kind(field)),
-            f"<code>{html.escape(default)}</code>",
-        )
-        rows.append(
-            "<tr>"
-            + "".join(f"<td>{cell}" for cell in cells)
-            + f"<td>{html.escape(field.get('description', ''))}"
-        )
-    return "<table><tr><th>field<th>kind<th>default<th>" + "".join(rows) + "</table>"
-
-
-def _kind(field: dict[str, Any]) -> str:
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(map(_kind, field["anyOf"])))
-    if "enum" in field:
-        return ", ".join(map(str, field["enum"]))
-    if "$ref" in field:
-        return field["$ref"].rpartition("/")[2]
-    if field.get("type") == "array":
-        return f"list of ({_kind(field.get('items', {}))})"
-    return str(field.get("type", "any"))
-
-
-# The engine's thread gives up the interpreter's lock at every operation of PyTorch, and waits this
-# long for a thread that holds it. Python's own 5 ms are as long as a whole step.
+# The engine's thread releases the interpreter lock at every PyTorch operation, and waits this long
+# for a thread that holds it. Python's default of 5 ms is as long as a whole step.
 SWITCH_SECONDS = 1e-4
-LAST_WORDS = 10  # seconds for answers to go out once the work behind them was given up
+LAST_ANSWERS = 10  # seconds to send the answers of requests that were cancelled at shutdown
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which on SIGTERM or SIGINT stops listening and waits for running requests, at most
-    `settings.drain` seconds. What is left then, or when SIGINT comes a second time, is answered
-    with 503.
+    """uvicorn's server, with the model loaded in the background and a graceful stop.
+
+    On SIGTERM or SIGINT it stops listening and waits for running requests, at most `settings.drain`
+    seconds. Requests that are left then, or at a second SIGINT, are answered with 503.
+
+    Args:
+        load: Returns the model; called once, in a thread.
+        name: Name of the model.
+        settings: Settings of the server.
     """
 
     def __init__(self, load: Callable[[], LanguageModel], name: str, settings: Settings) -> None:
-        self.failed = False
+        self.failed = False  # the model could not be loaded
         self.drain = settings.drain
         sys.setswitchinterval(SWITCH_SECONDS)
-        app = build(load, name, settings, self._stop)
+        app = make_app(load, name, settings, self._stop_failed)
         self.service: Service = app.state.service
         super().__init__(
             uvicorn.Config(
@@ -190,19 +79,20 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 log_config=None,
-                access_log=False,  # ours says it
+                access_log=False,  # RequestGuard logs requests
                 ws="none",
                 server_header=False,
-                timeout_graceful_shutdown=math.ceil(settings.drain) + LAST_WORDS,
+                timeout_graceful_shutdown=math.ceil(settings.drain) + LAST_ANSWERS,
             )
         )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """A server that was asked to stop and did has not failed: uvicorn would raise the signal
-        again and end with its code.
+        """Handle signals without raising them again at the end, as uvicorn would.
+
+        A server that was told to stop and did so has not failed.
         """
-        if threading.current_thread() is not threading.main_thread():  # only that one may
+        if threading.current_thread() is not threading.main_thread():  # signals need the main one
             yield
             return
         before = {
@@ -216,90 +106,93 @@ class Server(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The one that was free, where port 0 was asked for."""
+        """The port it listens on, also where `settings.port` is 0."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Begin to listen."""
         await super().startup(sockets)
         if self.started:
-            logs.tell("listening", host=self.config.host, port=self.port)
+            log_event("listening", host=self.config.host, port=self.port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        patience = asyncio.create_task(self._wait_then_give_up())
+        """Stop listening, and wait for running requests."""
+        drain = asyncio.create_task(self._drain_then_cancel())
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn waits for nothing then
-            await patience
+        if self.force_exit:  # uvicorn does not wait then
+            await drain
             if self.server_state.tasks:
-                await asyncio.wait(self.server_state.tasks, timeout=LAST_WORDS)
+                await asyncio.wait(self.server_state.tasks, timeout=LAST_ANSWERS)
             await self.lifespan.shutdown()
-        patience.cancel()
+        drain.cancel()
 
-    async def _wait_then_give_up(self) -> None:
+    async def _drain_then_cancel(self) -> None:
         end = time.monotonic() + self.drain
         while not self.force_exit and (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(0.1, left))
         await asyncio.to_thread(self.service.close)
 
-    def _stop(self) -> None:
+    def _stop_failed(self) -> None:
         self.failed = self.should_exit = True
 
 
-PAGE = Path(__file__).parent / "page"
-METRICS = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def build(
+def make_app(
     load: Callable[[], LanguageModel],
     name: str,
     settings: Settings,
-    failed: Callable[[], None] | None = None,
+    on_failure: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """`load` is called once, in a thread, when the server has begun to listen; should it fail,
-    `failed` is called.
+    """Return the application.
+
+    Args:
+        load: Returns the model; called once, in a thread, when the server has begun to listen.
+        name: Name of the model.
+        settings: Settings of the server.
+        on_failure: Called if the model cannot be loaded.
     """
     service = Service(settings, name)
 
-    async def open_up() -> None:
+    async def load_model() -> None:
         try:
             lm = await asyncio.to_thread(load)
             service.open(lm)
         except Exception as error:
-            logs.tell("the model could not be loaded", logging.CRITICAL, error, reason=str(error))
-            if failed is not None:
-                failed()
+            log_event("model could not be loaded", logging.CRITICAL, error, reason=str(error))
+            if on_failure is not None:
+                on_failure()
             return
-        logs.tell("ready", model=name, parameters=lm.model.num_parameters())
+        log_event("ready", model=name, parameters=lm.model.num_parameters())
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        opening = asyncio.create_task(open_up())
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(load_model())
         yield
-        opening.cancel()
+        loading.cancel()
         await asyncio.to_thread(service.close)
-        logs.tell("stopped")
+        log_event("stopped")
 
     app = FastAPI(
         title="tracformer",
         version=__version__,
-        description="Fill holes in texts, and say exactly how probable the filling is.",
-        lifespan=life,
-        docs_url=None,
+        description="Fill blanks in texts, and score texts.",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's own page loads scripts from elsewhere
         redoc_url=None,
     )
     app.state.service = service
-    for protocol in (native, openai, llamacpp, mistral):
+    for protocol in (native_protocol, openai, llamacpp, mistral):
         app.include_router(protocol.router)
     for kind, handler in (
-        (ApiError, _problem),
-        (RequestValidationError, _invalid),
-        (HTTPException, _http),
+        (ApiError, _answer_error),
+        (RequestValidationError, _answer_invalid),
+        (HTTPException, _answer_http_error),
     ):
         app.add_exception_handler(kind, handler)
     _add_pages(app)
-    app.openapi = lambda: describe_reference(app)  # type: ignore[method-assign]
-    known = frozenset(describe_reference(app)["paths"]) | {"/", "/docs", "/openapi.json"}
-    app.add_middleware(Front, settings=settings, metrics=service.metrics, paths=known)
-    if settings.origins:  # outermost, so that a page from there can read refusals too
+    app.openapi = lambda: describe_api(app)  # type: ignore[method-assign]
+    known = frozenset(app.openapi()["paths"]) | {"/", "/docs", "/openapi.json"}
+    app.add_middleware(RequestGuard, settings=settings, metrics=service.metrics, paths=known)
+    if settings.origins:  # outermost, so that web pages can read error answers too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.origins,
@@ -313,27 +206,26 @@ def build(
 def _add_pages(app: FastAPI) -> None:
     @app.get(
         "/health",
-        summary="Is the model loaded?",
-        responses={503: {"description": "It is being loaded."}},
+        summary="Whether the model is loaded",
+        responses={503: {"description": "It is still loading."}},
     )
     async def health(http: Request) -> Response:
-        service_of(http).desk  # noqa: B018 - raises 503 until the model is there
+        service_of(http).backend  # noqa: B018 - raises 503 until the model is loaded
         return JSONResponse({"status": "ok"})
 
-    @app.get("/v1/models", summary="The models here: one")
-    async def listed(http: Request) -> Response:
+    @app.get("/v1/models", summary="The models of this server: one")
+    async def models(http: Request) -> Response:
         service = service_of(http)
-        return JSONResponse(
-            {"object": "list", "data": [describe(service.desk.lm, service.name, service.created)]}
-        )
+        model = describe_model(service.backend.lm, service.name, service.created)
+        return JSONResponse({"object": "list", "data": [model]})
 
-    @app.get("/metrics", summary="Numbers for Prometheus")
+    @app.get("/metrics", summary="Metrics for Prometheus")
     async def metrics(http: Request) -> Response:
-        return Response(service_of(http).metrics.text(), media_type=METRICS)
+        return Response(service_of(http).metrics.text(), media_type=METRICS_TYPE)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return HTMLResponse(page(app.openapi()))
+        return HTMLResponse(docs_page(app.openapi()))
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
@@ -342,20 +234,103 @@ def _add_pages(app: FastAPI) -> None:
     app.mount("/page", GZipMiddleware(StaticFiles(directory=PAGE)), name="page")
 
 
-async def _problem(http: Request, problem: Any) -> Response:
+async def _answer_error(http: Request, problem: Any) -> Response:
     status, body = body_of(problem, http.url.path)
     return JSONResponse(body, status, problem.headers)
 
 
-async def _invalid(http: Request, error: Any) -> Response:
-    return await _problem(http, invalid(error.errors()))
+async def _answer_invalid(http: Request, error: Any) -> Response:
+    return await _answer_error(http, invalid(error.errors()))
 
 
-async def _http(http: Request, error: Any) -> Response:
-    """What the framework refuses: a path that is not there, a method that is not allowed, a body
-    that cannot be read.
-    """
-    kind = errors.NOT_FOUND if error.status_code == 404 else errors.INVALID
-    return await _problem(
-        http, ApiError(error.status_code, str(error.detail), kind, headers=error.headers)
-    )
+async def _answer_http_error(http: Request, error: Any) -> Response:
+    """Answer what the framework refuses: an unknown path, a wrong method, an unreadable body."""
+    kind = NOT_FOUND if error.status_code == 404 else INVALID
+    problem = ApiError(error.status_code, str(error.detail), kind, headers=error.headers)
+    return await _answer_error(http, problem)
+
+
+def describe_model(lm: LanguageModel, name: str, created: int = 0) -> dict[str, Any]:
+    """Return a model as `GET /v1/models` shows it: OpenAI's fields, then what the page needs."""
+    kind = TOKENIZER_KINDS.get(lm.tokenizer.kind, "bpe")
+    special = lm.spelling.special
+    characters = (token for i, token in enumerate(lm.tokenizer.tokens()) if i not in special)
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "tracformer",
+        "max_length": lm.model.config.max_length,
+        "modes": list(lm.model.config.modes),
+        "tokenizer": kind,
+        "alphabet": "".join(characters) if kind == "characters" else None,
+        "parameters": lm.model.num_parameters(),
+        "default": True,
+    }
+
+
+def describe_api(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, with the errors that this server answers."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                if "requestBody" not in operation:
+                    continue
+                if path != mistral.MistralCompletion.path:  # only Mistral's clients expect 422
+                    operation["responses"].pop("422", None)
+                for status, description in ERRORS.items():
+                    operation["responses"].setdefault(status, {"description": description})
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def docs_page(document: dict[str, Any]) -> str:
+    """Return the OpenAPI document as one HTML page that loads nothing from elsewhere."""
+    info, schemas = document["info"], document["components"]["schemas"]
+    title = html.escape(info["title"])
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width'>",
+        f"<title>{title} API</title><link rel=stylesheet href=page/docs.css>",
+        f"<h1>{title} API</h1><p>{html.escape(info['description'])}",
+        "<p>For programs: <a href=openapi.json>openapi.json</a>.",
+    ]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            parts.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2>")
+            parts.append(f"<p>{html.escape(operation['summary'])}")
+            if body := operation.get("requestBody"):
+                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                parts.append(_fields_table(schemas[name]))
+            parts.append("<ul>")
+            for status, answer in operation["responses"].items():
+                parts.append(f"<li><code>{status}</code> {html.escape(answer['description'])}")
+            parts.append("</ul>")
+    return "\n".join(parts)
+
+
+def _fields_table(schema: dict[str, Any]) -> str:
+    rows = ["<table><tr><th>field<th>type<th>default<th>"]
+    for name, field in schema["properties"].items():
+        default = json.dumps(field["default"]) if "default" in field else ""
+        if name in schema.get("required", ()):
+            default = "required"
+        cells = (name, _type_name(field), default, field.get("description", ""))
+        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in cells))
+    return "\n".join([*rows, "</table>"])
+
+
+def _type_name(field: dict[str, Any]) -> str:
+    """Return the type of a field in words."""
+    if alternatives := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(map(_type_name, alternatives)))
+    if "enum" in field:
+        return ", ".join(map(str, field["enum"]))
+    if "$ref" in field:
+        return field["$ref"].rpartition("/")[2]
+    if field.get("type") == "array":
+        return f"list of ({_type_name(field.get('items', {}))})"
+    return str(field.get("type", "any"))

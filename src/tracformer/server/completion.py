@@ -1,295 +1,341 @@
-"""Completions of a prompt and suffix, shared by the protocols; server-sent events.
+"""Completions of a prompt, shared by the protocols of OpenAI, llama.cpp and Mistral.
 
-A text while it grows, token by token: what of it may be told already.
-
-Half a character waits for its other bytes. What may be the beginning of a stop string waits until
-it is clear that it is none.
-
-Server-sent events: the lines of one event, and the answer that streams them.
-
-What the protocols of other servers ask: write on from a prompt, or write what stands between a
-prompt and a suffix.
-
-Without a suffix: mode `ar`, until the end of text. With one: a blank of unknown length, and the
-length rule of blanks chooses. Text is never read for blanks: brackets in it are brackets.
+- `Completion` is one request: checks, run, streamed events, usage. A protocol adds its fields and
+  its renderers.
+- `complete` generates the choices of one prompt. Without a suffix the model continues the prompt in
+  mode `ar` until the end of text. With one it fills a blank of unknown length between prompt and
+  suffix. Brackets in a prompt are text, never blanks.
+- `length_prior` weighs the lengths of that blank.
 """
 
-import json
+import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from starlette.responses import StreamingResponse
+from fastapi import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from tracformer.generation.continuation import around, prompted
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.results import Callback, Candidate, Candidates, Token
+from tracformer.generation.results import Token, Candidates, Callback
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.generation.stopping import cut
-from tracformer.server.queue import Job
+from tracformer.server.errors import ApiError, body_of
+from tracformer.server.queue import QueuedRequest, Send, service_of, usage_of
+from tracformer.server.streaming import (
+    DONE,
+    CompletionToken,
+    PartialText,
+    TokenNames,
+    event,
+    stream_events,
+)
 
-HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes are still to come
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One token.
-
-    Its text begins at `start` of the filling; `special`: it has none (the end of text).
-    """
-
-    token_id: int
-    log_prob: float
-    candidates: tuple[Candidate, ...]
-    start: int
-    special: bool = False
-
-
-class Growing:
-    """`skip`: so many characters at the start of the filling are the prompt's (the space that moved
-    into the blank).
-    """
-
-    def __init__(
-        self,
-        decode: Callable[[Sequence[int]], str],
-        eot: int,
-        stops: Sequence[str] = (),
-        skip: int = 0,
-    ) -> None:
-        self.decode, self.eot, self.stops, self.skip = decode, eot, stops, skip
-        self.text = ""  # all of it, cut before a stop string
-        self.stopped: str | None = None
-        self.pieces: list[Piece] = []
-        self._ids: list[int] = []
-        self._raw = ""  # their text, half a character at its end included
-        self._told = skip
-        self._count = 0  # of tokens, those behind a stop string included
-        self._told_pieces = 0
-
-    def add(self, token_id: int, log_prob: float, candidates: tuple[Candidate, ...] = ()) -> None:
-        self._count += 1
-        if self.stopped is not None:
-            return
-        if token_id == self.eot:
-            self.pieces.append(Piece(token_id, log_prob, candidates, len(self._raw), special=True))
-            return
-        before = self._raw
-        self._ids.append(token_id)
-        self._raw = self.decode(self._ids)
-        # else it goes on with a character that began before it
-        apart = len(self._raw) > len(before) and self._raw.startswith(before)
-        start = len(before) if apart or not self.pieces else self.pieces[-1].start
-        self.pieces.append(Piece(token_id, log_prob, candidates, start))
-        if not self._raw.endswith(HALF):
-            self._grow(self._raw)
-
-    def add_all(
-        self,
-        token_ids: Sequence[int],
-        log_probs: Sequence[float],
-        candidates: Sequence[tuple[Candidate, ...]] = (),
-    ) -> None:
-        """All tokens from the first on; those that are here already are passed by."""
-        for i in range(self._count, len(token_ids)):
-            self.add(token_ids[i], log_probs[i], candidates[i] if candidates else ())
-
-    def finish(self) -> None:
-        """Nothing more will come: half a character stays half."""
-        if self.stopped is None:
-            self._grow(self._raw)
-
-    def release(self, finished: bool = False) -> tuple[str, list[Piece]]:
-        """What is certain and was not told yet."""
-        safe = (
-            len(self.text)
-            if finished or self.stopped is not None
-            else len(self.text) - self._doubtful()
-        )
-        safe = max(safe, self._told)
-        text, self._told = self.text[self._told : safe], safe
-        ready = [
-            piece for piece in self.pieces if piece.start < safe or (finished and piece.special)
-        ]
-        pieces, self._told_pieces = ready[self._told_pieces :], len(ready)
-        return text, pieces
-
-    def _grow(self, text: str) -> None:
-        self.text, self.stopped = cut(text, self.stops, self.skip)
-        if self.stopped is not None:
-            self.pieces = [piece for piece in self.pieces if piece.start < len(self.text)]
-
-    def _doubtful(self) -> int:
-        """Characters at the end that may be the beginning of a stop string."""
-        most = max(map(len, self.stops), default=1) - 1
-        tail = self.text[self.skip :][-most:] if most else ""
-        return next(
-            (
-                len(tail) - i
-                for i in range(len(tail))
-                if any(stop.startswith(tail[i:]) for stop in self.stops)
-            ),
-            0,
-        )
-
-
-TOGETHER = 16  # events, at most
-DONE = b"data: [DONE]\n\n"
-# the second: proxies shall not hold events back
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
-def event(data: Any, name: str | None = None) -> bytes:
-    """JSON has no raw line breaks, so that one `data:` line holds it."""
-    line = f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
-    return (line if name is None else f"event: {name}\n{line}").encode()
-
-
-async def answer(job: Job[Any], events: AsyncIterator[bytes]) -> StreamingResponse:
-    """Begins when the job has something to tell, so that a request that is refused
-    gets a status that says so.
-    """
-    await job.begun()
-    return StreamingResponse(_joined(job, events), media_type="text/event-stream", headers=HEADERS)
-
-
-async def _joined(job: Job[Any], events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What is ready goes out together, a few events at a time."""
-    held: list[bytes] = []
-    async for each in events:
-        held.append(each)
-        if not job.more or len(held) == TOGETHER:
-            yield b"".join(held)
-            held = []
-    if held:
-        yield b"".join(held)
-
-
-LENGTHS = 12  # lengths of a blank that are weighed
-LENGTH_DRAWS = 4  # fillings for the weight of each
+LENGTHS = 12  # lengths of a blank that are compared
+LENGTH_DRAWS = 4  # samples from which the mass of each length is estimated
+DEFAULT_TOKENS = 32  # where a client of llama.cpp or Mistral sets no limit
 
 
 @dataclass(frozen=True)
-class Wish:
-    prompt: str | tuple[int, ...]
+class CompletionOptions:
+    """What a request asks for, independent of its protocol."""
+
     suffix: str = ""
-    least: int = 1  # tokens; only with a suffix
-    most: int = 16
-    n: int = 1
+    min_tokens: int = 0  # only with a suffix
+    max_tokens: int = 16
+    n: int = 1  # choices for each prompt
+    best_of: int = 0  # samples from which the n choices are taken, if more than n
     sampler: Sampler = PLAIN
-    seed: int = 0
     stop: tuple[str, ...] = ()
-    top: int = 0
+    top: int = 0  # candidates of each token
     whole: bool = False  # the suffix ends the document
-
-
-@dataclass(frozen=True)
-class Written:
-    """`text` follows the prompt and stands before the suffix and before the stop string.
-
-    `pieces` begin at `base` of the whole text.
-    """
-
-    text: str
-    pieces: tuple[Piece, ...]
-    base: int
-    generated: int  # tokens, those behind a stop string included
-    finish: str  # stop: the text or the blank came to its end; length: there was no more room
-    stopped: str | None = None
+    echo: bool = False  # repeat the prompt
+    score_prompt: bool = False  # log-probabilities of the prompt's tokens
 
     @property
-    def mean_log_prob(self) -> float:
-        return sum(piece.log_prob for piece in self.pieces) / max(1, len(self.pieces))
+    def samples(self) -> int:
+        """Number of samples to draw for each prompt."""
+        return max(self.n, self.best_of)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a prompt is to the model."""
+    """A prompt as the model reads it."""
 
+    source: str | tuple[int, ...]
     text: str
     ids: tuple[int, ...]
-    base: int  # where what is written begins: before the prompt's last space, if that moved into it
+    base: int  # where the generated text begins: before the prompt's last space if that moved there
 
     @property
     def skip(self) -> int:
+        """Number of the prompt's characters that moved into the generated text."""
         return len(self.text) - self.base
 
 
-def read_prompt(lm: LanguageModel, prompt: str | tuple[int, ...]) -> Prompt:
-    if isinstance(prompt, str):
-        of = prompted(prompt, lm.spelling)
-        return Prompt(prompt, of.ids[0], len(of.texts[0]))
-    if wrong := next((i for i in prompt if i >= lm.tokenizer.vocab_size), None):
-        raise ValueError(
-            f"token id {wrong} is out of range; this model's ids are "
-            f"0..{lm.tokenizer.vocab_size - 1}"
-        )
-    text = lm.tokenizer.decode(prompt)
-    return Prompt(text, prompt, len(text))
+@dataclass(frozen=True)
+class Choice:
+    """A prompt and what was generated after it.
 
-
-def write_on(
-    lm: LanguageModel, wish: Wish, tell: Callable[[int, str, list[Piece]], object]
-) -> list[Written]:
-    """`wish.n` samples. `tell(sample, text, pieces)` hears what is certain as it comes, and nothing
-    where there is nothing new. When it returns False it hears no more.
+    `text` stands between prompt and suffix, and ends before a stop string.
     """
-    prompt = read_prompt(lm, wish.prompt)
-    room = lm.model.config.max_length - len(prompt.ids)
+
+    prompt: Prompt
+    scored: tuple[CompletionToken, ...] = ()  # the prompt's tokens, if they were scored
+    text: str = ""
+    tokens: tuple[CompletionToken, ...] = ()
+    generated: int = 0  # tokens, those after a stop string included
+    finish: str = "length"  # or "stop": the text or the blank came to its end
+    stopped: str | None = None  # the stop string that was found
+
+    @property
+    def mean_log_prob(self) -> float:
+        """Mean log-probability of a token, by which `best_of` ranks."""
+        return sum(token.log_prob for token in self.tokens) / max(1, len(self.tokens))
+
+
+class Completion(ABC):
+    """One completion request, from its checks to its answer.
+
+    A protocol's subclass names its path and renders the answer: `answer` as a whole, `chunk` and
+    `closing` as events of a stream.
+
+    Args:
+        http: The HTTP request.
+        model: Name of the model that the client asks for.
+        prompts: Texts or token ids to complete.
+        options: What to generate.
+        seed: Random seed, for each prompt; None draws one for each.
+        stream: Send events instead of one answer.
+
+    Raises:
+        ApiError: The model is unknown or still loading, or a limit is exceeded.
+    """
+
+    path: ClassVar[str]  # decides the shape of errors
+    top_field: ClassVar[str] = "logprobs"  # the field that sets `CompletionOptions.top`
+    end_mark: ClassVar[bytes] = DONE  # of a stream
+
+    def __init__(
+        self,
+        http: HttpRequest,
+        model: str | None,
+        prompts: Sequence[str | tuple[int, ...]],
+        options: CompletionOptions,
+        seed: int | None,
+        stream: bool,
+    ) -> None:
+        self.http, self.service, self.stream = http, service_of(http), stream
+        self.model = self.service.model_name(model)
+        self.names = TokenNames(self.service.backend.lm)
+        limits = self.service.settings.limits
+        for name, value, limit in (
+            ("n", options.n, limits.n),
+            ("best_of", options.samples, limits.best_of),
+            ("prompt", len(prompts), limits.prompts),
+            (self.top_field, options.top, limits.top),
+            ("stop", len(options.stop), limits.stops),
+        ):
+            self.service.check_limit(name, value, limit)
+        if options.suffix:
+            options = replace(options, max_tokens=min(options.max_tokens, limits.blank_tokens))
+        if options.min_tokens > options.max_tokens:
+            raise ApiError(
+                400,
+                f"min_tokens is {options.min_tokens}; the most here is {options.max_tokens}",
+                param="min_tokens",
+            )
+        self.prompts, self.options = prompts, options
+        self.seeds = [secrets.randbelow(2**31) if seed is None else seed for _ in prompts]
+        self.prompt_tokens = 0  # of all prompts and suffixes
+
+    @abstractmethod
+    def answer(self, request: QueuedRequest[list[Choice]], usage: dict[str, int]) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    @abstractmethod
+    def chunk(
+        self, index: int, text: str, tokens: Sequence[CompletionToken], base: int
+    ) -> dict[str, Any]:
+        """Return the event of new text; called in the worker thread.
+
+        Args:
+            index: Number of the choice.
+            text: The new text.
+            tokens: The new tokens.
+            base: Where the text starts that the tokens' `start` counts from.
+        """
+
+    @abstractmethod
+    def closing(
+        self, request: QueuedRequest[list[Choice]], usage: dict[str, int]
+    ) -> list[dict[str, Any]]:
+        """Return the events after all text was sent."""
+
+    def read_prompts(self, lm: LanguageModel) -> list[Prompt]:
+        """Return the prompts; called in the worker thread."""
+        return [read_prompt(lm, prompt) for prompt in self.prompts]
+
+    async def respond(self) -> Response:
+        """Run the request and return its answer or its stream."""
+        request = self.service.start(self.http, self.run)
+        if self.stream:
+            return await stream_events(request, self._events(request))
+        await request.done()
+        return JSONResponse(self.answer(request, self._count(request)))
+
+    def run(self, lm: LanguageModel, send: Send) -> list[Choice]:
+        """Complete every prompt; called in the worker thread."""
+        options = self.options
+        choices: list[Choice] = []
+        suffix_tokens = len(lm.tokenizer.encode(options.suffix, inside=True))
+        for number, prompt in enumerate(self.read_prompts(lm)):
+            first = number * options.n
+            scored = score_prompt(lm, prompt, options) if options.score_prompt else ()
+            self.prompt_tokens += max(len(prompt.ids), len(scored)) + suffix_tokens
+            if self.stream and options.echo:
+                for sample in range(options.n):
+                    send(self.chunk(first + sample, prompt.text, scored, 0))
+            if options.max_tokens == 0:
+                choices += [Choice(prompt, scored)] * options.n
+                continue
+
+            def on_text(
+                sample: int,
+                text: str,
+                tokens: list[CompletionToken],
+                first: int = first,
+                base: int = prompt.base,
+            ) -> bool:
+                return send(self.chunk(first + sample, text, tokens, base) if self.stream else None)
+
+            drawn = complete(lm, prompt, options, self.seeds[number], on_text)
+            if len(drawn) > options.n:
+                drawn = sorted(drawn, key=lambda each: -each.mean_log_prob)[: options.n]
+            choices += [replace(choice, scored=scored) for choice in drawn]
+        return choices
+
+    async def _events(self, request: QueuedRequest[list[Choice]]) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in request:
+                yield event(chunk)
+            for data in self.closing(request, self._count(request)):
+                yield event(data)
+            yield self.end_mark
+        except ApiError as problem:
+            yield event(body_of(problem, self.path)[1])
+
+    def _count(self, request: QueuedRequest[list[Choice]]) -> dict[str, int]:
+        """Record the finished request and return its usage."""
+        usage = usage_of(self.prompt_tokens, sum(choice.generated for choice in request.result))
+        self.service.count(self.http, request, usage)
+        return usage
+
+
+def read_prompt(lm: LanguageModel, source: str | tuple[int, ...]) -> Prompt:
+    """Return a prompt as the model reads it.
+
+    Raises:
+        ValueError: A token id is out of range.
+    """
+    if isinstance(source, str):
+        frame = prompted(source, lm.spelling)
+        return Prompt(source, source, frame.ids[0], len(frame.texts[0]))
+    vocab_size = lm.tokenizer.vocab_size
+    for token_id in source:
+        if token_id >= vocab_size:
+            raise ValueError(
+                f"token id {token_id} is out of range; this model's ids are 0..{vocab_size - 1}"
+            )
+    text = lm.tokenizer.decode(source)
+    return Prompt(source, text, source, len(text))
+
+
+def complete(
+    lm: LanguageModel,
+    prompt: Prompt,
+    options: CompletionOptions,
+    seed: int,
+    on_text: Callable[[int, str, list[CompletionToken]], object],
+) -> list[Choice]:
+    """Draw `options.samples` completions of a prompt.
+
+    Args:
+        lm: The model.
+        prompt: The prompt.
+        options: What to generate.
+        seed: Random seed.
+        on_text: Called with the number of a sample and its new text and tokens as soon as they are
+            certain. When it returns False it is not called again.
+
+    Raises:
+        ValueError: The prompt leaves no room for more text.
+    """
+    longest = lm.model.config.max_length
+    room = longest - len(prompt.ids)
     if room < 1:
         raise ValueError(
-            f"the prompt has {len(prompt.ids)} tokens; this model takes "
-            f"{lm.model.config.max_length}, with what is to be written"
+            f"the prompt has {len(prompt.ids)} tokens, which leaves no room: this model takes "
+            f"{longest}, generated tokens included"
         )
+    before, moved = prompt.text[: prompt.base], prompt.skip > 0
 
-    def read(ids: Sequence[int]) -> str:
-        return lm.spelling.behind(
-            prompt.text[: prompt.base], prompt.ids, ids, moved=prompt.skip > 0
-        )[1]
+    def decode(ids: Sequence[int]) -> str:
+        return lm.spelling.behind(before, prompt.ids, ids, moved=moved)[1]
 
-    lines = [Growing(read, lm.tokenizer.eot_id, wish.stop, prompt.skip) for _ in range(wish.n)]
-    callback = _Listener(lines, tell)
-    drawn = (
-        _between(lm, wish, callback)
-        if wish.suffix
-        else _after(lm, wish, min(wish.most, room), callback)
-    )
-    results = []
-    for sample, (line, each) in enumerate(zip(lines, drawn, strict=True)):
-        # tokens that the callback did not receive
-        line.add_all(each.token_ids, each.log_probs, each.candidates)
-        line.finish()
-        if callback.wanted and any(rest := line.release(finished=True)):
-            tell(sample, *rest)
-        reason = "stop" if each.ended or line.stopped is not None else "length"
-        results.append(
-            Written(
-                line.text[line.skip :],
-                tuple(line.pieces),
-                prompt.base,
-                len(each.token_ids),
-                reason,
-                line.stopped,
+    texts = [
+        PartialText(decode, lm.tokenizer.eot_id, options.stop, prompt.skip)
+        for _ in range(options.samples)
+    ]
+    callback = _TextCallback(texts, on_text)
+    if options.suffix:
+        drawn = _fill_between(lm, prompt, options, seed, callback)
+    else:
+        drawn = _continue(lm, prompt, options, min(options.max_tokens, room), seed, callback)
+    choices = []
+    for sample, (text, each) in enumerate(zip(texts, drawn, strict=True)):
+        text.add_all(each.token_ids, each.log_probs, each.candidates)
+        text.finish()
+        if callback.wanted and any(rest := text.release(finished=True)):
+            on_text(sample, *rest)
+        choices.append(
+            Choice(
+                prompt,
+                text=text.text[text.skip :],
+                tokens=tuple(text.tokens),
+                generated=len(each.token_ids),
+                finish="stop" if each.ended or text.stopped is not None else "length",
+                stopped=text.stopped,
             )
         )
-    return results
+    return choices
 
 
-def score_prompt(lm: LanguageModel, ids: Sequence[int], top: int) -> list[Piece]:
-    """The chain rule of mode `ar`, from the first token on."""
-    nothing = [False] * len(ids)
-    log_probs = lm.score_tokens(ids, nothing, "ar")
-    candidates = lm.top_tokens(ids, nothing, top, "ar") if top else ((),) * len(ids)
-    line = Growing(lm.tokenizer.decode, -1)
-    for token, log_prob, likeliest in zip(ids, log_probs, candidates, strict=True):
-        line.add(token, log_prob, likeliest)
-    return line.pieces
+def score_prompt(
+    lm: LanguageModel, prompt: Prompt, options: CompletionOptions
+) -> tuple[CompletionToken, ...]:
+    """Return the prompt's tokens with their log-probabilities, by the chain rule of mode `ar`."""
+    ids = prompt.ids
+    if options.max_tokens == 0 and prompt.skip:  # nothing follows: its last space is its own
+        ids = tuple(lm.tokenizer.encode(prompt.text))
+    if not ids:
+        return ()
+    none_given = [False] * len(ids)
+    log_probs = lm.score_tokens(ids, none_given, "ar")
+    candidates: Candidates = ((),) * len(ids)
+    if options.top:
+        candidates = lm.top_tokens(ids, none_given, options.top, "ar")
+    text = PartialText(lm.tokenizer.decode, -1)
+    text.add_all(ids, log_probs, candidates)
+    return tuple(text.tokens)
 
 
 def length_prior(low: int, high: int) -> dict[int, float]:
-    """At most LENGTHS of the lengths low..high, closer together where they are short, each with the
-    number of lengths it stands for.
+    """Return at most `LENGTHS` of the lengths low..high, denser where they are short.
+
+    Each has as its weight the number of lengths that it stands for.
     """
     count = high - low + 1
     if count <= LENGTHS:
@@ -303,64 +349,80 @@ def length_prior(low: int, high: int) -> dict[int, float]:
     }
 
 
-class _Drawn(NamedTuple):
+class _Sample(NamedTuple):
     token_ids: Sequence[int]
     log_probs: Sequence[float]
     candidates: Candidates
     ended: bool
 
 
-def _after(lm: LanguageModel, wish: Wish, most: int, callback: Callback) -> list[_Drawn]:
+class _TextCallback(Callback):
+    """Pass tokens on as text, as soon as the text is certain."""
+
+    def __init__(
+        self,
+        texts: Sequence[PartialText],
+        on_text: Callable[[int, str, list[CompletionToken]], object],
+    ) -> None:
+        self.texts, self.on_text, self.wanted = texts, on_text, True
+
+    def __call__(self, tokens: list[Token]) -> bool:
+        for token in tokens:
+            if token.draft:
+                continue
+            text = self.texts[token.sample]
+            text.add(token.token_id, token.log_prob, token.candidates)
+            if any(new := text.release()) and self.on_text(token.sample, *new) is False:
+                self.wanted = False
+        return self.wanted
+
+
+def _continue(
+    lm: LanguageModel,
+    prompt: Prompt,
+    options: CompletionOptions,
+    max_tokens: int,
+    seed: int,
+    callback: _TextCallback,
+) -> list[_Sample]:
     sampled = lm.sample(
-        wish.n,
-        prompt=wish.prompt,
-        max_tokens=most,
-        sampler=wish.sampler,
-        seed=wish.seed,
-        stop=wish.stop,
-        top=wish.top,
-        callback=callback,
-    )
-    return [_Drawn(each.token_ids, each.log_probs, each.candidates, each.ended) for each in sampled]
-
-
-def _between(lm: LanguageModel, wish: Wish, callback: Callback) -> list[_Drawn]:
-    if wish.least > wish.most:
-        raise ValueError(
-            f"at least {wish.least} tokens are asked for, and at most {wish.most}; the first must "
-            "not be larger"
-        )
-    filled = lm.infill(
-        around(wish.prompt, wish.suffix, lm.spelling, blank=f"{wish.least}-{wish.most}"),
-        wish.n,
-        sampler=wish.sampler,
-        seed=wish.seed,
-        whole=wish.whole,
-        prior=length_prior(wish.least, wish.most),
-        length_draws=LENGTH_DRAWS,
-        lengths="rank" if wish.sampler.temperature == 0 and wish.n == 1 else "sample",
-        top=wish.top,
+        options.samples,
+        prompt=prompt.source,
+        max_tokens=max_tokens,
+        sampler=options.sampler,
+        seed=seed,
+        stop=options.stop,
+        top=options.top,
         callback=callback,
     )
     return [
-        _Drawn(span.token_ids, span.log_probs, span.candidates, ended=True)
-        for result in filled
-        for span in result.spans
+        _Sample(each.token_ids, each.log_probs, each.candidates, each.ended) for each in sampled
     ]
 
 
-class _Listener(Callback):
-    def __init__(
-        self, lines: Sequence[Growing], tell: Callable[[int, str, list[Piece]], object]
-    ) -> None:
-        self.lines, self.tell, self.wanted = lines, tell, True
-
-    def __call__(self, arrivals: list[Token]) -> bool:
-        for arrival in arrivals:
-            if arrival.draft:
-                continue
-            line = self.lines[arrival.sample]
-            line.add(arrival.token_id, arrival.log_prob, arrival.candidates)
-            if any(certain := line.release()) and self.tell(arrival.sample, *certain) is False:
-                self.wanted = False
-        return self.wanted
+def _fill_between(
+    lm: LanguageModel,
+    prompt: Prompt,
+    options: CompletionOptions,
+    seed: int,
+    callback: _TextCallback,
+) -> list[_Sample]:
+    low, high = max(1, options.min_tokens), options.max_tokens
+    greedy = options.sampler.temperature == 0 and options.samples == 1
+    filled = lm.infill(
+        around(prompt.source, options.suffix, lm.spelling, blank=f"{low}-{high}"),
+        options.samples,
+        sampler=options.sampler,
+        seed=seed,
+        whole=options.whole,
+        prior=length_prior(low, high),
+        length_draws=LENGTH_DRAWS,
+        lengths="rank" if greedy else "sample",
+        top=options.top,
+        callback=callback,
+    )
+    return [
+        _Sample(span.token_ids, span.log_probs, span.candidates, ended=True)
+        for result in filled
+        for span in result.spans
+    ]

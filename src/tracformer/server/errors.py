@@ -1,8 +1,5 @@
-"""What a client is told when something is wrong: one exception, written in the shape of the
-protocol that was spoken.
-"""
+"""Error answers: one exception, written in the shape of the protocol that the client speaks."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,14 +14,22 @@ TIMEOUT, BUSY, UNAVAILABLE, SERVER = (
     "unavailable_error",
     "server_error",
 )
-# what pydantic calls them
+# pydantic's names for errors of the body as a whole
 NO_JSON, NO_OBJECT = "json_invalid", ("missing", "model_type", "model_attributes_type")
+TAG = "as "  # opens the tags of unions in the schema, which are no part of a field's path
 
 
 class ApiError(Exception):
-    """An answer other than the wanted one.
+    """An error answer.
 
-    `param` names the field that is wrong, `code` is for programs.
+    Args:
+        status: HTTP status.
+        message: What is wrong, what is allowed, what to do.
+        kind: One of the error types above.
+        param: Name of the field that is wrong.
+        code: Short name of the error for programs.
+        headers: Further headers of the answer.
+        details: All complaints about the fields of the request, as pydantic lists them.
     """
 
     def __init__(
@@ -40,68 +45,58 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.kind, self.param, self.code = status, kind, param, code
-        # half a surrogate pair may be quoted in it
-        self.message = message.encode("utf-8", "replace").decode()
+        self.message = _encodable(message)
         self.headers = dict(headers or {})
         self.details = [dict(detail) for detail in details]
 
 
 def busy(message: str, retry_after: int) -> ApiError:
+    """Return the error of a full queue."""
     return ApiError(
         429, message, BUSY, code="queue_full", headers={"Retry-After": str(retry_after)}
     )
 
 
 def late(seconds: float) -> ApiError:
+    """Return the error of a request that exceeded its time limit."""
     return ApiError(
         408,
-        f"the request was not done within {seconds:g} seconds; ask for less, or for more time",
+        f"the request was not done within {seconds:g} seconds; ask for fewer tokens or samples, "
+        "or allow more time",
         TIMEOUT,
         code="timeout",
     )
 
 
 def invalid(errors: Iterable[Mapping[str, Any]]) -> ApiError:
-    """From pydantic's list of complaints; what the client sent is not repeated."""
-    errors = list(errors)
-    details = [
-        {"loc": _place(error), "msg": _complaint(error), "type": error["type"]} for error in errors
-    ]
-    told = _clearest(details, [_alternative(error) for error in errors])
-    where = (
-        ".".join(str(part) for part in told["loc"] if part != "body")
-        if told["type"] != NO_JSON
-        else ""
-    )
-    message = f"{where}: {told['msg']}" if where else str(told["msg"])
-    return ApiError(
-        400, message[:500], param=where[:100] or None, code=str(told["type"]), details=details[:20]
-    )
+    """Return the error of a request that does not fit its schema.
 
+    The message is the first complaint; it never repeats the values that the client sent.
 
-def _place(error: Mapping[str, Any]) -> list[Any]:
-    """The field's path.
-
-    pydantic names the alternatives of a field in it (`Blank`, `list[int]`, `constrained-int`),
-    which are no fields.
+    Args:
+        errors: pydantic's list of complaints.
     """
-    loc, named = _named(error)
-    return [_printable(part) for part in (*filter(_is_field, loc), *named)]
+    details = [
+        {"loc": _path_of(error), "msg": _complaint(error), "type": error["type"]}
+        for error in errors
+    ]
+    first = details[0]
+    where = ""
+    if first["type"] != NO_JSON:
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = f"{where}: {first['msg']}" if where else str(first["msg"])
+    return ApiError(
+        400, message[:500], param=where[:100] or None, code=str(first["type"]), details=details[:20]
+    )
 
 
-def _alternative(error: Mapping[str, Any]) -> tuple[Any, ...]:
-    """As what the field was read when it failed."""
-    return tuple(part for part in _named(error)[0] if not _is_field(part))
-
-
-def _named(error: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """pydantic's path, and apart from it what the client named, in whatever way."""
-    loc = list(error["loc"])
-    return (loc[:-1], loc[-1:]) if error["type"] == "extra_forbidden" else (loc, [])
-
-
-def _is_field(part: Any) -> bool:
-    return not isinstance(part, str) or (part.isidentifier() and not part[0].isupper())
+def _path_of(error: Mapping[str, Any]) -> list[Any]:
+    """Return the path of a field, without the tags of unions that pydantic puts into it."""
+    return [
+        _encodable(part)
+        for part in error["loc"]
+        if not (isinstance(part, str) and part.startswith(TAG))
+    ]
 
 
 def _complaint(error: Mapping[str, Any]) -> str:
@@ -109,65 +104,28 @@ def _complaint(error: Mapping[str, Any]) -> str:
         return f"the body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}"
     if tuple(error["loc"]) == ("body",) and error["type"] in NO_OBJECT:
         return "the body must be a JSON object, sent with `Content-Type: application/json`"
-    return str(_printable(error["msg"])).removeprefix("Value error, ")
-
-
-def _clearest(details: list[dict[str, Any]], alternatives: list[tuple[Any, ...]]) -> dict[str, Any]:
-    """Of a field that may be several things, what is wrong with the one that was meant: the
-    alternative that fits furthest.
-
-    That is the one that fails deepest inside; of those, with the fewest complaints; of those, whose
-    first comes last in a list.
-    """
-    same = [
-        each
-        for each in zip(details, alternatives, strict=True)
-        if each[0]["loc"][:2] == details[0]["loc"][:2]
-    ]
-    depth = max(len(detail["loc"]) for detail, _ in same)
-    complaints = Counter(alternative for _, alternative in same)
-    deepest = [each for each in same if len(each[0]["loc"]) == depth]
-    fewest = min(complaints[alternative] for _, alternative in deepest)
-    best = [each for each in deepest if complaints[each[1]] == fewest]
-    firsts: dict[tuple[Any, ...], list[Any]] = {}
-    for detail, alternative in best:
-        firsts.setdefault(alternative, detail["loc"])
-    place = max(firsts.values(), key=lambda loc: [part for part in loc if isinstance(part, int)])
-    here = [detail for detail, _ in best if detail["loc"] == place]
-    # the right type, a wrong value
-    here = [each for each in here if not each["type"].endswith("_type")] or here
-    return {**here[0], "msg": "; or: ".join(dict.fromkeys(each["msg"] for each in here))}
+    return str(_encodable(error["msg"])).removeprefix("Value error, ")
 
 
 def body_of(problem: ApiError, path: str) -> tuple[int, dict[str, Any]]:
-    """Status and JSON of the answer, in the shape of the protocol that lives at this path."""
+    """Return status and JSON of an error, in the shape of the protocol at this path."""
     if path == "/infill":
         return problem.status, {
             "error": {"code": problem.status, "message": problem.message, "type": problem.kind}
         }
-    if path == "/v1/fim/completions":
-        return _mistral(problem)
     error = {
         "message": problem.message,
         "type": problem.kind,
         "param": problem.param,
         "code": problem.code,
     }
-    return problem.status, {"error": error}
-
-
-def _mistral(problem: ApiError) -> tuple[int, dict[str, Any]]:
-    if problem.details:  # what does not fit the schema
+    if path != "/v1/fim/completions":
+        return problem.status, {"error": error}
+    if problem.details:  # Mistral's clients expect schema errors as 422
         return 422, {"detail": problem.details}
-    told = {
-        "object": "error",
-        "message": problem.message,
-        "type": problem.kind,
-        "param": problem.param,
-        "code": problem.code,
-    }
-    return problem.status, told
+    return problem.status, {"object": "error", **error}
 
 
-def _printable(part: Any) -> Any:
+def _encodable(part: Any) -> Any:
+    """Return a string with half surrogate pairs replaced, so that it can be encoded."""
     return part.encode("utf-8", "replace").decode() if isinstance(part, str) else part

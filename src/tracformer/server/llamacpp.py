@@ -1,189 +1,196 @@
-"""llama.cpp's `/infill`: what editors' plugins for local models speak."""
+"""llama.cpp's `/infill`, which editor plugins for local models use."""
 
-import secrets
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
-from tracformer.server import completion as sse
-from tracformer.server.completion import Piece, Wish, Written, read_prompt, write_on
-from tracformer.server.errors import ApiError, body_of
-from tracformer.server.queue import Job, Names, Tell
-from tracformer.server.schema import Lenient, Name, Stops, Text, listed
-from tracformer.server.service import Service, service_of, usage_of
+from tracformer.server.completion import (
+    DEFAULT_TOKENS,
+    Choice,
+    Completion,
+    CompletionOptions,
+    Prompt,
+    read_prompt,
+)
+from tracformer.server.queue import QueuedRequest
+from tracformer.server.schema import (
+    LARGEST_INT,
+    Lenient,
+    ModelName,
+    NotNegative,
+    StopStrings,
+    Text,
+    as_tuple,
+)
+from tracformer.server.streaming import CompletionToken
 
 router = APIRouter()
-PATH = "/infill"
-UNLIMITED = 32  # tokens, where a client names no number or asks for as many as there may be
+MISSING = object()
 
 
-class Extra(Lenient):
+class ExtraText(Lenient):
+    """Text of another file, as context."""
+
     text: Text
     filename: Text | None = None
 
 
-class InfillRequest(Lenient):
-    """The defaults are llama.cpp's."""
+class LlamaCppRequest(Lenient):
+    """Fields of llama.cpp's `/infill`, with llama.cpp's defaults."""
 
     input_prefix: Text = ""
     input_suffix: Text = ""
-    input_extra: list[Extra] = Field(default_factory=list)
-    prompt: Text = Field("", description="the beginning of what is filled in")
-    n_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] = -1
+    input_extra: list[ExtraText] = Field(default_factory=list)
+    prompt: Text = Field("", description="the beginning of the text to fill in")
+    n_predict: Annotated[int, Field(ge=-2, le=LARGEST_INT)] = -1
     temperature: float = Field(0.8, le=100)
-    top_k: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 40
+    top_k: Annotated[int, Field(ge=-(2**31), le=LARGEST_INT)] = 40
     top_p: float = Field(0.95, ge=0, le=1)
     min_p: float = Field(0.05, ge=0, le=1)
     repeat_penalty: float = Field(1.0, gt=0, le=100)
     seed: Annotated[int, Field(ge=-(2**31), lt=2**63)] = -1
-    stop: Stops | None = None
-    n_probs: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    stop: StopStrings | None = None
+    n_probs: NotNegative = 0
     stream: bool = False
-    response_fields: list[Name] | None = None
+    response_fields: list[ModelName] | None = None
     return_tokens: bool = False
-    model: Name | None = None
+    model: ModelName | None = None
 
-    @property
-    def most(self) -> int:
-        return self.n_predict if self.n_predict >= 0 else UNLIMITED
-
-    def sampler(self) -> Sampler:
-        """What llama.cpp switches off with zero or less is off here."""
-        return Sampler(
-            temperature=max(self.temperature, 0.0),
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p or 1e-6,
-            min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty,
+    def options(self) -> CompletionOptions:
+        """Return what to generate; zero and less switch a sampler off, as in llama.cpp."""
+        return CompletionOptions(
+            suffix=self.input_suffix,
+            max_tokens=self.n_predict if self.n_predict >= 0 else DEFAULT_TOKENS,
+            sampler=Sampler(
+                temperature=max(self.temperature, 0.0),
+                top_k=max(self.top_k, 0),
+                top_p=self.top_p or 1e-6,
+                min_p=self.min_p,
+                repetition_penalty=self.repeat_penalty,
+            ),
+            stop=as_tuple(self.stop),
+            top=self.n_probs,
         )
 
 
-@router.post(PATH, summary="llama.cpp's infill")
-async def infill(http: Request, asked: InfillRequest) -> Response:
-    service = service_of(http)
-    task = Infill(asked, service, service.named(asked.model))
-    job = service.desk.start(http, task.run, service.seconds(None))
-    if asked.stream:
-        return await sse.answer(job, task.events(http, job))
-    await job.done()
-    return JSONResponse(task.whole(http, job, streamed=False))
+class LlamaCppCompletion(Completion):
+    """A completion in the shape of llama.cpp's server."""
 
+    path = "/infill"
+    top_field = "n_probs"
+    end_mark = b""
 
-class Infill:
-    """One request, from its fields to its answer."""
+    def __init__(self, http: Request, body: LlamaCppRequest) -> None:
+        seed = None if body.seed < 0 else body.seed
+        self.prompt = body.input_prefix + body.prompt
+        super().__init__(http, body.model, [self.prompt], body.options(), seed, body.stream)
+        self.service.check_limit(
+            "input_extra", len(body.input_extra), self.service.settings.limits.prompts
+        )
+        self.body = body
+        self.truncated = False  # texts of `input_extra` were left out
+        self.sent = 0  # streamed tokens
 
-    def __init__(self, asked: InfillRequest, service: Service, name: str) -> None:
-        limits = service.settings.limits
-        self.asked, self.name, self.names = asked, name, service.desk.names
-        self.stop = listed(asked.stop)
-        service.within("stop", len(self.stop), limits.stops)
-        service.within("n_probs", asked.n_probs, limits.top)
-        service.within("input_extra", len(asked.input_extra), limits.prompts)
-        self.most = min(asked.most, limits.blank_tokens) if asked.input_suffix else asked.most
-        self.seed = secrets.randbelow(2**31) if asked.seed < 0 else asked.seed
-        self.sampler = asked.sampler()
-        self.prompt = asked.input_prefix + asked.prompt
-        self.truncated = False
-        self.evaluated = 0  # tokens of what is given
-        self.told = 0  # tokens that were streamed
-
-    def run(self, lm: LanguageModel, tell: Tell) -> Written:
-        """In the worker's thread."""
+    def read_prompts(self, lm: LanguageModel) -> list[Prompt]:
         self.prompt = self._with_extra(lm)
-        self.evaluated = len(read_prompt(lm, self.prompt).ids) + len(
-            lm.tokenizer.encode(self.asked.input_suffix, inside=True)
-        )
-        if self.most == 0:
-            return Written("", (), len(self.prompt), 0, "length")
-        wish = Wish(
-            self.prompt,
-            self.asked.input_suffix,
-            most=self.most,
-            sampler=self.sampler,
-            seed=self.seed,
-            stop=self.stop,
-            top=self.asked.n_probs,
+        return [read_prompt(lm, self.prompt)]
+
+    def answer(self, request: QueuedRequest[list[Choice]], usage: dict[str, int]) -> dict[str, Any]:
+        [choice] = request.result
+        tokens = [token.token_id for token in choice.tokens] if self.body.return_tokens else []
+        return self._select(
+            self._final(request, choice, choice.text, tokens) | self._probabilities(choice.tokens)
         )
 
-        def told(_: int, text: str, pieces: list[Piece]) -> bool:
-            return tell((text, pieces) if self.asked.stream else None)
-
-        return write_on(lm, wish, told)[0]
-
-    async def events(self, http: Request, job: Job[Written]) -> AsyncIterator[bytes]:
-        try:
-            async for text, pieces in job:
-                self.told += len(pieces)
-                yield sse.event(
-                    {
-                        "index": 0,
-                        "content": text,
-                        "tokens": [piece.token_id for piece in pieces],
-                        "stop": False,
-                        "id_slot": 0,
-                        "tokens_predicted": self.told,
-                        "tokens_evaluated": self.evaluated,
-                        **self._probabilities(pieces),
-                    }
-                )
-            yield sse.event(self.whole(http, job, streamed=True))
-        except ApiError as problem:
-            yield sse.event(body_of(problem, PATH)[1])
-
-    def whole(self, http: Request, job: Job[Written], streamed: bool) -> dict[str, Any]:
-        written = job.result
-        service_of(http).count(http, job, usage_of(self.evaluated, written.generated))
-        answer = {
+    def chunk(
+        self, index: int, text: str, tokens: Sequence[CompletionToken], base: int
+    ) -> dict[str, Any]:
+        self.sent += len(tokens)
+        return {
             "index": 0,
-            "content": "" if streamed else written.text,
-            "tokens": [piece.token_id for piece in written.pieces]
-            if self.asked.return_tokens and not streamed
-            else [],
+            "content": text,
+            "tokens": [token.token_id for token in tokens],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": self.sent,
+            "tokens_evaluated": self.prompt_tokens,
+            **self._probabilities(tokens),
+        }
+
+    def closing(
+        self, request: QueuedRequest[list[Choice]], usage: dict[str, int]
+    ) -> list[dict[str, Any]]:
+        [choice] = request.result
+        return [self._select(self._final(request, choice, "", []))]
+
+    def _final(
+        self,
+        request: QueuedRequest[list[Choice]],
+        choice: Choice,
+        content: str,
+        tokens: list[int],
+    ) -> dict[str, Any]:
+        """Return the fields of the whole answer and of the last event."""
+        if choice.stopped is not None:
+            stop_type = "word"
+        else:
+            stop_type = "eos" if choice.finish == "stop" else "limit"
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": tokens,
             "id_slot": 0,
             "stop": True,
-            "model": self.name,
-            "tokens_predicted": written.generated,
-            "tokens_evaluated": self.evaluated,
+            "model": self.model,
+            "tokens_predicted": choice.generated,
+            "tokens_evaluated": self.prompt_tokens,
             "generation_settings": self._settings(),
             "prompt": self.prompt,
-            "has_new_line": "\n" in written.text,
+            "has_new_line": "\n" in choice.text,
             "truncated": self.truncated,
-            "stop_type": "word"
-            if written.stopped is not None
-            else "eos"
-            if written.finish == "stop"
-            else "limit",
-            "stopping_word": written.stopped or "",
+            "stop_type": stop_type,
+            "stopping_word": choice.stopped or "",
             "tokens_cached": 0,
-            "timings": self._timings(job),
-            **({} if streamed else self._probabilities(written.pieces)),
+            "timings": self._timings(request, choice.generated),
         }
-        return (
-            answer
-            if self.asked.response_fields is None
-            else chosen(answer, self.asked.response_fields)
-        )
+
+    def _select(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that the client chose, or all.
+
+        A slash leads into an inner object; the whole path is then the name of the field. Paths that
+        do not exist are left out.
+        """
+        if self.body.response_fields is None:
+            return answer
+        found: dict[str, Any] = {}
+        for path in self.body.response_fields:
+            value: Any = answer
+            for part in path.split("/"):
+                value = value.get(part, MISSING) if isinstance(value, dict) else MISSING
+            if value is not MISSING:
+                found[path] = value
+        return found
 
     def _with_extra(self, lm: LanguageModel) -> str:
-        """Texts of other files go before the prefix, the last of them nearest; those that find no
-        room are left out.
+        """Return the prompt after the texts of other files, the last of them nearest to it.
+
+        Texts that do not fit are left out, the first ones first.
         """
-        if not self.asked.input_extra:
+        if not self.body.input_extra:
             return self.prompt
-        wanted = min(self.most, lm.model.config.max_length // 2)
-        text, count = self.prompt, lambda text: len(lm.tokenizer.encode(text))
-        room = (
-            lm.model.config.max_length
-            - count(self.prompt)
-            - count(self.asked.input_suffix)
-            - wanted
-        )
-        for extra in reversed(self.asked.input_extra):
+
+        def count(text: str) -> int:
+            return len(lm.tokenizer.encode(text))
+
+        longest, text = lm.model.config.max_length, self.prompt
+        room = longest - count(text) - count(self.options.suffix)
+        room -= min(self.options.max_tokens, longest // 2)
+        for extra in reversed(self.body.input_extra):
             room -= count(extra.text + "\n")
             if room < 0:
                 self.truncated = True
@@ -192,70 +199,56 @@ class Infill:
         return text
 
     def _settings(self) -> dict[str, Any]:
-        sampler = self.sampler
+        sampler = self.options.sampler
         return {
-            "n_predict": self.asked.n_predict,
-            "seed": self.seed,
+            "n_predict": self.body.n_predict,
+            "seed": self.seeds[0],
             "temperature": sampler.temperature,
             "top_k": sampler.top_k,
             "top_p": sampler.top_p,
             "min_p": sampler.min_p,
             "repeat_penalty": sampler.repetition_penalty,
-            "stop": list(self.stop),
-            "max_tokens": self.asked.n_predict,
-            "n_probs": self.asked.n_probs,
-            "stream": self.asked.stream,
+            "stop": list(self.options.stop),
+            "max_tokens": self.body.n_predict,
+            "n_probs": self.body.n_probs,
+            "stream": self.body.stream,
         }
 
-    def _timings(self, job: Job[Written]) -> dict[str, Any]:
-        """Reading the prompt ends with the first token; a request without any spends
-        all its time on it.
-        """
-        first = job.first or job.ended
+    def _timings(self, request: QueuedRequest[list[Choice]], generated: int) -> dict[str, Any]:
+        """Return llama.cpp's timings; reading the prompt ends with the first token, if any."""
+        first = request.first or request.ended
         return {
-            **_pace("prompt", self.evaluated, first - job.started),
-            **_pace("predicted", job.result.generated, job.ended - first),
+            **_pace("prompt", self.prompt_tokens, first - request.started),
+            **_pace("predicted", generated, request.ended - first),
         }
 
-    def _probabilities(self, pieces: "list[Piece] | tuple[Piece, ...]") -> dict[str, Any]:
-        if not self.asked.n_probs:
+    def _probabilities(self, tokens: Sequence[CompletionToken]) -> dict[str, Any]:
+        if not self.options.top:
             return {}
-        told = [
+        found = [
             {
-                **_token(self.names, piece.token_id, piece.log_prob),
+                **self._token(token.token_id, token.log_prob),
                 "top_logprobs": [
-                    _token(self.names, each.token_id, each.log_prob) for each in piece.candidates
+                    self._token(each.token_id, each.log_prob) for each in token.candidates
                 ],
             }
-            for piece in pieces
+            for token in tokens
         ]
-        return {"completion_probabilities": told}
+        return {"completion_probabilities": found}
+
+    def _token(self, token_id: int, log_prob: float) -> dict[str, Any]:
+        return {
+            "id": token_id,
+            "token": self.names.lm.spelling.token(token_id),
+            "bytes": list(self.names.raw(token_id)),
+            "logprob": log_prob,
+        }
 
 
-def chosen(answer: dict[str, Any], fields: list[str]) -> dict[str, Any]:
-    """These fields alone; a slash leads into an inner object, and the whole path is the field's
-    name. What is not there is left out.
-    """
-    found: dict[str, Any] = {}
-    for path in fields:
-        value: Any = answer
-        for part in path.split("/"):
-            value = value.get(part, _NOTHING) if isinstance(value, dict) else _NOTHING
-        if value is not _NOTHING:
-            found[path] = value
-    return found
-
-
-_NOTHING = object()
-
-
-def _token(names: Names, token_id: int, log_prob: float) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "token": names.lm.spelling.token(token_id),
-        "bytes": list(names.raw(token_id)),
-        "logprob": log_prob,
-    }
+@router.post(LlamaCppCompletion.path, summary="llama.cpp's infill")
+async def infill(http: Request, body: LlamaCppRequest) -> Response:
+    """Fill the text between prefix and suffix."""
+    return await LlamaCppCompletion(http, body).respond()
 
 
 def _pace(name: str, tokens: int, seconds: float) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""What every request passes before it reaches a protocol: key, origin, size of its body; and what
-is noted of it afterwards.
-"""
+"""Checks before a request reaches its protocol (origin, API key, body size), and its log line."""
 
 import asyncio
 import hmac
@@ -15,17 +13,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tracformer.server import errors
-from tracformer.server import observability as logs
 from tracformer.server.errors import ApiError
-from tracformer.server.observability import Metrics
+from tracformer.server.observability import Metrics, log_event
 from tracformer.server.queue import ClientGoneError
 from tracformer.server.schema import Settings
 
-# need no key; nor do the page's files
+# paths that need no API key; nor do the page's files
 OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PAGE = "/page/"
-CLIENT_GONE = 499  # in the log alone: nobody is there to be told
-SAFETY = {
+CLIENT_GONE = 499  # status in the log of a client that disconnected before its answer
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -34,8 +31,8 @@ SAFETY = {
 
 
 @dataclass
-class Entry:
-    """What the log says of a request. `fields` are the protocol's: numbers, never texts."""
+class LogEntry:
+    """What is logged about a request. `fields` are set by the protocol: numbers, never texts."""
 
     id: str
     path: str
@@ -44,8 +41,15 @@ class Entry:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-class Front:
-    """An ASGI application around another."""
+class RequestGuard:
+    """ASGI middleware that checks and logs every request.
+
+    Args:
+        app: The application to protect.
+        settings: Key, allowed origins and limits.
+        metrics: Where requests are counted.
+        paths: Paths that appear in logs and metrics; all others are "other".
+    """
 
     def __init__(
         self, app: ASGIApp, settings: Settings, metrics: Metrics, paths: frozenset[str]
@@ -57,52 +61,51 @@ class Front:
             await self.app(scope, receive, send)
             return
         path = scope["path"]
-        # what a client makes up is not kept
+        # paths that clients make up stay out of logs and metrics
         label = path if path in self.paths else PAGE if path.startswith(PAGE) else "other"
-        entry = Entry(secrets.token_hex(8), label, time.monotonic())
-        scope["entry"] = entry
+        entry = LogEntry(secrets.token_hex(8), label, time.monotonic())
+        scope["log_entry"] = entry
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = entry.id
-                for name, value in SAFETY.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         try:
-            self._admit(path, scope["method"], Headers(scope=scope))
-            await self.app(scope, await self._whole_body(scope, receive), answer)
+            self._check_access(path, scope["method"], Headers(scope=scope))
+            await self.app(scope, await self._read_body(scope, receive), send_with_headers)
         except ApiError as problem:
-            await _refuse(answer, path, problem)
+            await _refuse(send_with_headers, path, problem)
         except ClientGoneError:
             pass
-        # a mistake of ours: the client learns that, and the log where it was
-        except Exception as error:
-            logs.tell("failed", logging.ERROR, error, id=entry.id, path=label)
+        except Exception as error:  # a bug of ours: the traceback goes to the log only
+            log_event("failed", logging.ERROR, error, id=entry.id, path=label)
             if not entry.status:
                 await _refuse(
-                    answer,
+                    send_with_headers,
                     path,
                     ApiError(
-                        500, "the server made a mistake; its log has the details", errors.SERVER
+                        500, "internal error; the server's log has the details", errors.SERVER
                     ),
                 )
         finally:
-            self._note(entry, scope["method"])
+            self._record(entry, scope["method"])
 
-    def _admit(self, path: str, method: str, headers: Headers) -> None:
+    def _check_access(self, path: str, method: str, headers: Headers) -> None:
         origin = headers.get("origin")
         if (
             origin is not None
             and method not in ("GET", "HEAD", "OPTIONS")
-            and not self._allowed(origin, headers.get("host", ""))
+            and not self._is_allowed(origin, headers.get("host", ""))
         ):
             raise ApiError(
                 403,
-                "pages of this origin may not call this server; it can be started with "
-                "--allow-origin",
+                "web pages of this origin may not call this server; start it with "
+                "--allow-origin to permit them",
                 code="origin",
             )
         key = self.settings.api_key
@@ -113,32 +116,34 @@ class Front:
         if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise ApiError(
                 401,
-                "this server wants its API key, as `Authorization: Bearer KEY`",
+                "this server needs an API key, sent as `Authorization: Bearer KEY`",
                 errors.AUTHENTICATION,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    def _allowed(self, origin: str, host: str) -> bool:
+    def _is_allowed(self, origin: str, host: str) -> bool:
         return (
             "*" in self.settings.origins
             or origin in self.settings.origins
             or origin.partition("://")[2] == host
         )
 
-    async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Reads the body, as far as it may go, and gives a `receive` that has it.
+    async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
+        """Read the body, up to the limit, and return a `receive` that replays it.
 
-        A body that breaks off is nobody's request.
+        Raises:
+            ApiError: The body is too large or too slow.
+            ClientGoneError: The client disconnected before the end of the body.
         """
-        most = self.settings.limits.body
+        limit = self.settings.limits.body
         too_large = ApiError(
             413,
-            f"the body has more than {most} bytes, which is the most that this server reads",
+            f"the body has more than {limit} bytes, the limit of this server",
             code="too_large",
         )
         declared = Headers(scope=scope).get("content-length", "0")
-        if not declared.isascii() or not declared.isdecimal() or int(declared[:20]) > most:
+        if not declared.isascii() or not declared.isdecimal() or int(declared[:20]) > limit:
             raise too_large
         parts: list[bytes] = []
         size, more = 0, True
@@ -150,20 +155,20 @@ class Front:
                         raise ClientGoneError
                     parts.append(message.get("body", b""))
                     size, more = size + len(parts[-1]), message.get("more_body", False)
-                    if size > most:
+                    if size > limit:
                         raise too_large
         except TimeoutError:
             raise ApiError(
-                408, "the body did not come within the time allowed", errors.TIMEOUT, code="timeout"
+                408, "the body did not arrive in time", errors.TIMEOUT, code="timeout"
             ) from None
-        waiting = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        messages = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
-        async def rest() -> Message:
-            return waiting.pop() if waiting else await receive()
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
 
-        return rest
+        return replay
 
-    def _note(self, entry: Entry, method: str) -> None:
+    def _record(self, entry: LogEntry, method: str) -> None:
         seconds = time.monotonic() - entry.start
         status = entry.status or CLIENT_GONE
         if status == CLIENT_GONE or entry.fields.get("gone"):
@@ -175,7 +180,7 @@ class Front:
             if method in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
             else "other"
         )
-        logs.tell(
+        log_event(
             "request",
             id=entry.id,
             method=known,
@@ -187,6 +192,7 @@ class Front:
 
 
 async def _refuse(send: Send, path: str, problem: ApiError) -> None:
+    """Send an error answer."""
     status, body = errors.body_of(problem, path)
     content = json.dumps(body, ensure_ascii=False).encode()
     headers = {
@@ -195,7 +201,7 @@ async def _refuse(send: Send, path: str, problem: ApiError) -> None:
         **problem.headers,
     }
     if status in (408, 413):
-        headers["Connection"] = "close"  # the rest of the body is not read
+        headers["Connection"] = "close"  # the rest of the body stays unread
     raw = [
         (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
     ]

@@ -1,6 +1,6 @@
-"""Our own protocol: texts with blanks of any length, scores, tokens.
+"""The native protocol: texts with any number of blanks, scores, tokens.
 
-A field that it does not know is refused.
+An unknown field is an error.
 """
 
 import secrets
@@ -13,41 +13,78 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from tracformer.generation.options import parse_search
+from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.orders import Order, parse_order
-from tracformer.generation.results import Callback, Infilled, Token
+from tracformer.generation.results import Token, Infilled, Callback
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Template, parse, parse_lengths
-from tracformer.server import completion as sse
 from tracformer.server.errors import ApiError, body_of
-from tracformer.server.queue import Job, Tell
-from tracformer.server.schema import Count, Limits, Name, Seed, Strict, Text, TokenId
-from tracformer.server.service import Service, service_of, usage_of
+from tracformer.server.queue import QueuedRequest, Send, Service, service_of, usage_of
+from tracformer.server.schema import (
+    Count,
+    Limits,
+    ModelName,
+    NotNegative,
+    Seed,
+    Strict,
+    Text,
+    choose_by,
+    tagged,
+)
+from tracformer.server.streaming import event, stream_events
 
 router = APIRouter()
+Timeout = Field(None, gt=0, le=10**6, description="time limit in seconds, below the server's own")
 Tokens = Annotated[int, Field(ge=1, le=2**20)]
 
 
-class Range(Strict):
+class BlankRange(Strict):
+    """A blank of `min` to `max` tokens."""
+
     min: Tokens = 1
     max: Tokens
 
 
+def _kind_of_blank(value: Any) -> str:
+    return "range" if isinstance(value, dict | BlankRange) else "number"
+
+
 class Blank(Strict):
-    """So many tokens; as many as a range allows; or null: the model chooses."""
+    """A blank: its number of tokens, a range, or null if the model is to choose."""
 
-    blank: Tokens | Range | None
+    blank: (
+        Annotated[
+            Annotated[Tokens, tagged("number")] | Annotated[BlankRange, tagged("range")],
+            choose_by(_kind_of_blank),
+        ]
+        | None
+    )
 
 
-class InfillRequest(Strict):
+def _kind_of_segment(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    return "blank" if isinstance(value, dict | Blank) else None
+
+
+Segment = Annotated[
+    Annotated[Text, tagged("text")] | Annotated[Blank, tagged("blank")],
+    choose_by(_kind_of_segment, 'must be a string or a blank such as {"blank": 8}'),
+]
+
+
+class InfillBody(Strict):
+    """Fields of `/v1/infill`."""
+
     text: Text | None = Field(
         None,
         description="with blanks: [[]], [[8]] or [[3-8]]; \\[[ writes the characters themselves",
     )
-    segments: list[Text | Blank] | None = Field(
+    segments: list[Segment] | None = Field(
         None, description="instead of `text`: literal strings and blanks in turn"
     )
     n: Count = 1
-    mode: Name | None = None
+    mode: ModelName | None = None
     order: (
         Literal["left-to-right", "random", "probability", "entropy", "margin", "ancestral"] | None
     ) = None
@@ -64,9 +101,9 @@ class InfillRequest(Strict):
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     no_repeat_ngram: int = Field(0, ge=0, le=2**20)
-    banned: list[TokenId] = Field(default_factory=list)
-    allowed: list[TokenId] = Field(default_factory=list)
-    required: list[TokenId] = Field(default_factory=list)
+    banned: list[NotNegative] = Field(default_factory=list)
+    allowed: list[NotNegative] = Field(default_factory=list)
+    required: list[NotNegative] = Field(default_factory=list)
     seed: Seed | None = Field(None, description="null: drawn, and told in the answer")
     best_of: int = Field(0, ge=0, le=2**31 - 1)
     search: Annotated[str, Field(max_length=40)] | None = Field(
@@ -84,11 +121,11 @@ class InfillRequest(Strict):
     length_draws: int = Field(8, ge=2, le=2**20)
     top: int = Field(0, ge=0, le=2**20, description="candidates to tell of each token")
     stream: bool = False
-    model: Name | None = None
-    timeout: float | None = Field(None, gt=0, le=10**6)
+    model: ModelName | None = None
+    timeout: float | None = Timeout
 
     @model_validator(mode="after")
-    def one_of_two(self) -> "InfillRequest":
+    def one_of_two(self) -> "InfillBody":
         if (self.text is None) == (self.segments is None):
             raise ValueError("give either text or segments")
         return self
@@ -137,162 +174,174 @@ class InfillRequest(Strict):
     def check(self, service: Service, template: Template) -> None:
         limits: Limits = service.settings.limits
         for name in ("n", "best_of", "length_draws", "top", "steps"):
-            service.within(name, getattr(self, name), getattr(limits, name))
-        service.within("blanks", len(template.contents), limits.blanks)
-        service.within("max_blank", self.max_blank, limits.blank_tokens)
+            service.check_limit(name, getattr(self, name), getattr(limits, name))
+        service.check_limit("blanks", len(template.contents), limits.blanks)
+        service.check_limit("max_blank", self.max_blank, limits.blank_tokens)
         for low, high in map(parse_lengths, template.contents):
             if high not in (low, None):  # a length to be chosen
-                service.within("blank", high, limits.blank_tokens)
+                service.check_limit("blank", high, limits.blank_tokens)
         if self.search is not None:
             method, number = parse_search(self.search)
-            service.within("search", number, limits.beam if method == "beam" else limits.nodes)
+            service.check_limit("search", number, limits.beam if method == "beam" else limits.nodes)
 
 
 @router.post("/v1/infill", summary="Fill the blanks of a text")
-async def infill(http: Request, asked: InfillRequest) -> Response:
+async def infill(http: Request, body: InfillBody) -> Response:
+    """Fill the blanks of a text, as one answer or as a stream of tokens."""
     service = service_of(http)
-    desk, name = service.desk, service.named(asked.model)
-    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    model = service.model_name(body.model)
+    seed = secrets.randbelow(2**31) if body.seed is None else body.seed
     try:
-        template = asked.template()
-        asked.check(service, template)
-        sampler, order = asked.sampler(), asked.turns()
+        template = body.template()
+        body.check(service, template)
+        sampler, order = body.sampler(), body.turns()
     except ValueError as mistake:
         raise ApiError(400, str(mistake)) from mistake
-    job = desk.start(
-        http,
-        lambda lm, tell: lm.infill(
+
+    def fill(lm: LanguageModel, send: Send) -> list[Infilled]:
+        return lm.infill(
             template,
-            asked.n,
-            mode=asked.mode,
+            body.n,
+            mode=body.mode,
             sampler=sampler,
             seed=seed,
             order=order,
-            best_of=asked.best_of,
-            search=asked.search,
-            reread=asked.reread,
-            whole=asked.whole,
-            max_blank=asked.max_blank,
-            lengths=asked.lengths,
-            length_draws=asked.length_draws,
-            top=asked.top,
-            # of the first token only
-            callback=_Listener(tell) if asked.stream else lambda _: tell(None),
-        ),
-        service.seconds(asked.timeout),
-    )
+            best_of=body.best_of,
+            search=body.search,
+            reread=body.reread,
+            whole=body.whole,
+            max_blank=body.max_blank,
+            lengths=body.lengths,
+            length_draws=body.length_draws,
+            top=body.top,
+            callback=_EventCallback(send) if body.stream else lambda _: send(None),
+        )
+
+    request = service.start(http, fill, body.timeout)
     head = {
         "object": "infill",
         "id": f"infill-{secrets.token_hex(12)}",
         "created": int(time.time()),
-        "model": name,
+        "model": model,
         "seed": seed,
     }
-    if asked.stream:
-        return await sse.answer(job, _events(http, job, head))
-    await job.done()
-    return JSONResponse(_whole(http, job, head))
+    if body.stream:
+        return await stream_events(request, _events(http, request, head))
+    await request.done()
+    return JSONResponse(_answer(http, request, head))
 
 
-class _Listener(Callback):
-    """Tells of everything by the event's name and its data; of lengths with the first tokens, when
-    nothing can be refused any more.
+class _EventCallback(Callback):
+    """Send events as (name, data).
+
+    Lengths are sent with the first tokens: before that, the request may still be refused.
     """
 
-    def __init__(self, tell: Tell) -> None:
-        self.tell = tell
+    def __init__(self, send: Send) -> None:
+        self.send = send
         self.chosen: list[dict[str, Any]] = []
 
-    def __call__(self, arrivals: list[Token]) -> None:
+    def __call__(self, tokens: list[Token]) -> None:
         for lengths in self.chosen:
-            self.tell(("lengths", lengths))
+            self.send(("lengths", lengths))
         self.chosen = []
-        for arrival in arrivals:
-            told = arrival.to_dict()
-            del told["text"]  # there is one
-            self.tell(("token", told))
+        for token in tokens:
+            data = token.to_dict()
+            del data["text"]  # number of the text; a request has only one
+            self.send(("token", data))
 
     def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
         self.chosen.append({"sample": sample, "lengths": list(lengths)})
 
 
 async def _events(
-    http: Request, job: Job[list[Infilled]], head: dict[str, Any]
+    http: Request, request: QueuedRequest[list[Infilled]], head: dict[str, Any]
 ) -> AsyncIterator[bytes]:
-    yield sse.event({name: head[name] for name in ("id", "model", "seed")}, "start")
+    yield event({name: head[name] for name in ("id", "model", "seed")}, "start")
     try:
-        async for name, told in job:
-            yield sse.event(told, name)
-        yield sse.event(_whole(http, job, head), "result")
+        async for name, data in request:
+            yield event(data, name)
+        yield event(_answer(http, request, head), "result")
     except ApiError as problem:
-        yield sse.event(body_of(problem, "/v1/infill")[1], "error")
+        yield event(body_of(problem, "/v1/infill")[1], "error")
 
 
-def _whole(http: Request, job: Job[list[Infilled]], head: dict[str, Any]) -> dict[str, Any]:
-    filled = [sum(len(span.token_ids) for span in result.spans) for result in job.result]
-    usage = usage_of(len(job.result[0].token_ids) - filled[0], sum(filled))
-    service_of(http).count(http, job, usage)
-    results = [result.to_dict() for result in job.result]
-    return {**head, "results": results, "usage": usage, "timings": job.timings(sum(filled))}
+def _answer(
+    http: Request, request: QueuedRequest[list[Infilled]], head: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the whole answer, and record the request."""
+    results = request.result
+    filled = [sum(len(span.token_ids) for span in result.spans) for result in results]
+    usage = usage_of(len(results[0].token_ids) - filled[0], sum(filled))
+    service_of(http).count(http, request, usage)
+    return {
+        **head,
+        "results": [result.to_dict() for result in results],
+        "usage": usage,
+        "timings": request.timings(sum(filled)),
+    }
 
 
-class ScoreRequest(Strict):
+class ScoreBody(Strict):
+    """Fields of `/v1/score`."""
+
     text: Text = Field(
         description=(
-            "with what is to be scored in [[...]]; without marks all of it, from left to right if "
-            "no mode is named"
+            "text with the parts to score in [[...]]; without marks the whole text is scored, "
+            "from left to right if no mode is given"
         )
     )
-    mode: Name | None = None
+    mode: ModelName | None = None
     whole: bool = True
-    top: int = Field(0, ge=0, le=2**20)
-    model: Name | None = None
-    timeout: float | None = Field(None, gt=0, le=10**6)
+    top: NotNegative = 0
+    model: ModelName | None = None
+    timeout: float | None = Timeout
 
 
-@router.post(
-    "/v1/score", summary="The log-probability of the marked parts of a text, or of all of it"
-)
-async def score(http: Request, asked: ScoreRequest) -> Response:
+@router.post("/v1/score", summary="Score the marked parts of a text, or all of it")
+async def score(http: Request, body: ScoreBody) -> Response:
+    """Return log-probabilities of the marked parts of a text, or of all of it."""
     service = service_of(http)
-    desk, name = service.desk, service.named(asked.model)
-    service.within("top", asked.top, service.settings.limits.top)
+    model, limits = service.model_name(body.model), service.settings.limits
+    service.check_limit("top", body.top, limits.top)
+    mode = body.mode
     try:
-        if not asked.text:
+        if not body.text:
             raise ValueError("the text is empty; there is nothing to score")
-        template, mode = parse(asked.text, required=False), asked.mode
+        template = parse(body.text, required=False)
     except ValueError as mistake:
         raise ApiError(400, str(mistake), param="text") from mistake
     if not template.contents:
         template = Template(("", ""), template.pieces)
-        mode = asked.mode or ("ar" if "ar" in desk.lm.model.config.modes else None)
-    service.within("blanks", len(template.contents), service.settings.limits.blanks)
-    job = desk.start(
+        mode = mode or ("ar" if "ar" in service.backend.lm.model.config.modes else None)
+    service.check_limit("blanks", len(template.contents), limits.blanks)
+    request = service.start(
         http,
-        lambda lm, _: lm.score(template, mode=mode, whole=asked.whole, top=asked.top),
-        service.seconds(asked.timeout),
+        lambda lm, _: lm.score(template, mode=mode, whole=body.whole, top=body.top),
+        body.timeout,
     )
-    scored = await job.done()
+    scored = await request.done()
     usage = usage_of(scored.tokens, 0)
-    service.count(http, job, usage)
-    return JSONResponse({"object": "score", "model": name, **scored.to_dict(), "usage": usage})
+    service.count(http, request, usage)
+    return JSONResponse({"object": "score", "model": model, **scored.to_dict(), "usage": usage})
 
 
-class TokenizeRequest(Strict):
+class TokenizeBody(Strict):
+    """Fields of `/v1/tokenize`."""
+
     text: Text
-    inside: bool = False  # does it stand behind other text?
+    inside: bool = Field(False, description="the text follows other text")
 
 
-@router.post("/v1/tokenize", summary="The tokens of a text")
-async def tokenize(http: Request, asked: TokenizeRequest) -> Response:
-    service = service_of(http)
-    desk = service.desk
-    job = desk.start(
-        http,
-        lambda lm, _: [
-            {"id": token, "text": lm.spelling.token(token, first=i == 0 and not asked.inside)}
-            for i, token in enumerate(lm.tokenizer.encode(asked.text, asked.inside))
-        ],
-        service.seconds(None),
-    )
-    return JSONResponse({"tokens": await job.done()})
+@router.post("/v1/tokenize", summary="Tokenize a text")
+async def tokenize(http: Request, body: TokenizeBody) -> Response:
+    """Return the tokens of a text."""
+
+    def tokens(lm: LanguageModel, _: Send) -> list[dict[str, Any]]:
+        return [
+            {"id": token, "text": lm.spelling.token(token, first=i == 0 and not body.inside)}
+            for i, token in enumerate(lm.tokenizer.encode(body.text, body.inside))
+        ]
+
+    request = service_of(http).start(http, tokens)
+    return JSONResponse({"tokens": await request.done()})

@@ -1,8 +1,6 @@
 """JSON logs and Prometheus metrics.
 
-One JSON object a line, about requests and never about what is in them.
-
-Numbers for Prometheus: what was asked, how long it took, how full the engine is.
+The log holds one JSON object per line. Neither logs nor metrics ever contain the texts of requests.
 """
 
 import json
@@ -11,23 +9,26 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tracformer.server.queue import Desk
+if TYPE_CHECKING:
+    from tracformer.server.queue import Backend
 
 LOGGER = logging.getLogger("tracformer.server")
 
 
-class Lines(logging.Formatter):
-    """An exception is told by its type and where it was raised; its message may
-    quote a text, so it stays out.
+class JsonFormatter(logging.Formatter):
+    """Write a log record as one line of JSON.
+
+    An exception appears by its type and traceback only: its message may quote a text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
@@ -45,20 +46,28 @@ class Lines(logging.Formatter):
         return json.dumps(line)
 
 
-def configure(level: str) -> None:
-    """Everything that the server and uvicorn say goes to standard error."""
+def configure_logging(level: str) -> None:
+    """Send the logs of the server and of uvicorn to standard error, as JSON."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines())
-    # what uvicorn tells besides, we tell ourselves
+    handler.setFormatter(JsonFormatter())
+    # uvicorn's own info messages repeat what the server logs
     for name, least in ((LOGGER.name, level.upper()), ("uvicorn", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(least)
 
 
-def tell(
+def log_event(
     event: str, level: int = logging.INFO, error: BaseException | None = None, **fields: Any
 ) -> None:
+    """Write one event to the log.
+
+    Args:
+        event: Name of the event.
+        level: Level of the `logging` module.
+        error: Exception to log with its traceback.
+        fields: Further fields of the line: numbers and names, never texts of a request.
+    """
     LOGGER.log(level, event, extra={"fields": fields}, exc_info=error)
 
 
@@ -66,9 +75,15 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """One registry a server, so that two in one process do not add up."""
+    """The metrics of one server.
 
-    def __init__(self, desk: Callable[[], Desk | None]) -> None:
+    Each server has its own registry, so that two servers in one process do not add up.
+
+    Args:
+        backend: Returns the loaded model's backend, or None while it is loading.
+    """
+
+    def __init__(self, backend: "Callable[[], Backend | None]") -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "tracformer_requests", "Requests answered.", ["path", "status"], registry=self.registry
@@ -82,7 +97,7 @@ class Metrics:
         )
         self.queued = Histogram(
             "tracformer_queued_seconds",
-            "Waiting for a turn.",
+            "Time in the queue.",
             buckets=SECONDS,
             registry=self.registry,
         )
@@ -96,46 +111,41 @@ class Metrics:
             "tracformer_tokens", "Tokens of finished requests.", ["kind"], registry=self.registry
         )
         self.gone = Counter(
-            "tracformer_gone", "Clients that went away before their answer.", registry=self.registry
+            "tracformer_gone",
+            "Clients that disconnected before the end of their answer.",
+            registry=self.registry,
         )
-        self.registry.register(_Load(desk))
+        self.registry.register(_LoadCollector(backend))
 
     def text(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-class _Load(Collector):
-    """Read when it is asked for."""
+class _LoadCollector(Collector):
+    """Gauges that are read from the engine and the gate when Prometheus scrapes."""
 
-    def __init__(self, desk: Callable[[], Desk | None]) -> None:
-        self.desk = desk
+    def __init__(self, backend: "Callable[[], Backend | None]") -> None:
+        self.backend = backend
 
     def collect(self) -> Iterable[Metric]:
-        desk = self.desk()
+        backend = self.backend()
         yield GaugeMetricFamily(
-            "tracformer_ready", "1 when the model is loaded.", float(desk is not None)
+            "tracformer_ready", "1 when the model is loaded.", float(backend is not None)
         )
-        if desk is None:
+        if backend is None:
             return
-        load = desk.engine.load
-        yield GaugeMetricFamily(
-            "tracformer_requests_running", "Requests that run.", desk.gate.running
-        )
-        yield GaugeMetricFamily(
-            "tracformer_requests_waiting", "Requests that wait for a turn.", desk.gate.waiting
-        )
-        yield GaugeMetricFamily(
-            "tracformer_rows_running", "Sequences that step together.", load.rows
-        )
-        yield GaugeMetricFamily(
-            "tracformer_rows_waiting", "Sequences that wait for a row.", load.waiting
-        )
-        yield GaugeMetricFamily(
-            "tracformer_rows_capacity", "Sequences that can step together.", load.capacity
-        )
-        yield CounterMetricFamily("tracformer_engine_steps", "Steps of the engine.", load.steps)
-        yield CounterMetricFamily(
-            "tracformer_engine_tokens",
-            "Tokens that steps have filled, those for lengths included.",
-            load.tokens,
-        )
+        load, gate = backend.engine.load, backend.gate
+        for name, description, value in (
+            ("requests_running", "Requests that run.", gate.running),
+            ("requests_waiting", "Requests in the queue.", gate.waiting),
+            ("rows_running", "Rows in flight.", load.rows),
+            ("rows_waiting", "Rows that wait to be admitted.", load.waiting),
+            ("rows_capacity", "Maximum number of rows in flight.", load.capacity),
+        ):
+            yield GaugeMetricFamily(f"tracformer_{name}", description, value)
+        for name, description, value in (
+            ("steps", "Steps of the engine.", load.steps),
+            ("tokens", "Tokens generated, those for choosing lengths included.", load.tokens),
+        ):
+            yield CounterMetricFamily(f"tracformer_engine_{name}", description, value)

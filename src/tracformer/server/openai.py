@@ -1,52 +1,74 @@
-"""OpenAI's completions: with a `suffix` the text between, without one the text that follows."""
+"""OpenAI's completions: the text between `prompt` and `suffix`, or the text after the prompt."""
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
-from tracformer.server import completion as sse
-from tracformer.server.completion import (
-    Piece,
-    Prompt,
-    Wish,
-    Written,
-    read_prompt,
-    score_prompt,
-    write_on,
+from tracformer.server.completion import Choice, Completion, CompletionOptions
+from tracformer.server.errors import ApiError
+from tracformer.server.queue import QueuedRequest
+from tracformer.server.schema import (
+    Count,
+    Lenient,
+    ModelName,
+    NotNegative,
+    Seed,
+    StopStrings,
+    Text,
+    as_tuple,
+    choose_by,
+    tagged,
 )
-from tracformer.server.errors import ApiError, body_of
-from tracformer.server.queue import Job, Tell
-from tracformer.server.schema import Count, Lenient, Name, Seed, Stops, Text, TokenId, listed
-from tracformer.server.service import Service, service_of, usage_of
+from tracformer.server.streaming import CompletionToken
 
 router = APIRouter()
-PATH = "/v1/completions"
 
 
 class StreamOptions(Lenient):
+    """OpenAI's `stream_options`."""
+
     include_usage: bool | None = None
 
 
-class CompletionRequest(Lenient):
-    model: Name | None = None
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] | None = None
+def _kind_of_prompt(prompt: Any) -> str:
+    """Return which alternative a prompt is, judging by its first element."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else ""
+    return "id lists" if isinstance(first, list) else "ids" if isinstance(first, int) else "texts"
+
+
+TokenIds = list[NotNegative]
+PromptField = Annotated[
+    Annotated[Text, tagged("text")]
+    | Annotated[list[Text], tagged("texts")]
+    | Annotated[TokenIds, tagged("ids")]
+    | Annotated[list[TokenIds], tagged("id lists")],
+    choose_by(_kind_of_prompt),
+]
+
+
+class OpenAIRequest(Lenient):
+    """Fields of OpenAI's completions API."""
+
+    model: ModelName | None = None
+    prompt: PromptField | None = None
     suffix: Text | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    max_tokens: NotNegative | None = 16
     n: Count | None = 1
     best_of: Count | None = None
     echo: bool | None = False
-    logprobs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    logprobs: NotNegative | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = 1.0
     seed: Seed | None = None
-    stop: Stops | None = None
+    stop: StopStrings | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = Field(
@@ -58,228 +80,134 @@ class CompletionRequest(Lenient):
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
         None, description="only empty: not supported"
     )
-    whole: bool = Field(False, description="not OpenAI's: the suffix ends the document")
+    whole: bool = Field(False, description="not part of OpenAI's API: the suffix ends the document")
 
-    @property
     def prompts(self) -> list[str | tuple[int, ...]]:
-        prompt = self.prompt
-        if prompt is None or isinstance(prompt, str):
-            return [prompt or ""]
-        if prompt and isinstance(prompt[0], int):
-            return [tuple(i for i in prompt if isinstance(i, int))]
-        return [
-            each if isinstance(each, str) else tuple(each)
-            for each in prompt
-            if not isinstance(each, int)
-        ]
+        """Return the prompts as texts or token ids."""
+        prompt: Any = self.prompt or ""
+        kind = _kind_of_prompt(prompt)
+        if kind in ("text", "ids"):
+            prompt = [prompt]
+        return [each if isinstance(each, str) else tuple(each) for each in prompt]
 
+    def options(self) -> CompletionOptions:
+        """Return what to generate.
 
-class Choice:
-    """One choice: a prompt that may be repeated and scored, and what was written behind it."""
-
-    def __init__(
-        self, prompt: Prompt, scored: Sequence[Piece], written: Written | None, echo: bool
-    ) -> None:
-        self.prompt, self.scored, self.written, self.echo = prompt, scored, written, echo
-
-    @property
-    def text(self) -> str:
-        return (self.prompt.text if self.echo else "") + (
-            self.written.text if self.written is not None else ""
-        )
-
-    @property
-    def finish(self) -> str:
-        return "length" if self.written is None else self.written.finish
-
-
-@router.post(PATH, summary="OpenAI's completions, with and without a suffix")
-async def completions(http: Request, asked: CompletionRequest) -> Response:
-    service = service_of(http)
-    name = service.named(asked.model)
-    task = Completion(asked, service, name)
-    job = service.desk.start(http, task.run, service.seconds(None))
-    if asked.stream:
-        return await sse.answer(job, task.events(http, job))
-    answers = await job.done()
-    usage = task.usage(answers)
-    service.count(http, job, usage)
-    choices = [task.choice(i, answer) for i, answer in enumerate(answers)]
-    return JSONResponse({**task.head, "choices": choices, "usage": usage})
-
-
-class Completion:
-    """One request, from its fields to its choices."""
-
-    def __init__(self, asked: CompletionRequest, service: Service, name: str) -> None:
-        limits = service.settings.limits
-        self.asked, self.prompts = asked, asked.prompts
-        self.n = asked.n or 1
-        self.draws = asked.best_of or self.n
-        self.most = 16 if asked.max_tokens is None else asked.max_tokens
-        self.echo, self.suffix = bool(asked.echo), asked.suffix or ""
-        self.stop = listed(asked.stop)
-        self.names = service.desk.names
-        self.head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": name,
-        }
-        service.within("n", self.n, limits.n)
-        service.within("best_of", self.draws, limits.best_of)
-        service.within("prompt", len(self.prompts), limits.prompts)
-        service.within("logprobs", asked.logprobs or 0, limits.top)
-        service.within("stop", len(self.stop), limits.stops)
-        if self.draws < self.n:
+        Raises:
+            ApiError: Fields contradict each other.
+        """
+        n = self.n or 1
+        best_of = self.best_of or n
+        if best_of < n:
             raise ApiError(
-                400, f"best_of is {self.draws}; it must be at least n = {self.n}", param="best_of"
+                400, f"best_of is {best_of}; it must be at least n = {n}", param="best_of"
             )
-        if not self.prompts:
+        if self.prompt == []:
             raise ApiError(400, "prompt is an empty list; give at least one text", param="prompt")
-        if asked.stream and self.draws > self.n:
+        if self.stream and best_of > n:
             raise ApiError(
                 400,
-                f"best_of is {self.draws} and n {self.n}: what is thrown away cannot be streamed",
+                f"best_of is {best_of} and n is {n}: samples that are compared first cannot be "
+                "streamed; set stream to false or leave best_of out",
                 param="best_of",
             )
         if self.suffix and self.echo:
             raise ApiError(
                 400,
-                "echo repeats and scores the prompt from left to right; it does not go with a "
-                "suffix",
+                "echo repeats and scores the prompt from left to right; it cannot be combined "
+                "with a suffix",
                 param="echo",
             )
-        self.sampler = Sampler(
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=asked.top_p or 1.0,
+        return CompletionOptions(
+            suffix=self.suffix or "",
+            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            n=n,
+            best_of=best_of,
+            sampler=Sampler(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_p=self.top_p or 1.0,
+            ),
+            stop=as_tuple(self.stop),
+            top=self.logprobs or 0,
+            whole=self.whole,
+            echo=bool(self.echo),
+            score_prompt=bool(self.echo) and self.logprobs is not None,
         )
-        # one a prompt
-        self.seeds = [
-            secrets.randbelow(2**31) if asked.seed is None else asked.seed for _ in self.prompts
+
+
+class OpenAICompletion(Completion):
+    """A completion in the shape of OpenAI's API."""
+
+    path = "/v1/completions"
+
+    def __init__(self, http: Request, body: OpenAIRequest) -> None:
+        super().__init__(
+            http, body.model, body.prompts(), body.options(), body.seed, bool(body.stream)
+        )
+        self.with_logprobs = body.logprobs is not None
+        self.with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self.head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.model,
+        }
+
+    def answer(self, request: QueuedRequest[list[Choice]], usage: dict[str, int]) -> dict[str, Any]:
+        choices = []
+        for index, choice in enumerate(request.result):
+            prompt = choice.prompt
+            scored = self._logprobs(choice.scored, 0)
+            logprobs = self._logprobs(choice.tokens, prompt.base)
+            if scored is not None and logprobs is not None:
+                logprobs = {name: scored[name] + logprobs[name] for name in scored}
+            text = (prompt.text if self.options.echo else "") + choice.text
+            choices.append(_choice(index, text, logprobs, choice.finish))
+        return {**self.head, "choices": choices, "usage": usage}
+
+    def chunk(
+        self, index: int, text: str, tokens: Sequence[CompletionToken], base: int
+    ) -> dict[str, Any]:
+        return self._event([_choice(index, text, self._logprobs(tokens, base), None)])
+
+    def closing(
+        self, request: QueuedRequest[list[Choice]], usage: dict[str, int]
+    ) -> list[dict[str, Any]]:
+        events = [
+            self._event([_choice(index, "", None, choice.finish)])
+            for index, choice in enumerate(request.result)
         ]
-        self.blank = min(self.most, limits.blank_tokens)
-        self.behind = 0  # tokens of the suffix
-
-    def run(self, lm: LanguageModel, tell: Tell) -> list[Choice]:
-        """In the worker's thread."""
-        answers: list[Choice] = []
-        self.behind = len(lm.tokenizer.encode(self.suffix, inside=True))
-        for number, given in enumerate(self.prompts):
-            prompt = read_prompt(lm, given)
-            scored = self._score(lm, prompt)
-            if self.asked.stream and self.echo:
-                for sample in range(self.n):
-                    tell((number * self.n + sample, prompt.text, self._fields(scored, 0)))
-            if self.most == 0:
-                answers += [Choice(prompt, scored, None, self.echo)] * self.n
-                continue
-            wish = Wish(
-                prompt=given,
-                suffix=self.suffix,
-                most=self.blank if self.suffix else self.most,
-                n=self.draws,
-                sampler=self.sampler,
-                seed=self.seeds[number],
-                stop=self.stop,
-                top=self.asked.logprobs or 0,
-                whole=self.asked.whole,
-            )
-
-            def told(
-                sample: int,
-                text: str,
-                pieces: list[Piece],
-                first: int = number * self.n,
-                base: int = prompt.base,
-            ) -> bool:
-                return tell(
-                    (first + sample, text, self._fields(pieces, base))
-                    if self.asked.stream
-                    else None
-                )
-
-            written = write_on(lm, wish, told)
-            best = (
-                sorted(written, key=lambda each: -each.mean_log_prob)[: self.n]
-                if self.draws > self.n
-                else written
-            )
-            answers += [Choice(prompt, scored, each, self.echo) for each in best]
-        return answers
-
-    def choice(self, index: int, answer: Choice) -> dict[str, Any]:
-        fields = self._fields(answer.scored, 0)
-        if answer.written is not None:
-            fields = _joined(fields, self._fields(answer.written.pieces, answer.prompt.base))
-        return _choice(index, answer.text, fields, answer.finish)
-
-    def usage(self, answers: Sequence[Choice]) -> dict[str, int]:
-        given = sum(
-            max(len(answer.prompt.ids), len(answer.scored)) + self.behind
-            for answer in answers[:: self.n]
+        return (
+            [*events, {**self.head, "choices": [], "usage": usage}] if self.with_usage else events
         )
-        written = sum(answer.written.generated for answer in answers if answer.written is not None)
-        return usage_of(given, written)
 
-    async def events(self, http: Request, job: "Job[list[Choice]]") -> AsyncIterator[bytes]:
-        counted = self.asked.stream_options is not None and bool(
-            self.asked.stream_options.include_usage
-        )
-        empty = {"usage": None} if counted else {}
-        try:
-            async for index, text, fields in job:
-                yield sse.event(
-                    {**self.head, "choices": [_choice(index, text, fields, None)], **empty}
-                )
-            usage = self.usage(job.result)
-            for index, answer in enumerate(job.result):
-                yield sse.event(
-                    {**self.head, "choices": [_choice(index, "", None, answer.finish)], **empty}
-                )
-            if counted:
-                yield sse.event({**self.head, "choices": [], "usage": usage})
-            yield sse.DONE
-            service_of(http).count(http, job, usage)
-        except ApiError as problem:
-            yield sse.event(body_of(problem, PATH)[1])
+    def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.head, "choices": choices, **({"usage": None} if self.with_usage else {})}
 
-    def _score(self, lm: LanguageModel, prompt: Prompt) -> list[Piece]:
-        """The prompt's own tokens, where they are asked for; with what will be written, not the
-        space that moves into it.
-        """
-        if not self.echo or self.asked.logprobs is None:
-            return []
-        ids = prompt.ids
-        if self.most == 0 and prompt.skip:
-            ids = tuple(lm.tokenizer.encode(prompt.text))
-        return score_prompt(lm, ids, self.asked.logprobs) if ids else []
-
-    def _fields(self, pieces: Sequence[Piece], base: int) -> dict[str, list[Any]] | None:
-        if self.asked.logprobs is None:
+    def _logprobs(
+        self, tokens: Sequence[CompletionToken], base: int
+    ) -> dict[str, list[Any]] | None:
+        """Return OpenAI's `logprobs` of tokens whose text starts at `base`; None if not wanted."""
+        if not self.with_logprobs:
             return None
-        tops = []
-        for piece in pieces:
-            # the likelier of two of one name
-            top = {self.names[each.token_id]: each.log_prob for each in reversed(piece.candidates)}
-            top[self.names[piece.token_id]] = piece.log_prob
+        names, tops = self.names, []
+        for token in tokens:
+            # of two candidates with one name, the more likely one
+            top = {names[each.token_id]: each.log_prob for each in reversed(token.candidates)}
+            top[names[token.token_id]] = token.log_prob
             tops.append(top)
         return {
-            "tokens": [self.names[piece.token_id] for piece in pieces],
-            "token_logprobs": [piece.log_prob for piece in pieces],
+            "tokens": [names[token.token_id] for token in tokens],
+            "token_logprobs": [token.log_prob for token in tokens],
             "top_logprobs": tops,
-            "text_offset": [base + piece.start for piece in pieces],
+            "text_offset": [base + token.start for token in tokens],
         }
 
 
-def _joined(
-    first: dict[str, list[Any]] | None, second: dict[str, list[Any]] | None
-) -> dict[str, list[Any]] | None:
-    return (
-        None
-        if first is None or second is None
-        else {name: first[name] + second[name] for name in first}
-    )
+@router.post(OpenAICompletion.path, summary="OpenAI's completions, with and without a suffix")
+async def completions(http: Request, body: OpenAIRequest) -> Response:
+    """Complete one or several prompts."""
+    return await OpenAICompletion(http, body).respond()
 
 
 def _choice(

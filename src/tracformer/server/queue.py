@@ -1,52 +1,63 @@
-"""Admission of requests, and their work in threads.
+"""Admission of requests, and the threads that do their work.
 
-Whose turn it is: so many requests run, so many wait, and the next one is told to come back
-later.
-
-What a token is called in the answers of OpenAI's and llama.cpp's protocols.
-
-One request's work: it waits for its turn, runs in a worker thread, tells of tokens as they come,
-and can be given up at any time.
+- `Gate` admits a fixed number of requests, lets a few more wait, and refuses the rest.
+- `QueuedRequest` is one request's work: it waits at the gate, runs in a worker thread, passes on
+  what the work sends, and can be cancelled at any time.
+- `Backend` is the loaded model with its engine, gate and threads.
+- `Service` is what the protocols share: settings, model name, metrics and the backend.
 """
 
 import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from starlette.requests import Request as Http
+from fastapi import Request as HttpRequest
 
 from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine, Request
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.token_text import bytes_of
-from tracformer.server import errors
-from tracformer.server.errors import UNAVAILABLE, ApiError, late
+from tracformer.server.errors import NOT_FOUND, UNAVAILABLE, ApiError, busy, late
+from tracformer.server.observability import Metrics
+from tracformer.server.schema import Settings
 
-REMEMBERED = 64  # requests whose time is remembered for the advice to come back
+RECENT = 64  # requests whose duration is averaged for the `Retry-After` header
+
+R = TypeVar("R")
+# Pass an item on to the reader of the request; None only records the time of the first token.
+# Returns False once further items are of no use.
+Send = Callable[[Any], bool]
+# Runs in a worker thread, with a model whose calls go through the engine.
+Work = Callable[[LanguageModel, Send], R]
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection; there is no reader for the answer."""
 
 
 class Gate:
-    """`slots` requests run at once, `queue` wait in the order they came."""
+    """Admit `slots` requests at a time; `queue` more wait in first-in, first-out order."""
 
     def __init__(self, slots: int, queue: int) -> None:
         self.slots, self.queue = slots, queue
         self.running = self.waiting = 0
         self._free = asyncio.Semaphore(slots)
-        self._seconds: deque[float] = deque(maxlen=REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=RECENT)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Holds a slot. A full queue raises at once; giving up while waiting leaves no trace."""
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot, waiting for one if need be.
+
+        Raises:
+            ApiError: The queue is full (status 429).
+        """
         if self._free.locked() and self.waiting >= self.queue:
-            raise errors.busy(
-                f"{self.running} requests are running and {self.waiting} are waiting, which is as "
-                "many as this server takes; "
-                "come back later",
+            raise busy(
+                f"the server is full: {self.running} requests are running and {self.waiting} are "
+                "waiting; try again later",
                 self.retry_after(),
             )
         self.waiting += 1
@@ -64,170 +75,123 @@ class Gate:
             self._free.release()
 
     def retry_after(self) -> int:
-        """Seconds until all who wait now have had their turn, were requests to take as long as the
-        last ones did; at least 1.
+        """Return in how many seconds the queue will be empty, judging by recent requests.
+
+        Returns:
+            A number from 1 to 60.
         """
         mean = sum(self._seconds) / len(self._seconds) if self._seconds else 1.0
         return max(1, min(60, math.ceil(mean * (self.waiting + 1) / self.slots)))
 
 
-class Names:
-    """Token id to its text; bytes that are no text by themselves are named
-    `bytes:\\xe2\\x82`, as OpenAI does.
-    """
-
-    def __init__(self, lm: LanguageModel) -> None:
-        self.lm = lm
-
-    def __getitem__(self, token_id: int) -> str:
-        text = self.lm.spelling.token(token_id)
-        raw = self.raw(token_id) if "\ufffd" in text else b""
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw) if raw else text
-
-    def raw(self, token_id: int) -> bytes:
-        """Its own bytes; none where only the tokeniser knows them."""
-        text = self.lm.spelling.token(token_id)
-        if "\ufffd" not in text:
-            return text.encode()
-        if self.lm.tokenizer.kind == "byte":
-            return bytes([token_id])
-        byte = self.lm.tokenizer.bytes_of_ids.get(token_id)
-        return self._spelt[token_id] if byte is None else bytes([byte])
-
-    @cached_property
-    def _spelt(self) -> list[bytes]:
-        return bytes_of(self.lm.tokenizer.tokens())
-
-
-A = TypeVar("A")
-# None: a token came, and nobody wants to hear of others; returns whether somebody does
-Tell = Callable[[Any], bool]
-# runs in a thread: the model to ask, and whom to tell of what comes before the result
-Ask = Callable[[LanguageModel, Tell], A]
-
-
-class ClientGoneError(Exception):
-    """The client went away: nobody reads the answer."""
-
-
-class Desk:
-    """Where jobs are handed in: the engine that runs the model, a thread for each job that runs,
-    and the gate before them.
-    """
+class Backend:
+    """A loaded model: the engine that runs it, a gate, and a worker thread for each slot."""
 
     def __init__(self, lm: LanguageModel, rows: int, queue: int) -> None:
-        self.lm, self.names = lm, Names(lm)
+        self.lm = lm
         self.engine = Engine(lm.model, rows=rows)
         self.gate = Gate(rows, queue)
         self.threads = ThreadPoolExecutor(rows, thread_name_prefix="request")
 
-    def start(self, http: Http, ask: Ask[A], seconds: float) -> "Job[A]":
-        return Job(self, http, ask, seconds)
-
     def close(self) -> None:
-        """What still runs is cancelled: whoever wanted to wait for it has done so."""
+        """Cancel all requests that still run, and stop the threads."""
         self.engine.close(drain=False)
         self.threads.shutdown(wait=True, cancel_futures=True)
 
 
-class Job(Generic[A]):
-    """`async for` gives what the work tells, and then `result` is there.
+class QueuedRequest(Generic[R]):
+    """One request's work, from the queue to its result.
 
-    A job that fails raises at the end of the loop.
+    `async for` yields what the work sends; `result` is set when the loop ends. Work that fails
+    raises at the end of the loop. The work is cancelled when `seconds` have passed or when the
+    client closes the connection.
+
+    Args:
+        backend: Where the work runs.
+        http: The HTTP request; its disconnection is watched.
+        work: The function to run in a worker thread.
+        seconds: Time limit, including the time in the queue.
     """
 
-    def __init__(self, desk: Desk, http: Http, ask: Ask[A], seconds: float) -> None:
-        self.desk, self.ask, self.seconds = desk, ask, seconds
+    def __init__(self, backend: Backend, http: HttpRequest, work: Work[R], seconds: float) -> None:
+        self.backend, self.work, self.seconds = backend, work, seconds
         self.arrived = time.monotonic()
-        # when it left the queue, when its first token came, when it was done
-        self.started = self.first = self.ended = 0.0
-        self.result: A
+        self.started = self.first = self.ended = 0.0  # left the queue, first token, finished
+        self.result: R
         self._loop = asyncio.get_running_loop()
-        self._told: deque[Any] = deque()  # None: nothing more will come
-        self._news = asyncio.Event()  # something was told
-        self._woken = False  # and the loop knows, or will soon
-        self._request: Request | None = None
-        self._why: Exception | None = None  # it was given up
+        self._items: asyncio.Queue[Any] = asyncio.Queue()  # None: no more items
+        self._held: list[Any] = []  # the first item, once `begun` has seen it
+        self._engine_request: Request | None = None
+        self._cancelled_by: Exception | None = None
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(self._ended)
-        self._listener = asyncio.create_task(self._listen(http))
-        self._timer = self._loop.call_later(seconds, self.give_up, late(seconds))
+        self._task.add_done_callback(self._finish)
+        self._watcher = asyncio.create_task(self._watch_client(http))
+        self._timer = self._loop.call_later(seconds, self.cancel, late(seconds))
 
     async def begun(self) -> None:
-        """Returns when there is something to tell; a job that fails before that raises, while the
-        answer's status can still say so.
+        """Wait for the first item or the end.
+
+        Work that fails before its first item raises here, while the status can still be set.
         """
         try:
-            await self._news.wait()
-            if self._told[0] is None:
-                self._take()
+            self._held = [await self._items.get()]
+            if self._held == [None]:
+                self._take_result()
         except BaseException:
-            self._leave()
+            self._release()
             raise
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
-            while (told := await self._hear()) is not None:
-                yield told
-            self._take()
+            while (item := await self._next()) is not None:
+                yield item
+            self._take_result()
         finally:
-            self._leave()
+            self._release()
 
     @property
     def more(self) -> bool:
-        """Something was told that was not heard yet."""
-        return bool(self._told)
+        """Whether an item is ready to be read."""
+        return not self._items.empty()
 
-    async def done(self) -> A:
+    async def done(self) -> R:
+        """Run to the end and return the result."""
         async for _ in self:
             pass
         return self.result
 
-    def give_up(self, why: Exception) -> None:
-        """Free what the job holds; whoever waits for it is told why."""
-        if self._why is not None or self._task.done():
+    def cancel(self, reason: Exception) -> None:
+        """Free what the work holds; the reader gets `reason` raised."""
+        if self._cancelled_by is not None or self._task.done():
             return
-        self._why = why
-        if self._request is not None:
-            self._request.cancel()
+        self._cancelled_by = reason
+        if self._engine_request is not None:
+            self._engine_request.cancel()
         else:
             self._task.cancel()
-        self._say(None)
+        self._items.put_nowait(None)
 
     def timings(self, tokens: int) -> dict[str, Any]:
-        """Milliseconds, as the client is told them."""
-        spent = self.ended - self.started
+        """Return the times in milliseconds, as the client sees them."""
+        seconds = self.ended - self.started
         return {
-            "queued_ms": _ms(self.started - self.arrived),
-            "first_token_ms": _ms(self.first - self.arrived) if self.first else None,
-            "total_ms": _ms(self.ended - self.arrived),
-            "tokens_per_second": round(tokens / spent, 3) if spent > 0 else None,
+            "queued_ms": _milliseconds(self.started - self.arrived),
+            "first_token_ms": _milliseconds(self.first - self.arrived) if self.first else None,
+            "total_ms": _milliseconds(self.ended - self.arrived),
+            "tokens_per_second": round(tokens / seconds, 3) if seconds > 0 else None,
         }
 
-    def _ended(self, task: "asyncio.Task[A]") -> None:
+    async def _next(self) -> Any:
+        return self._held.pop() if self._held else await self._items.get()
+
+    def _finish(self, task: "asyncio.Task[R]") -> None:
         if not task.cancelled():
-            task.exception()  # seen, also where nobody waits for it any more
-        self._say(None)
+            task.exception()  # mark it as retrieved, also if no reader is left
+        self._items.put_nowait(None)
 
-    def _say(self, what: Any) -> None:
-        """From any thread. The loop is woken once for all that it has not heard."""
-        self._told.append(what)
-        if not self._woken:
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._news.set)
-
-    async def _hear(self) -> Any:
-        while not self._told:
-            self._woken = False
-            self._news.clear()
-            # what was said before `_woken` fell is here; what is said after it wakes the loop
-            if not self._told:
-                await self._news.wait()
-        return self._told.popleft()
-
-    def _take(self) -> None:
-        if self._why is not None:
-            raise self._why
+    def _take_result(self) -> None:
+        if self._cancelled_by is not None:
+            raise self._cancelled_by
         try:
             self.result = self._task.result()
         except ValueError as mistake:
@@ -237,37 +201,133 @@ class Job(Generic[A]):
         except (Cancelled, Closed) as error:
             raise ApiError(503, "the server is stopping", UNAVAILABLE, code="stopping") from error
 
-    def _leave(self) -> None:
-        self.give_up(ClientGoneError())
-        self._listener.cancel()
+    def _release(self) -> None:
+        self.cancel(ClientGoneError())
+        self._watcher.cancel()
         self._timer.cancel()
 
-    async def _run(self) -> A:
-        async with self.desk.gate.turn():
+    async def _run(self) -> R:
+        async with self.backend.gate.slot():
             self.started = time.monotonic()
-            self._request = self.desk.engine.request(self.arrived + self.seconds)
-            result = await self._loop.run_in_executor(self.desk.threads, self._work, self._request)
+            self._engine_request = self.backend.engine.request(self.arrived + self.seconds)
+            result = await self._loop.run_in_executor(
+                self.backend.threads, self._work_in_thread, self._engine_request
+            )
             self.ended = time.monotonic()
             return result
 
-    def _work(self, request: Request) -> A:
-        """In a thread of its own."""
-
-        def tell(what: Any) -> bool:
+    def _work_in_thread(self, request: Request) -> R:
+        def send(item: Any) -> bool:
             self.first = self.first or time.monotonic()
-            if what is not None:
-                self._say(what)
-            return what is not None
+            if item is not None:
+                self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+            return item is not None
 
         with request:
-            return self.ask(self.desk.lm.on(request), tell)
+            return self.work(self.backend.lm.on(request), send)
 
-    async def _listen(self, http: Http) -> None:
+    async def _watch_client(self, http: HttpRequest) -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
-        http.scope["entry"].fields["gone"] = True
-        self.give_up(ClientGoneError())
+        http.scope["log_entry"].fields["gone"] = True
+        self.cancel(ClientGoneError())
 
 
-def _ms(seconds: float) -> float:
+class Service:
+    """What the protocols share: settings, model name, metrics and, once loaded, the model."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        self.settings, self.name = settings, name
+        self.created = int(time.time())
+        self.metrics = Metrics(lambda: self._backend)
+        self._backend: Backend | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """The loaded model; raises ApiError (503) while it is still loading."""
+        if self._backend is None:
+            raise ApiError(
+                503, "Loading model", UNAVAILABLE, code="loading", headers={"Retry-After": "1"}
+            )
+        return self._backend
+
+    def open(self, lm: LanguageModel) -> None:
+        """Begin to answer requests with this model."""
+        self._backend = Backend(lm, self.settings.rows, self.settings.queue)
+
+    def close(self) -> None:
+        """Cancel what still runs."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def start(
+        self, http: HttpRequest, work: Work[R], seconds: float | None = None
+    ) -> QueuedRequest[R]:
+        """Queue a request's work.
+
+        Args:
+            http: The HTTP request.
+            work: The function to run in a worker thread.
+            seconds: Time limit the client asks for; the server's own limit still holds.
+        """
+        limit = self.settings.timeout
+        return QueuedRequest(self.backend, http, work, min(seconds or limit, limit))
+
+    def model_name(self, requested: str | None) -> str:
+        """Return the model's name if `requested` is one of its names; else raise ApiError (404)."""
+        known = (self.name, *self.settings.aliases)
+        if requested in (None, "", *known) or "*" in known:
+            return self.name
+        raise ApiError(
+            404,
+            f"there is no model {requested!r} here; this server has {self.name!r}",
+            NOT_FOUND,
+            param="model",
+            code="model_not_found",
+        )
+
+    def check_limit(self, name: str, value: int, limit: int) -> None:
+        """Raise ApiError if a field asks for more than the server allows."""
+        if value > limit:
+            raise ApiError(
+                400,
+                f"{name} asks for {value}; the limit of this server is {limit}",
+                param=name,
+                code="limit",
+            )
+
+    def count(
+        self, http: HttpRequest, request: QueuedRequest[Any], usage: Mapping[str, int]
+    ) -> None:
+        """Record a finished request in the metrics and its log entry."""
+        metrics, timings = self.metrics, request.timings(usage["completion_tokens"])
+        metrics.queued.observe(timings["queued_ms"] / 1000)
+        if timings["first_token_ms"] is not None:
+            metrics.first.observe(timings["first_token_ms"] / 1000)
+        for kind in ("prompt", "completion"):
+            metrics.tokens.labels(kind).inc(usage[f"{kind}_tokens"])
+        http.scope["log_entry"].fields.update(
+            queued_ms=timings["queued_ms"],
+            first_token_ms=timings["first_token_ms"],
+            prompt_tokens=usage["prompt_tokens"],
+            completion_tokens=usage["completion_tokens"],
+        )
+
+
+def service_of(http: HttpRequest) -> Service:
+    """Return the service that answers a request."""
+    service: Service = http.app.state.service
+    return service
+
+
+def usage_of(prompt: int, completion: int) -> dict[str, int]:
+    """Return the `usage` object of an answer."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+def _milliseconds(seconds: float) -> float:
     return round(seconds * 1000, 3)

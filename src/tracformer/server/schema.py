@@ -1,18 +1,29 @@
-"""Fields of requests, and settings of the server.
+"""Types of request fields, and the settings of a server.
 
-What the protocols' requests are made of: texts that are text, and models that are strict or
-lenient about fields they do not know.
-
-What one may set about a server, and the limits that keep one request from harming the others.
+`Strict` and `Lenient` are the base classes of requests: one refuses unknown fields, the other
+ignores them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+)
+
+from tracformer.options import check_options, option
+from tracformer.server.errors import TAG
+
+LARGEST_INT = 2**31 - 1
 
 
-def _text(text: str) -> str:
+def _check_text(text: str) -> str:
     if "\0" in text:
         raise ValueError(f"character {text.index(chr(0))} is NUL, which is not text")
     try:
@@ -24,88 +35,115 @@ def _text(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_text)]
-Name = Annotated[str, Field(max_length=200)]
+def tagged(name: str) -> Tag:
+    """Return the tag of one alternative of a union; error paths leave it out."""
+    return Tag(TAG + name)
+
+
+def choose_by(kind: Callable[[Any], str | None], otherwise: str | None = None) -> Discriminator:
+    """Return a discriminator of tagged alternatives, so that errors concern the one that was meant.
+
+    Args:
+        kind: Returns the tag of the alternative for a value, or None if there is none.
+        otherwise: Error message for a value that has no alternative.
+    """
+
+    def choose(value: Any) -> str | None:
+        name = kind(value)
+        return None if name is None else TAG + name
+
+    return Discriminator(
+        choose,
+        custom_error_type=None if otherwise is None else "wrong_type",
+        custom_error_message=otherwise,
+    )
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+ModelName = Annotated[str, Field(max_length=200)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Stops = (
-    Annotated[Text, Field(min_length=1, max_length=200)]
-    | list[Annotated[Text, Field(min_length=1, max_length=200)]]
-)
+Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
+NotNegative = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+StopString = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_text)]
+StopStrings = Annotated[
+    Annotated[StopString, tagged("text")] | Annotated[list[StopString], tagged("list")],
+    choose_by(lambda value: "list" if isinstance(value, list) else "text"),
+]
+
+
+def as_tuple(stops: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop strings of a request."""
+    return () if stops is None else (stops,) if isinstance(stops, str) else tuple(stops)
 
 
 class Strict(BaseModel):
-    """A field that is not known is a mistake."""
+    """A request in which an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Lenient(BaseModel):
-    """Clients of other servers send fields that mean nothing here: they are ignored."""
+    """A request whose unknown fields are ignored: clients of other servers send many."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-def listed(stops: str | list[str] | None) -> tuple[str, ...]:
-    return () if stops is None else (stops,) if isinstance(stops, str) else tuple(stops)
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may ask for; what exceeds a limit is refused."""
+
+    body: int = 2**20  # bytes
+    blanks: int = 64
+    n: int = 16  # samples
+    best_of: int = 32
+    prompts: int = 64  # of one completions request
+    blank_tokens: int = 128  # longest blank of unknown length
+    length_draws: int = 32
+    top: int = 20  # candidates of each token
+    beam: int = 32  # width of a search
+    nodes: int = 2000  # budget of a search
+    stops: int = 4  # stop strings
+    steps: int = 1024  # of a reverse process
 
 
 LONGEST = 10**9  # seconds; clocks overflow not far beyond
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The most that one request may ask for.
-
-    What exceeds them is refused with a message that names the limit.
-    """
-
-    body: int = 2**20  # bytes
-    blanks: int = 64
-    n: int = 16  # alternatives
-    best_of: int = 32
-    prompts: int = 64  # of one completions request
-    blank_tokens: int = 128  # the longest blank of unknown length
-    length_draws: int = 32
-    top: int = 20  # candidates of each token
-    beam: int = 32  # width of a search
-    nodes: int = 2000  # budget of a search
-    stops: int = 4  # strings that end a text
-    steps: int = 1024  # of a reverse process
-
-
-@dataclass(frozen=True)
 class Settings:
-    """`rows`: sequences that step together, and requests that run at once.
+    """Settings of a server."""
 
-    `queue`: requests that may wait for their turn.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    origins: tuple[str, ...] = ()  # of pages elsewhere that may call; "*" for all
-    aliases: tuple[str, ...] = ()  # further names that the model answers to; "*" for any
-    rows: int = 64
-    queue: int = 64
-    timeout: float = 60.0  # seconds a request may take, its waiting included
-    body_timeout: float = 20.0  # seconds that a client may take to send its body
-    drain: float = 30.0  # seconds that running requests have left after SIGTERM
+    host: str = option("127.0.0.1", "address to listen on (default: 127.0.0.1, this machine only)")
+    port: int = option(8000, "port to listen on; 0 takes any free port", low=0, high=2**16 - 1)
+    api_key: str | None = option(None, "key that clients must send", metavar="KEY")
+    origins: tuple[str, ...] = option(
+        (), "origins of web pages that may call this server, or * for all"
+    )
+    aliases: tuple[str, ...] = option((), "further names of the model, or * for any name")
+    rows: int = option(
+        64, "sequences in one batch, and requests that run at a time", low=1, metavar="N"
+    )
+    queue: int = option(64, "requests that may wait; more are refused", low=0, metavar="N")
+    timeout: float = option(
+        60.0,
+        "time limit of a request, with its time in the queue",
+        above=0,
+        high=LONGEST,
+        metavar="SECONDS",
+    )
+    body_timeout: float = option(
+        20.0, "time limit for a client to send its body", above=0, high=LONGEST, metavar="SECONDS"
+    )
+    drain: float = option(
+        30.0,
+        "time for running requests to finish after SIGTERM",
+        above=0,
+        high=LONGEST,
+        metavar="SECONDS",
+    )
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        for name in ("timeout", "body_timeout", "drain"):
-            if not 0 < getattr(self, name) <= LONGEST:  # nan is not either
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must be more than 0 seconds, and at most "
-                    f"{LONGEST}"
-                )
-        if self.rows <= 0:
-            raise ValueError(f"rows is {self.rows}; it must be more than 0")
-        if self.queue < 0:
-            raise ValueError(f"queue is {self.queue}; it must be 0 or more")
-        if not 0 <= self.port < 2**16:
-            raise ValueError(f"port is {self.port}; it must lie in 0..65535 (0: any that is free)")
+        check_options(self)
         if self.api_key == "":
-            raise ValueError("the API key is empty; leave it out for a server without one")
+            raise ValueError("the API key is empty; leave it out for a server without a key")
