@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from tracformer.generation.continuation import around, prompted
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.results import Token, Candidates, Callback
+from tracformer.generation.results import Callback, Candidates, Token
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import QueuedRequest, Send, service_of, usage_of

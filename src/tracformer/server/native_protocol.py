@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
-from tracformer.generation.options import parse_search
 from tracformer.generation.language_model import LanguageModel
+from tracformer.generation.options import parse_search
 from tracformer.generation.orders import Order, parse_order
-from tracformer.generation.results import Token, Infilled, Callback
+from tracformer.generation.results import Callback, Infilled, Token
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Template, parse, parse_lengths
 from tracformer.server.errors import ApiError, body_of
