@@ -4,10 +4,10 @@ A rename is one entry, old name -> present name, in the table of the class whose
 
 - `ModelConfig.old_config_keys`: keys of `config.json`;
 - `ModelConfig.old_tensor_names`: tensors of `model.safetensors` and of training checkpoints;
-- `training.config.OLD_KEYS`: training keys, in presets, in `recipe.json` and in checkpoints.
+- `training.train_config.OLD_KEYS`: training keys, in presets, in `recipe.json` and in checkpoints.
 
-Entries are never removed, stand in the order in which the renames were made, and their old names
-are not used again.
+Entries are never removed, are listed in the order in which the renames were made, and their old
+names are not used again.
 """
 
 import re

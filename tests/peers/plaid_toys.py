@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tests.peers.diffusion_literal import dit_logits
 from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint
-from tracformer.baselines.plaid import RATE, Plaid, PlaidConfig
+from tracformer.baselines.gaussian import RATE
+from tracformer.baselines.plaid import Plaid, PlaidConfig
 
 SMALL = {
     "vocab_size": 7,

@@ -4,7 +4,7 @@ that no batch can change.
 
 import torch
 
-from tracformer.baselines.plaid import Schedule, alpha_sigma, gaussians, prior_kl, step_back
+from tracformer.baselines.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
 
 
 def schedule(seed: int = 0) -> Schedule:

@@ -14,7 +14,8 @@ from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditio
 from tests.peers.test_dit import question
 from tests.training.helpers import losses, small, story_data
 from tracformer.baselines import find_family, load_model
-from tracformer.baselines.plaid import Plaid, PlaidConfig, gaussians
+from tracformer.baselines.gaussian import gaussians
+from tracformer.baselines.plaid import Plaid, PlaidConfig
 from tracformer.cli import main
 from tracformer.rng import TIME, derived_seed, uniforms
 from tracformer.training.log import read_log

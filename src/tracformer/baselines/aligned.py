@@ -1,15 +1,17 @@
-"""The aligned model: a two-sided encoder and a causal decoder that meet at every position, without
-cross-attention.
+"""The aligned model: a bidirectional encoder added to a causal decoder, without cross-attention.
 
-    e_t   the encoder's feature at t, of the text with masks in its holes
+    e_t   the encoder's feature at t, of the text with masks at the targets
     input of the decoder's row for t:  emb(x_{t-1}) + W LN(e_t)
 
-The encoder reads only what is given, so it runs once; the decoder is a plain causal transformer,
-and alone runs for each generated token. The row for t says p(x_t | x_C, x_<t), and the chain rule
-gives the exact joint. `ar`: one feature for all, of masks alone. `ac`: hidden predecessors are
-masks, so that each target is answered from what is given alone.
+The encoder reads only the given tokens, so it runs once per text; the decoder is a plain causal
+transformer, and only it runs for each generated token. Row t of the decoder gives p(x_t | x_C,
+x_<t), and the chain rule gives the exact joint.
 
-In the encoder's first layer (`neighbours=1`) the query at t reads only t-1 and t+1.
+- `ar`: one feature for all rows, computed from masks alone.
+- `ac`: predecessors that are targets are replaced by masks, so that each target is predicted from
+  the given tokens alone.
+
+In the encoder's first layers (`neighbours`, 1 by default) the query at t reads only t-1 and t+1.
 """
 
 from dataclasses import dataclass
@@ -21,11 +23,10 @@ from tracformer.baselines.modern import (
     ModernConfig,
     ModernModel,
     causal_mask,
-    size_presets,
     two_sided,
 )
 from tracformer.baselines.row_cache import RowCache, compressed
-from tracformer.baselines.transformer import attend, inside_of, pick, shifted_right
+from tracformer.baselines.transformer import attend, inside_of, pick, shifted_right, size_presets
 from tracformer.model.base import EXACT, MARGINAL
 from tracformer.model.blocks import initialise, run_blocks
 from tracformer.model.fast_step import Linear
@@ -37,6 +38,8 @@ for _name, _layers in (("paper", 5), ("tiny", 3), ("mini", 3), ("laptop", 4)):
 
 @dataclass(frozen=True)
 class AlignedConfig(ModernConfig):
+    """Shape of an `Aligned` model."""
+
     model_type = "aligned"
     possible_modes = ("car", "ac", "ar")
     presets = PRESETS
@@ -52,6 +55,8 @@ class AlignedConfig(ModernConfig):
 
 
 class Aligned(ModernModel):
+    """Bidirectional encoder and causal decoder, joined at each position."""
+
     config: AlignedConfig
     config_class = AlignedConfig
     extra_rows = 2  # the mask, and the start token
@@ -71,6 +76,7 @@ class Aligned(ModernModel):
 
     @property
     def start_id(self) -> int:
+        """The id of the start token, behind the mask."""
         return self.config.vocab_size + 1
 
     def states(
@@ -91,7 +97,7 @@ class Aligned(ModernModel):
         )
 
     def features(self, given: Tensor, lengths: Tensor) -> Tensor:
-        """Return W LN(e_t) (B, T, d) for ids `given` (B, T), masks in the holes."""
+        """Return W LN(e_t) (B, T, d) for ids `given` (B, T) that hold masks at the targets."""
         T = given.shape[1]
         angles = self.angles(torch.arange(T, device=given.device))
         read = two_sided(lengths, T, self.config.neighbours)
@@ -104,7 +110,7 @@ class Aligned(ModernModel):
     def nothing(self) -> Tensor:
         """Return the feature (d,) used in mode `ar`: that of a mask between two masks.
 
-        It knows nothing of the text, not even its length.
+        It depends neither on the text nor on its length.
         """
         masks = torch.full((1, 3), self.config.mask_id, device=self.embedding.weight.device)
         return self.features(masks, torch.tensor([3], device=masks.device))[0, 1]

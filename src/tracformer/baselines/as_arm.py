@@ -1,21 +1,20 @@
-"""AS-ARM: an any-subset autoregressive model with XLNet's two streams of attention.
+"""AS-ARM: an any-subset autoregressive model with the two attention streams of XLNet.
 
-The tokens have an order: the given ones first, then the targets, in text order or in any other. Two
-streams go through the same blocks:
+The tokens have an order: the given tokens first, then the targets, in text order or in a random
+order. Two streams go through the same blocks:
 
-- content: one row a token, which reads the given tokens and, if it is a target, the targets up to
+- content: one row per token, which reads the given tokens and, if it is a target, the targets up to
   itself in the order;
-- query: one row a target, which starts from one learned vector at the target's position and reads
+- query: one row per target, which starts from one learned vector at the target's position and reads
   the content of the given tokens and of the targets before it in the order, never its own.
 
-So the query row of target t says p(x_t | x_C, earlier targets), and one pass gives the exact joint
+So the query row of target t gives p(x_t | x_C, earlier targets), and one pass gives the exact joint
 along the order. `car`: text order. `ac`: no target reads another. With `order="random"` training
-draws an order of the targets for every row, so that any subset may be known; then `ac` is trained
-too.
+draws a new order of the targets for every sequence, which also trains `ac`.
 
-The blocks are this package's: norms before the branches and rotary positions, where XLNet has norms
-behind them and relative ones. From "Reviving Any-Subset Autoregressive Models" (2025); the streams
-are XLNet's (Yang et al., 2019).
+The blocks are this package's, with pre-norm and rotary positions; XLNet's have post-norm and
+relative positions. From "Reviving Any-Subset Autoregressive Models" (2025); the streams are from
+XLNet (Yang et al., 2019).
 """
 
 from collections.abc import Mapping
@@ -37,12 +36,12 @@ ORDERS = ("text", "random")
 
 @dataclass(frozen=True)
 class AnyOrderConfig(ModernConfig):
-    """What models of any order share."""
+    """Base configuration of models that can predict the targets in any order."""
 
     possible_modes = ("car", "ac")
     presets = GPT_PRESETS
 
-    # of the targets in training: as in the text, or drawn at random for every sequence
+    # Order of the targets in training: that of the text, or a random one for every sequence.
     order: str = "text"
 
     def __post_init__(self) -> None:
@@ -52,9 +51,7 @@ class AnyOrderConfig(ModernConfig):
 
     @classmethod
     def modes_trained_by(cls, modes: set[str], values: Mapping[str, Any]) -> set[str]:
-        """In a random order every target is first at times, and then answered from what is given
-        alone.
-        """
+        """Add `ac` for random orders: there each target is sometimes first."""
         return (
             modes | {"ac"}
             if values.get("order", cls.order) == "random" and "car" in modes
@@ -64,6 +61,8 @@ class AnyOrderConfig(ModernConfig):
 
 @dataclass(frozen=True)
 class AsArmConfig(AnyOrderConfig):
+    """Shape of an `AsArm` model."""
+
     model_type = "as-arm"
 
     neighbours: int = 0  # first layers that read only what is known at t-1 and t+1
@@ -74,7 +73,10 @@ class AsArmConfig(AnyOrderConfig):
 
 
 def draw_ranks(targets: Tensor, random: bool) -> Tensor:
-    """Return (B, T) ranks of the positions: text order, or random. Given tokens precede targets."""
+    """Return (B, T) ranks of the positions, in text order or at random.
+
+    Given tokens precede targets whatever their ranks.
+    """
     text = torch.arange(targets.shape[1], device=targets.device).expand(targets.shape)
     return (
         torch.rand(targets.shape, device=targets.device).argsort(1).argsort(1) if random else text
@@ -82,9 +84,9 @@ def draw_ranks(targets: Tensor, random: bool) -> Tensor:
 
 
 def packed_by_rank(targets: Tensor, ranks: Tensor) -> Tensor:
-    """Return the targets' positions (B, S) by ascending rank;
+    """Return the targets' positions (B, S) by ascending rank.
 
-    rows with fewer targets end with other positions.
+    Rows with fewer targets end with other positions.
     """
     T = targets.shape[1]
     return ranks.masked_fill(~targets, T).argsort(dim=1, stable=True)[
@@ -93,6 +95,8 @@ def packed_by_rank(targets: Tensor, ranks: Tensor) -> Tensor:
 
 
 class AsArm(ModernModel):
+    """Two-stream attention over given tokens and ordered targets."""
+
     config: AsArmConfig
     config_class = AsArmConfig
     answers = {"car": EXACT, "ac": MARGINAL}  # noqa: RUF012
@@ -116,8 +120,9 @@ class AsArm(ModernModel):
     def in_order(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, asked: Tensor, ranks: Tensor | None
     ) -> Tensor:
-        """Return final query states (N, d) of the asked targets, each reading the given tokens and
-        the targets of lower rank.
+        """Return final query states (N, d) of some targets.
+
+        Each target reads the given tokens and the targets of lower rank.
 
         Args:
             tokens: (B, T) ids.
@@ -180,12 +185,13 @@ class AsArm(ModernModel):
     def _near(
         self, given: Tensor, targets: Tensor, positions: Tensor, P: int, M: int, S: int
     ) -> tuple[Tensor, Tensor]:
-        """Columns of the content rows at t-1, t and t+1 that each row may read, and which of them
-        there are.
+        """Return the content columns at t-1, t and t+1 that each row may read.
+
+        The second tensor is False where there is no such column.
         """
         B, T = given.shape
         order = torch.arange(1, M + 1, device=given.device).expand(B, -1)
-        # of what has no content row: none reads it
+        # The rank of a token without a content row, which no row reads.
         rank = torch.full((B, T), M + 1, device=given.device)
         rank = (
             rank.scatter(1, positions[:, P : P + M], order)
@@ -211,10 +217,7 @@ class AsArm(ModernModel):
 
 
 class AsArmCache(RowCache):
-    """Keys and values of the content stream, slot t for token t.
-
-    Query rows are computed and forgotten.
-    """
+    """Keys and values of the content stream, slot t for token t; query rows are not kept."""
 
     model: AsArm
     given: Tensor  # (rows, length) bool
@@ -243,16 +246,21 @@ class AsArmCache(RowCache):
                 fed, at, self.tokens[fed, at], self.given[fed] | before[content], content=True
             )
         for each, position in zip(rows.tolist(), positions.tolist(), strict=True):
-            # the asked token's content is fed once it is known
+            # The content row of this token is computed once the token is known.
             self.fed[each] = min(self.fed[each], position)
         masks = torch.full_like(positions, self.model.config.mask_id)
         known = self.given[rows] | (torch.arange(self.length, device=t.device) < positions[:, None])
         return self.model.norm(self._run(rows, positions, masks, known, content=False))
 
     def _run(self, row: Tensor, t: Tensor, ids: Tensor, known: Tensor, content: bool) -> Tensor:
-        """Run rows at (row, t) through the blocks;
+        """Return the final states of rows at (row, t).
 
-        each reads the slots `known` (N, length), a content row itself too.
+        Args:
+            row: (N,) sequences.
+            t: (N,) positions.
+            ids: (N,) ids.
+            known: (N, length) bool, the slots that each row reads.
+            content: Content rows, which also read themselves and are stored; else query rows.
         """
         model, L = self.model, self.length
         every = compressed(known)

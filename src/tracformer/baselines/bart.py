@@ -1,14 +1,13 @@
-"""BART: an encoder that reads the given text in both directions, and a decoder that writes the
-whole text from left to right.
+"""BART: a bidirectional encoder over the given tokens, and a left-to-right decoder over the text.
 
 The encoder reads every target as the mask. The decoder reads the true text shifted right by one and
-attends to the encoder, so p(x_t | x_C, x_<t), and the chain rule gives the exact joint of the
-targets. The mask also opens the decoder's text: it stands nowhere else in it. The network is
-`BartModel` of `transformers`; one table embeds the input of both halves.
+attends to the encoder, which gives p(x_t | x_C, x_<t); the chain rule gives the exact joint of the
+targets. The mask is also the decoder's first input, where it cannot be confused with a target. The
+network is `BartModel` of `transformers`; one table embeds the input of both halves. With
+`norm="pre"` it is `MBartModel`.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,50 +18,20 @@ from tracformer.baselines.transformer import (
     inside_of,
     pick,
     shifted_right,
+    size_presets,
     start_positions,
     transformers_for,
 )
 from tracformer.model.base import EXACT
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 8,
-        "n_head": 9,
-        "d_model": 576,
-        "d_feedforward": 4096,
-        "dropout": 0.1,
-    },
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 6,
-        "n_head": 3,
-        "d_model": 96,
-        "init_std": 0.06,
-    },  # 1.6M
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 8,
-        "n_head": 3,
-        "d_model": 96,
-        "init_std": 0.06,
-    },  # 2.1M less embeddings
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 7,
-        "n_head": 3,
-        "d_model": 192,
-        "init_std": 0.04,
-    },  # 8.1M
-}
+PRESETS = size_presets((8, 9, 576), (6, 3, 96, 0.06), (8, 3, 96, 0.06), (7, 3, 192, 0.04))
+PRESETS["paper"]["d_feedforward"] = 4096
 
 
 @dataclass(frozen=True)
 class BartConfig(TransformerConfig):
+    """Shape of a `Bart`."""
+
     model_type = "bart"
     possible_modes = ("car",)
     presets = PRESETS
@@ -70,8 +39,8 @@ class BartConfig(TransformerConfig):
     n_layer: int = 8  # encoder layers, and as many decoder layers
     n_head: int = 9
     d_model: int = 576
-    # width of the feed-forward layers; 0: 4 d_model. The paper's 138M parameters follow from BART's
-    # own 4096
+    # Width of the feed-forward layers; 0: 4 d_model. The paper's 138M parameters imply BART's own
+    # 4096.
     d_feedforward: int = 0
     tied: bool = True  # whether the head is the embedding
     norm: str = "post"  # "pre": as in mBART
@@ -87,6 +56,8 @@ class BartConfig(TransformerConfig):
 
 
 class Bart(TransformerPeer):
+    """BART as published: p(x_t | x_C, x_<t)."""
+
     config: BartConfig
     config_class = BartConfig
     answers = {"car": EXACT}  # noqa: RUF012

@@ -1,26 +1,24 @@
-"""BERT and BERT-bidir, as published.
+"""BERT and BERT-bidir, as published: p(x_t | x_C).
 
-BERT: one encoder reads the text with every target as the mask, and predicts each target from
-what is given: p(x_t | x_C).
-
-The network is `BertForMaskedLM` of `transformers`: post-norm layers, and a dense layer with GELU
-and LayerNorm before the head. With `norm="pre"` it is `RobertaPreLayerNormForMaskedLM`, the same
-but for the place of the norms.
+BERT: one encoder reads the text with every target as the mask, and predicts each target from the
+given tokens. The network is `BertForMaskedLM` of `transformers`: post-norm layers, and a dense
+layer with GELU and LayerNorm before the head. With `norm="pre"` it is
+`RobertaPreLayerNormForMaskedLM`, which differs only in the place of the norms.
 
 BERT-bidir, the paper's own baseline: a causal and a reverse-causal encoder with dense attention
-read the given text, targets masked; a two-layer MLP joins the two features of a position: p(x_t |
-x_C).
+read the given text, with targets masked; a two-layer MLP joins the two features of a position:
 
     f = encoder(x_1 .. x_t), b = encoder(x_T .. x_t),
     state = GELU(W2 GELU(W1 [f; b])),    W1: 2d -> 4d, W2: 4d -> d
 
-Readings, where the paper is silent or contradicts itself:
+Choices where the paper is silent or contradicts itself:
+
 - Its 170M parameters follow from one encoder of 12 layers for both directions, or from two separate
-  ones of 6 layers (`separate=True`, which the text says): 170.12M both, with a head of its own. The
-  count cannot decide.
-- No shift is told of: both features of position t include position t itself, where a target reads
-  the mask.
-- The encoder is GPT-2's (`GPT2Model` of `transformers`), as the names of the paper's configuration
+  ones of 6 layers (`separate=True`, as the text says): both have 170.12M with an untied head, so
+  the count does not decide.
+- The paper mentions no shift: both features of position t include position t itself, where a target
+  reads the mask.
+- The encoder is GPT-2's (`GPT2Model` of `transformers`), as the names in the paper's configuration
   suggest. Both directions use the true positions, by which the shared weights can tell them apart.
 """
 
@@ -37,57 +35,26 @@ from tracformer.baselines.transformer import (
     check_norm,
     inside_of,
     pick,
+    size_presets,
     start_positions,
     transformers_for,
 )
 from tracformer.model.base import MARGINAL
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 10,
-        "n_head": 12,
-        "d_model": 768,
-        "dropout": 0.1,
-        "tied": False,
-    },
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 7,
-        "n_head": 4,
-        "d_model": 128,
-        "init_std": 0.05,
-    },  # 1.5M
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 8,
-        "n_head": 3,
-        "d_model": 144,
-        "init_std": 0.05,
-    },  # 2.0M less embeddings
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 9,
-        "n_head": 4,
-        "d_model": 256,
-        "init_std": 0.04,
-    },  # 8.3M
-}
+PRESETS = size_presets((10, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
+PRESETS["paper"]["tied"] = False
 
 
 @dataclass(frozen=True)
 class BertConfig(TransformerConfig):
+    """Shape of a `Bert`."""
+
     model_type = "bert"
     possible_modes = ("ac",)
     presets = PRESETS
 
     n_layer: int = 10
-    # is the head the embedding? The paper's count of parameters says no (docs/peers.md)
-    tied: bool = True
+    tied: bool = True  # whether the head is the embedding; the paper's is not, by its parameters
     norm: str = "post"
 
     def __post_init__(self) -> None:
@@ -96,6 +63,8 @@ class BertConfig(TransformerConfig):
 
 
 class Bert(TransformerPeer):
+    """BERT as published: p(x_t | x_C)."""
+
     config: BertConfig
     config_class = BertConfig
     answers = {"ac": MARGINAL}  # noqa: RUF012
@@ -129,7 +98,7 @@ class Bert(TransformerPeer):
             )
         )
         start_positions(config, self.network.base_model.embeddings.position_embeddings.weight)
-        # untied, `transformers` leaves a second bias that nothing reads
+        # If untied, `transformers` adds a second bias that nothing reads.
         self.output.bias = self.output.decoder.bias
 
     @property
@@ -173,63 +142,27 @@ class Bert(TransformerPeer):
         return self.output.layer_norm(nn.functional.gelu(self.output.dense(features)))
 
 
-BIDIR_PRESETS: dict[str, dict[str, Any]] = {
-    "paper-separate": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 6,
-        "dropout": 0.1,
-        "tied": False,
-        "separate": True,
-    },
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 12,
-        "n_head": 12,
-        "d_model": 768,
-        "dropout": 0.1,
-        "tied": False,
-    },
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 6,
-        "n_head": 4,
-        "d_model": 128,
-        "init_std": 0.05,
-    },  # 1.4M
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 7,
-        "n_head": 3,
-        "d_model": 144,
-        "init_std": 0.05,
-    },  # 2.0M less embeddings
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 8,
-        "n_head": 4,
-        "d_model": 256,
-        "init_std": 0.04,
-    },  # 8.2M
-}
+BIDIR_PRESETS = size_presets((12, 12, 768), (6, 4, 128, 0.05), (7, 3, 144, 0.05), (8, 4, 256, 0.04))
+BIDIR_PRESETS["paper"]["tied"] = False
+BIDIR_PRESETS["paper-separate"] = {**BIDIR_PRESETS["paper"], "n_layer": 6, "separate": True}
 
 
 @dataclass(frozen=True)
 class BertBidirConfig(TransformerConfig):
+    """Shape of a `BertBidir`."""
+
     model_type = "bert-bidir"
     possible_modes = ("ac",)
     presets = BIDIR_PRESETS
 
-    tied: bool = True  # whether the head is the embedding; the paper's count of parameters says no
-    # two encoders of n_layer layers each, instead of one for both directions
+    tied: bool = True  # whether the head is the embedding; the paper's is not, by its parameters
+    # Two encoders of n_layer layers each, instead of one for both directions.
     separate: bool = False
 
 
 class BertBidir(TransformerPeer):
+    """Two directions of GPT-2, joined by an MLP: p(x_t | x_C)."""
+
     config: BertBidirConfig
     config_class = BertBidirConfig
     answers = {"ac": MARGINAL}  # noqa: RUF012
@@ -293,7 +226,8 @@ class BertBidir(TransformerPeer):
         )
 
     def _read(self, network: Any, ids: Tensor, positions: Tensor, inside: Tensor) -> Tensor:
-        # Without a mask, descending positions are taken for many packed texts.
+        """Return the features (B, T, d) of one direction."""
+        # Without a mask, transformers takes descending positions for several packed texts.
         read = network(
             input_ids=ids, position_ids=positions, attention_mask=inside, use_cache=False
         )

@@ -27,13 +27,14 @@ The noise is a function of (seed, draw, position), so that no batch can change a
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tracformer.baselines.dit import DiT, DiTShape
 from tracformer.baselines.reverse_process import Denoised, Draws, Restrict
+from tracformer.baselines.transformer import size_presets
 from tracformer.devices import wide
 from tracformer.model.base import (
     BOUND,
@@ -53,15 +54,17 @@ from tracformer.rng import TIME, derived_seed, uniforms
 Costs = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tokens (N, T), masked (N, T), lengths (N,), t (N,)) -> (N, T): each masked target's cost.
 
-What stands elsewhere is not read.
+Values at other positions are not read.
 """
 
 DRAWS = 64
-TOKENS_AT_ONCE = 2**14  # of the rows that go through the network together
-COUNT, STEP = 16, 17  # streams: how many targets are masked, which step of a discrete process
+TOKENS_AT_ONCE = 2**14  # tokens that go through the network together
+COUNT, STEP = 16, 17  # random streams: number of masked targets, step of a discrete process
 
 
 class Noise(NamedTuple):
+    """The noise of some draws: masked positions, times and weights."""
+
     masked: Tensor  # (n, B, T) bool
     t: Tensor  # (n, B) float64
     weight: Tensor  # (n, B) float64
@@ -78,13 +81,24 @@ def conditional_bound(
     seed: int = 0,
     steps: int | None = None,
 ) -> Estimate:
-    """Each target's share (B, T) of a lower bound on log p(targets | given), and the standard error
-    (B,) of each sequence's sum.
+    """Return a lower bound on log p(targets | given), and its standard error.
 
     The noise of draw j at position t is a function of (seed, j, t) alone, so all sequences of a
     call share it, and a sequence gives the same result in any batch. The standard error comes from
-    the differences of neighbouring draws, which lie in neighbouring strata; one draw has none, and
-    gets nan.
+    the differences of neighbouring draws, which lie in neighbouring strata; it is nan for a single
+    draw.
+
+    Args:
+        costs: Computes each masked target's cost c(x_t, t).
+        tokens: (B, T) ids.
+        context: (B, T) bool, True where given.
+        lengths: (B,) true lengths.
+        draws: Number of draws.
+        seed: Seed of the noise.
+        steps: Number of steps of a process in discrete time, else None.
+
+    Returns:
+        Each target's share (B, T) of the bound, and the standard error (B,) of each sequence's sum.
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; it must be at least 1")
@@ -103,7 +117,7 @@ def conditional_bound(
         ).unflatten(0, (n, B))
         dtype = cost.dtype
         terms = torch.where(masked, cost.double(), 0.0) * weight[..., None]
-        # one by one, and as running sums: neither the chunks nor padding may change a bit
+        # One by one, and as running sums, so that neither chunks nor padding change a bit.
         for term in terms:
             total += term
             sums.append(term.cumsum(1)[:, -1])
@@ -111,7 +125,15 @@ def conditional_bound(
 
 
 def draw_noise(targets: Tensor, numbers: range, draws: int, seed: int, steps: int | None) -> Noise:
-    """The noise of some of the draws, for targets (B, T)."""
+    """Draw the noise of some of the draws.
+
+    Args:
+        targets: (B, T) bool.
+        numbers: Numbers of the draws, in 0..draws-1.
+        draws: Number of draws in all, over which k is stratified.
+        seed: Seed of the noise.
+        steps: Number of steps of a process in discrete time, else None.
+    """
     T, device = targets.shape[1], targets.device
     seeds = [derived_seed(seed, number) for number in numbers]
     u = (
@@ -131,7 +153,7 @@ def draw_noise(targets: Tensor, numbers: range, draws: int, seed: int, steps: in
     masked = targets & (rank < k[..., None])
     if steps is None:
         t = ordered.gather(-1, k[..., None] - 1)[..., 0]
-        t = torch.where(R > 0, t, 1.0)  # a sequence without targets is never masked
+        t = torch.where(R > 0, t, 1.0)  # no target: nothing is masked
         return Noise(masked, t, R.double() / k)
     return Noise(
         masked, *_discrete_time(k, R, steps, uniforms(seeds, [0] * len(seeds), STEP).to(device))
@@ -139,9 +161,13 @@ def draw_noise(targets: Tensor, numbers: range, draws: int, seed: int, steps: in
 
 
 def _discrete_time(k: Tensor, R: Tensor, steps: int, u: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, B) times i/steps given that k of R are masked, and the weights R Z_k.
+    """Return (n, B) times i/steps given that k of R are masked, and the weights R Z_k.
 
-    k: (n, B); R: (B,); u: (n,)
+    Args:
+        k: (n, B) numbers of masked targets.
+        R: (B,) numbers of targets.
+        steps: Number of steps.
+        u: (n,) uniform numbers.
     """
     t = torch.arange(1, steps + 1, dtype=torch.float64, device=k.device) / steps
     k, R = k.double(), R.double().clamp(min=1.0)
@@ -158,9 +184,9 @@ def _discrete_time(k: Tensor, R: Tensor, steps: int, u: Tensor) -> tuple[Tensor,
 
 
 def standard_error(sums: Tensor) -> Tensor:
-    """Of the mean of sums (draws, B), one draw a stratum.
+    """Return the standard error (B,) of the mean of sums (draws, B), one draw per stratum.
 
-    Neighbours differ by noise and a little by their strata, so it errs upwards.
+    Neighbours differ by noise and slightly by their strata, so it errs upwards.
     """
     draws = len(sums)
     if draws < 2:
@@ -169,57 +195,27 @@ def standard_error(sums: Tensor) -> Tensor:
     return (squares / (2 * draws * (draws - 1))).sqrt()
 
 
-EPSILON = 1e-3  # even at t = 1 this share stays unmasked in training, so that sigma is finite
-EARLIEST = 1e-3  # no training time is smaller
+EPSILON = 1e-3  # share that stays unmasked at t = 1 in training, so that sigma is finite
+EARLIEST = 1e-3  # smallest time in training
 
 
 def sigma_at(t: Tensor) -> Tensor:
-    """Log-linear noise: sigma(t) = -log(1 - (1-eps) t), so that a token is masked with probability
-    1 - exp(-sigma) = (1-eps) t.
+    """Return log-linear noise levels sigma(t) = -log(1 - (1-eps) t).
+
+    A token is masked with probability 1 - exp(-sigma) = (1-eps) t.
     """
     return -torch.log1p(-(1 - EPSILON) * t)
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 12,
-        "n_head": 12,
-        "d_model": 768,
-        "d_condition": 128,
-        "dropout": 0.1,
-    },
-    # Sizes for one machine without a GPU; bring your own vocabulary.
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 6,
-        "n_head": 4,
-        "d_model": 256,
-        "d_condition": 128,
-    },  # 8.1M
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 4,
-        "n_head": 3,
-        "d_model": 192,
-        "d_condition": 64,
-    },  # 2.1M without tables
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 4,
-        "n_head": 3,
-        "d_model": 96,
-        "d_condition": 32,
-    },  # 0.6M
-}
+PRESETS = size_presets(
+    (12, 12, 768, 128), (4, 3, 96, 32), (4, 3, 192, 64), (6, 4, 256, 128), fourth="d_condition"
+)
 
 
 @dataclass(frozen=True)
 class DiffusionConfig(ModelConfig):
+    """Shape of a masked diffusion model on a DiT."""
+
     possible_modes: ClassVar[tuple[str, ...]] = ("diffusion", "ac")
     presets = PRESETS
 
@@ -232,18 +228,19 @@ class DiffusionConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "diffusion" in self.modes:
-            # one denoiser, trained on every share of masks, answers both
+            # One denoiser, trained on every share of masks, serves both modes.
             object.__setattr__(self, "modes", self.possible_modes)
         self.require_positive("n_layer", "n_head", "d_model", "d_condition")
         if self.d_model % self.n_head or self.d_model // self.n_head % 2:
             raise ValueError(
-                f"d_model is {self.d_model} over n_head {self.n_head}; rotary angles need an even, "
-                "whole head size"
+                f"d_model is {self.d_model} and n_head {self.n_head}; d_model must be n_head times "
+                "an even head size"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}; it must lie in [0, 1)")
 
     def dit_shape(self) -> DiTShape:
+        """Return the size of the DiT."""
         return DiTShape(
             self.vocab_size + 1,
             self.n_layer,
@@ -255,8 +252,9 @@ class DiffusionConfig(ModelConfig):
 
 
 class Denoiser(ConditionalModel):
-    """What a system trains and samples with, be its noise masks or Gaussian: its own loss, its own
-    reverse process.
+    """Base of all diffusion models, with masks or Gaussian noise.
+
+    A subclass has its own training loss (`training_loss`) and reverse process (`reverse`).
     """
 
     config: DiffusionConfig
@@ -287,7 +285,7 @@ class Denoiser(ConditionalModel):
     def training_loss(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """The sum over targets (B, T) of their terms, each times its weight."""
+        """Return the sum over targets (B, T) of their terms, each times its weight."""
 
     # ---- samples
 
@@ -360,7 +358,7 @@ class Denoiser(ConditionalModel):
 
 
 class DiffusionModel(Denoiser):
-    """A network that reads a sequence with masks and says what stands behind them.
+    """Base of masked diffusion: a network that reads masks and predicts the tokens behind them.
 
     A system adds what its logits mean: the cost of a masked target (`cost`), its training loss, and
     its reverse process.
@@ -376,13 +374,14 @@ class DiffusionModel(Denoiser):
 
     @property
     def steps(self) -> int | None:
-        """Of a process in discrete time."""
+        """The number of steps of a process in discrete time, else None."""
         return None
 
     # ---- the network
 
     @property
     def dit(self) -> DiT:
+        """The network, where it is a DiT."""
         assert isinstance(self.backbone, DiT)
         return self.backbone
 
@@ -401,18 +400,24 @@ class DiffusionModel(Denoiser):
         return [self.dit.vocab_embed.embedding, self.dit.output_layer.linear.weight]
 
     def noise_level(self, t: Tensor) -> Tensor:
-        """(B,): what the network is told about the noise at time t."""
+        """Return the noise level (B,) that the network reads at time t (B,)."""
         return sigma_at(t)
 
     def time_of(self, share: Tensor) -> Tensor:
-        """(B,): the time at which so large a share of the tokens is masked."""
+        """Return the time (B,) at which this share (B,) of the tokens is masked."""
         return (share / (1 - EPSILON)).clamp(max=1.0)
 
     def states(
         self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Final states (N, d) of the wanted positions, where the network reads masks at `masked`
-        and is told of time t (B,).
+        """Return final states (N, d) of the wanted positions.
+
+        Args:
+            tokens: (B, T) ids.
+            masked: (B, T) bool, where the network reads masks.
+            lengths: (B,) true lengths.
+            t: (B,) times.
+            wanted: (B, T) bool.
         """
         inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         read = tokens.long().masked_fill(masked | ~inside, self.config.mask_id)
@@ -439,12 +444,16 @@ class DiffusionModel(Denoiser):
 
     @abstractmethod
     def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
-        """(N,): what masked targets cost at times t (N,); the bound integrates it
-        over t with weight 1/t.
+        """Return the cost c(x_t, t) (N,) of masked targets, which the bound weighs by 1/t.
+
+        Args:
+            hidden: (N, d) final states.
+            targets: (N,) true tokens.
+            t: (N,) times.
         """
 
     def costs(self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor) -> Tensor:
-        """(B, T): `cost` at the masked positions, zero elsewhere."""
+        """Return `cost` (B, T) at the masked positions, zero elsewhere."""
         values = self.cost(
             self.states(tokens, masked, lengths, t, masked),
             tokens[masked].long(),
@@ -487,8 +496,9 @@ def over_logits(
     bias: Tensor | None,
     *rows: Tensor,
 ) -> Tensor:
-    """function(logits (n, V), *rows) -> (n,), chunk by chunk: the logits of all rows are never
-    held, nor kept for the backward pass.
+    """Return function(logits (n, V), *rows) (n,), computed chunk by chunk.
+
+    The logits of all rows are never held at once, nor stored for the backward pass.
     """
 
     def of_chunk(hidden: Tensor, head: Tensor, bias: Tensor | None, *rows: Tensor) -> Tensor:
@@ -504,8 +514,9 @@ def over_logits(
 
 
 def random_times(batch: int, device: torch.device, stratified: bool) -> Tensor:
-    """(B,) in [EARLIEST, 1], from the global generator; stratified: one in each of B
-    equal parts.
+    """Return times (B,) in [EARLIEST, 1] from torch's global generator.
+
+    Stratified: one in each of B equal parts of the interval.
     """
     u = torch.rand(batch, device=device, dtype=torch.float64)
     if stratified:
@@ -514,5 +525,5 @@ def random_times(batch: int, device: torch.device, stratified: bool) -> Tensor:
 
 
 def random_masks(targets: Tensor, probability: Tensor) -> Tensor:
-    """Each target masked with its sequence's probability (B,), from the global generator."""
+    """Mask each target with its sequence's probability (B,), from torch's global generator."""
     return targets & (torch.rand(targets.shape, device=targets.device) < probability[:, None])

@@ -1,8 +1,14 @@
-"""The diffusion transformer of SEDD and MDLM: bidirectional attention, and a noise level that
-shifts, scales and gates every branch.
+"""The diffusion transformer (DiT) of SEDD and MDLM, also used by D3PM and PLAID.
 
-Tensor names are those of the published checkpoints, so these load as they are
-(`dit_checkpoints.py`).
+Attention is bidirectional. An encoding of the noise level shifts, scales and gates every branch
+(adaptive layer norm):
+
+    c = silu(MLP(e(sigma)))
+    x <- x + gate_1(c) * Attention(LN(x) * (1 + scale_1(c)) + shift_1(c))
+    x <- x + gate_2(c) * MLP(LN(x) * (1 + scale_2(c)) + shift_2(c))
+
+Tensor names are those of the published checkpoints, which therefore load without renaming
+(`published.py`).
 """
 
 import math
@@ -17,13 +23,15 @@ from tracformer.baselines.transformer import attend
 from tracformer.devices import wide
 from tracformer.model.blocks import Angles, rotary_angles, rotate
 
-FREQUENCIES = 128  # of the noise level's encoding, whatever the model's size
+FREQUENCIES = 128  # of the noise level's encoding, for any size of model
 ROTARY_BASE = 10000.0
 
 
 @dataclass(frozen=True)
 class DiTShape:
-    rows: int  # ids that can be read: real tokens and the mask
+    """Size of a DiT."""
+
+    rows: int  # ids that can be read: real tokens and, for masked diffusion, the mask
     n_layer: int
     n_head: int
     d_model: int
@@ -32,7 +40,7 @@ class DiTShape:
 
 
 class Trunk(nn.Module):
-    """The blocks under a noise level, whatever they read."""
+    """The blocks and the output layer, for any input of shape (B, T, d)."""
 
     shape: DiTShape
     sigma_map: "NoiseLevel"
@@ -42,8 +50,14 @@ class Trunk(nn.Module):
     def transform(
         self, x: Tensor, sigma: Tensor, lengths: Tensor, checkpointed: bool = False
     ) -> Tensor:
-        """Inputs (B, T, d) at noise levels (B,) -> states (B, T, d), which `output_layer.linear`
-        turns into logits.
+        """Return states (B, T, d), which `output_layer.linear` turns into logits.
+
+        Args:
+            x: Inputs (B, T, d).
+            sigma: Noise levels (B,).
+            lengths: True lengths (B,); padding is never a key.
+            checkpointed: Recompute each block in the backward pass instead of storing its
+                activations.
         """
         positions = torch.arange(x.shape[1], device=x.device)
         dtype = self.output_layer.linear.weight.dtype
@@ -61,7 +75,7 @@ class Trunk(nn.Module):
 
 
 class DiT(Trunk):
-    """tokens (B, T), the mask among them; sigma (B,) -> states (B, T, d)."""
+    """Tokens (B, T), the mask among them, and noise levels (B,) -> states (B, T, d)."""
 
     def __init__(self, shape: DiTShape) -> None:
         super().__init__()
@@ -78,6 +92,8 @@ class DiT(Trunk):
 
 
 class Embedding(nn.Module):
+    """A table of token embeddings, under the name of the published checkpoints."""
+
     def __init__(self, rows: int, d: int) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(rows, d))
@@ -88,7 +104,7 @@ class Embedding(nn.Module):
 
 
 class NoiseLevel(nn.Module):
-    """MLP(e(sigma)), e = [cos | sin] of sigma * exp(-ln(10^4) i / 128)."""
+    """MLP(e(sigma)), where e = [cos | sin] of sigma * exp(-ln(10^4) i / 128)."""
 
     def __init__(self, d_condition: int) -> None:
         super().__init__()
@@ -103,7 +119,7 @@ class NoiseLevel(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm without a bias, taken in float32 at least."""
+    """LayerNorm without bias, computed in float32 or wider."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -116,6 +132,8 @@ class Norm(nn.Module):
 
 
 class DiTBlock(nn.Module):
+    """Attention and MLP, each shifted, scaled and gated by the noise level."""
+
     def __init__(self, shape: DiTShape) -> None:
         super().__init__()
         d = shape.d_model
@@ -130,8 +148,13 @@ class DiTBlock(nn.Module):
         self.adaLN_modulation = modulation(shape.d_condition, 6 * d)
 
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, seen: Tensor | None) -> Tensor:
-        """x: (B, T, d); condition: (B, d_condition); seen: (B, 1, T) bool, or None
-        where nothing is padded
+        """Return states (B, T, d).
+
+        Args:
+            x: States (B, T, d).
+            condition: Encoded noise level (B, d_condition).
+            angles: Rotary angles.
+            seen: (B, 1, T) bool, False in the padding; None where nothing is padded.
         """
         chunks = self.adaLN_modulation(condition)[:, None].chunk(6, dim=-1)  # each (B, 1, d)
         shift, scale, gate = chunks[:3]
@@ -149,9 +172,10 @@ class DiTBlock(nn.Module):
 
 
 class Output(nn.Module):
-    """Norm, shift and scale.
+    """Final norm, shifted and scaled by the noise level.
 
-    `linear` is applied by whoever needs logits, to the rows that need them.
+    `linear` maps states to logits. `forward` does not apply it, so that callers compute logits only
+    for the rows that they need.
     """
 
     def __init__(self, shape: DiTShape) -> None:
@@ -168,7 +192,7 @@ class Output(nn.Module):
 
 
 def modulation(d_condition: int, size: int) -> nn.Linear:
-    """Zero at the start: every block is the identity, and the noise level does nothing yet."""
+    """Return a linear layer of zeros, so that every block starts as the identity."""
     linear = nn.Linear(d_condition, size)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)

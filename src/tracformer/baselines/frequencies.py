@@ -1,9 +1,9 @@
-"""Frequencies of single tokens: p(x_t), whatever is given. The line that a model must leave to have
-read anything at all.
+"""Token frequencies: p(x_t), independent of the given tokens.
 
-Trained as all systems are; the loss is convex, and its least value is at the frequencies of the
-targets in training. AdamW with a short memory of squares (`optimizer.beta2`) ends elsewhere: it
-makes rare tokens rarer than they are. 0.9999 serves.
+A model that is not better than this has learned nothing from its input. It is trained like every
+other system; the loss is convex, and its minimum is at the frequencies of the targets in training.
+AdamW with a short memory of squared gradients (`optimizer.beta2`) ends elsewhere: it makes rare
+tokens rarer than they are. 0.9999 works.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,27 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mini": {"vocab_size": 4096, "max_length": 256},
     "laptop": {"vocab_size": 4096, "max_length": 256},
 }
-# what a score is multiplied by: frequencies differ by many nats, and rates that suit networks move
-# a score by little
+# Factor of the scores: frequencies differ by many nats, and learning rates that suit networks move
+# a score only slowly.
 STRETCH = 10.0
 
 
 @dataclass(frozen=True)
 class FrequenciesConfig(ModelConfig):
+    """Vocabulary and length; there is nothing else to choose."""
+
     model_type = "frequencies"
     possible_modes = MODES
     presets = PRESETS
 
 
 class Frequencies(ConditionalModel):
+    """One learned score per token."""
+
     config: FrequenciesConfig
     config_class = FrequenciesConfig
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
-    limits = dict.fromkeys(MODES, "sees nothing of what is given")
+    limits = dict.fromkeys(MODES, "does not see the given tokens")
 
     def __init__(self, config: FrequenciesConfig) -> None:
         super().__init__()

@@ -1,25 +1,24 @@
-"""AC-GPT, and the compact model built on it: one stack of blocks over a layout that puts the given
-tokens first.
+"""AC-GPT and Compact: one stack of blocks over an input that puts the given tokens first.
 
 A row of the input is a token at its true position (tokens stand at 1..T, the start token at 0):
 
-    text      a b _ _ e _ g    given a b e g, hidden c d f
+    text      a b _ _ e _ g    given a b e g, targets c d f
     prefix    a b e g          the given tokens; each reads the prefix and nothing else
-    body      ^ a b c d e      body="full", AC-GPT: the text before the last hidden token
-              b c d e          body="compact": hidden tokens, and the token before each hole
+    body      ^ a b c d e      body="full", AC-GPT: the text before the last target
+              b c d e          body="compact": targets, and the token before each blank
 
 A body row reads the whole prefix and, causally, the body; the row at position t-1 predicts x_t. So
-p(x_t | x_C, x_<t), and the chain rule gives the exact joint of the hidden tokens. The prefix does
-not depend on what is hidden: generation computes it once.
+p(x_t | x_C, x_<t), and the chain rule gives the exact joint of the targets. The prefix does not
+depend on the targets: generation computes it once.
 
-- Every hidden token has a body row, even if the next token is given: later holes read it. The last
-  hidden token needs none.
+- Every target has a body row even if the next token is given, since later blanks read it. The last
+  target needs none.
 - `ar`: no prefix, and a body of all tokens: a GPT.
-- `ac`: one body row for each hidden token, which reads the prefix and itself; a hidden predecessor
+- `ac`: one body row per target, which reads the prefix and itself; a predecessor that is a target
   is replaced by the mask.
 - `neighbours=n`: in the first n layers a given token reads only the given tokens within `window` of
-  it, itself included, and the row that predicts x_t reads only itself and the tokens within
-  `window` of t that are known to it.
+  it, itself included, and the row that predicts x_t reads only itself and the known tokens within
+  `window` of t.
 
 AC-GPT is from "Simplifying the Modeling of Arbitrary Conditionals in Natural Language" (2026). The
 compact body is the layout of GLM (Du et al., 2022) with true positions.
@@ -31,9 +30,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask, size_presets
+from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask
 from tracformer.baselines.row_cache import RowCache, compressed
-from tracformer.baselines.transformer import attend, attend_at, inside_of
+from tracformer.baselines.transformer import attend, attend_at, inside_of, size_presets
 from tracformer.model.base import EXACT, MARGINAL
 from tracformer.model.blocks import initialise, run_blocks
 
@@ -42,6 +41,8 @@ GPT_PRESETS = size_presets((12, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), 
 
 @dataclass(frozen=True)
 class GivenFirstConfig(ModernConfig):
+    """Base configuration of AC-GPT and Compact."""
+
     presets = GPT_PRESETS
 
     body: ClassVar[str]  # "full" or "compact"
@@ -57,6 +58,8 @@ class GivenFirstConfig(ModernConfig):
 
 @dataclass(frozen=True)
 class AcGptConfig(GivenFirstConfig):
+    """Shape of an `AcGpt`."""
+
     model_type = "ac-gpt"
     possible_modes = ("car", "ar")
     body, mark = "full", False
@@ -64,6 +67,8 @@ class AcGptConfig(GivenFirstConfig):
 
 @dataclass(frozen=True)
 class CompactConfig(GivenFirstConfig):
+    """Shape of a `Compact`."""
+
     model_type = "compact"
     possible_modes = ("car", "ac", "ar")
     body, mark = "compact", True
@@ -87,6 +92,8 @@ class Rows:
 
 
 class GivenFirst(ModernModel):
+    """Base of AC-GPT and Compact: the network, and the arrangement of its input rows."""
+
     config: GivenFirstConfig
     extra_rows: ClassVar[int] = 2  # the mask, and the start token
 
@@ -103,6 +110,7 @@ class GivenFirst(ModernModel):
 
     @property
     def start_id(self) -> int:
+        """The id of the start token, behind the mask."""
         return self.config.vocab_size + 1
 
     def states(
@@ -181,8 +189,8 @@ class GivenFirst(ModernModel):
     ) -> tuple[Tensor, Tensor]:
         """Return the columns that a neighbours layer reads, and which of them exist.
 
-        A given token reads the given tokens around it; the row that predicts x_t reads what it
-        knows around t.
+        A given token reads the given tokens around it; the row that predicts x_t reads the known
+        tokens around t.
         """
         reach, P = self.config.window, prefix.shape[1]
         (column, known), (own, fed) = (
@@ -193,16 +201,15 @@ class GivenFirst(ModernModel):
         # (B, P, 2 reach + 1), into the padded columns
         index = (prefix + reach + 1)[..., None] + around
         of_prefix = _gather(column, index), _gather(known, index)
-        # The row that predicts token t: itself, the given tokens behind t, and what is known two or
-        # more before t.
+        # The row that predicts token t reads itself, the given tokens after t, and the known
+        # tokens two or more before t.
         after = (body + reach + 1)[..., None] + torch.arange(1, reach + 1, device=given.device)
         reads = [(body_columns(body, P), torch.ones_like(body, dtype=torch.bool)[..., None])]
         reads.append((_gather(column, after), _gather(known, after)))
         for back in range(2, reach + 1):
             token = (body + reach + 1 - back)[..., None]
             reads.append((_gather(column, token), _gather(known, token)))
-            # a hidden token is read from the body row that holds it, which predicts the token
-            # behind it
+            # A target is read from the body row that holds it, which predicts the next token.
             if mode != "ac":
                 hidden = ~_gather(known, token) & (body >= back)[..., None]
                 reads.append((_gather(own, token + 1) + P, _gather(fed, token + 1) & hidden))
@@ -219,6 +226,8 @@ class GivenFirst(ModernModel):
 
 
 class AcGpt(GivenFirst):
+    """AC-GPT: the body is the whole text before the last target."""
+
     config: AcGptConfig
     config_class = AcGptConfig
     answers = {"car": EXACT, "ar": EXACT}  # noqa: RUF012
@@ -226,6 +235,8 @@ class AcGpt(GivenFirst):
 
 
 class Compact(GivenFirst):
+    """The compact model: the body holds only what predicts or is a target."""
+
     config: CompactConfig
     config_class = CompactConfig
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
@@ -238,22 +249,29 @@ class Compact(GivenFirst):
 def body_rows(hidden: Tensor, asked: Tensor, kind: str) -> Tensor:
     """Return (B, T) bool: for which t the row that holds x_{t-1} and predicts x_t is in the body.
 
-    Args: hidden: (B, T) bool, the targets. asked: (B, T) bool, the targets to predict now; rows
-        behind the last of them are left out, for nothing reads them. kind: "compact": rows that
-        predict or hold a hidden token; "full" or "ar": all; "ac": the asked ones, which read no
-        other.
+    Args:
+        hidden: (B, T) bool, the targets.
+        asked: (B, T) bool, the targets to predict now; rows after the last of them are left out,
+            since nothing reads them.
+        kind: "compact": rows that predict or hold a target; "full" or "ar": all; "ac": the targets
+            to predict, which read no other.
     """
     if kind == "ac":
         return asked
-    later = asked.flip(1).cumsum(1).flip(1) > 0  # an asked position at t or behind it
+    later = asked.flip(1).cumsum(1).flip(1) > 0  # t or a later position is to be predicted
     if kind in ("full", "ar"):
         return later
     return (hidden | nn.functional.pad(hidden[:, :-1], (1, 0))) & later
 
 
 def packed(flags: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions (B, n) where flags (B, T) is True, in order, and which of these columns
-    are not padding.
+    """Return the positions of the True entries of each row, packed to the left.
+
+    Args:
+        flags: (B, T) bool.
+
+    Returns:
+        Positions (B, n), in order, and (B, n) bool: False in the padding.
     """
     counts = flags.sum(1)
     width = int(counts.max())
@@ -262,22 +280,23 @@ def packed(flags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def padded_columns(flags: Tensor, margin: int) -> tuple[Tensor, Tensor]:
-    """Return for each position its column among the True ones and the flag itself, with `margin`
-    empty positions on both sides.
+    """Return each position's column among the True ones, and the flag itself.
+
+    Both have `margin` empty positions on either side.
     """
     pad = (margin, margin)
     return nn.functional.pad((flags.cumsum(1) - 1).clamp(min=0), pad), nn.functional.pad(flags, pad)
 
 
 def body_columns(body: Tensor, prefix: int) -> Tensor:
-    """(B, S, 1): each body row's own column behind `prefix` columns."""
+    """Return (B, S, 1): the column of each body row, after `prefix` columns."""
     return (prefix + torch.arange(body.shape[1], device=body.device)).expand(len(body), -1)[
         ..., None
     ]
 
 
 def _gather(x: Tensor, index: Tensor) -> Tensor:
-    """Entries of x (B, M) at index (B, S, N)."""
+    """Return the entries of x (B, M) at index (B, S, N)."""
     return x.gather(1, index.flatten(1)).view(index.shape)
 
 
@@ -285,8 +304,9 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 class GivenFirstCache(RowCache):
-    """Keys and values of the given tokens (slot t for token t) and of the body rows (slot length +
-    t for the row that predicts t).
+    """Keys and values of given tokens and body rows.
+
+    Slot t holds given token t; slot length + t holds the body row that predicts token t.
     """
 
     model: GivenFirst
@@ -297,9 +317,7 @@ class GivenFirstCache(RowCache):
         return 2 * length
 
     def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
-        """Run the prefixes of new sequences through the blocks, once, and keep their keys and
-        values.
-        """
+        """Compute the prefixes of new sequences once, and store their keys and values."""
         model = self.model
         given = context if self.mode == "car" else torch.zeros_like(context)
         hidden = ~given & inside_of(tokens, lengths)
@@ -330,9 +348,9 @@ class GivenFirstCache(RowCache):
         return {"given": flags, "body": flags.clone()}
 
     def states(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Feed the body rows up to those that predict `positions`;
+        """Return the states of the body rows that predict `positions`.
 
-        return the final states of these.
+        Body rows before them that were not computed yet are computed first.
         """
         row, t, answers = self.pending(rows, positions, self.body)
         model, L = self.model, self.length
@@ -352,7 +370,11 @@ class GivenFirstCache(RowCache):
         return model.norm(x[0, answers])
 
     def _near(self, row: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The row itself, the given tokens behind t, and what is known two or more before t."""
+        """Return the slots that a row reads in a neighbours layer, and which of them exist.
+
+        They are the row itself, the given tokens after t, and the known tokens two or more before
+        t.
+        """
         L, reach = self.length, self.model.config.window
         index, present = [L + t], [torch.ones_like(t, dtype=torch.bool)]
         for distance in range(1, reach + 1):

@@ -1,14 +1,14 @@
-"""GPT-2, and GPT-2 that fills in the middle.
+"""GPT-2, GPT-2 that fills in the middle, and published GPT-2 weights.
 
-GPT-2: plain left to right, p(x_t | bos, x_<t). What follows a hole is not seen.
+**GPT-2** (`GPT2`): left to right, p(x_t | bos, x_<t). Tokens after a blank are not seen.
 
 The network is `GPT2Model` of `transformers`, whose head is the embedding. The first token is
 predicted too: the network reads `bos_id`, GPT-2's <|endoftext|>, before the text. The last token is
-never read, so `max_length` positions are enough. A folder that `transformers` wrote, such as the
-published `gpt2`, is read by `from_pretrained` as well (see `published_config`).
+never read, so `max_length` positions suffice. `from_pretrained` also reads a folder that
+`transformers` wrote, such as the published `gpt2` (`published_config`, `published_weights`).
 
-GPT-2 that fills in the middle: the text is reordered, so that a left-to-right model sees what
-follows a hole.
+**Fill in the middle** (`GPT2Fim`): the text is reordered, so that a left-to-right model sees what
+follows a blank.
 
 A hole is a maximal run of targets. The network reads the given text with one marker in the place of
 each hole, whatever its length, and then the contents of the holes in order, each after an opener:
@@ -16,17 +16,17 @@ each hole, whatever its length, and then the contents of the holes in order, eac
     text      a b _ _ e f _ h        (targets c d, g)
     reading   bos a b HOLE e f HOLE h  OPEN c d  OPEN g
 
-so p(x_t | x_C, x_<t) for targets, and the chain rule gives a joint. For one hole this is
-prefix-suffix-middle with the marker between prefix and suffix. Two readings were taken:
+This gives p(x_t | x_C, x_<t) for targets, and the chain rule gives a joint. For one hole it is
+prefix-suffix-middle with the marker between prefix and suffix. Two choices were made:
 
-- The lengths of the holes are the question's, as for every other system: real tokens alone are
-  predicted, over which the answer is normalised, and neither an opener nor an end is. Of the
-  fillings of these lengths it is an exact joint. But the network reads no length: while it fills a
-  hole it does not know where the hole ends.
+- The lengths of the holes are known to the question, as for every other system: only real tokens
+  are predicted and normalised over, neither an opener nor an end. Among the fillings of these
+  lengths it is an exact joint. But the network does not read the lengths: while it fills a hole it
+  does not know where the hole ends.
 - Positions count along the reading. A text of n tokens with h holes takes n + 2h of them (the last
-  token is never read), and there are max_length + 2 max_holes. By default that is enough for every
+  token is never read), and there are max_length + 2 max_holes. By default that suffices for every
   pattern; but positions that training never reached are untrained, so train with as many holes as
-  will be asked for.
+  generation needs.
 
 Mode `ar` is plain GPT-2, without markers.
 """
@@ -50,56 +50,26 @@ from tracformer.baselines.transformer import (
     inside_of,
     pick,
     shifted_right,
+    size_presets,
     start_positions,
     transformers_for,
 )
 from tracformer.model import storage
 from tracformer.model.base import EXACT
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "vocab_size": 50257,
-        "max_length": 1024,
-        "n_layer": 12,
-        "n_head": 12,
-        "d_model": 768,
-        "dropout": 0.1,
-    },  # 124M
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 7,
-        "n_head": 4,
-        "d_model": 128,
-        "init_std": 0.05,
-    },  # 1.4M
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 8,
-        "n_head": 3,
-        "d_model": 144,
-        "init_std": 0.05,
-    },  # 2.0M less embeddings
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 9,
-        "n_head": 4,
-        "d_model": 256,
-        "init_std": 0.04,
-    },  # 8.2M
-}
+PRESETS = size_presets((12, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
 
 
 @dataclass(frozen=True)
 class GPT2Config(TransformerConfig):
+    """Shape of a `GPT2`."""
+
     model_type = "gpt2"
     possible_modes: ClassVar[tuple[str, ...]] = ("ar",)
     presets = PRESETS
 
-    # read before the text; -1: the last token, which is the end of text of GPT-2 and of our own
-    # tokenisers
+    # Read before the text. -1: the last token, which is the end of text of GPT-2 and of our own
+    # tokenizers.
     bos_id: int = -1
 
     def __post_init__(self) -> None:
@@ -114,15 +84,18 @@ class GPT2Config(TransformerConfig):
 
     @property
     def rows(self) -> int:
-        """Of the embedding. No mask: it would never be read."""
+        """The number of rows of the embedding; there is none for the mask, which is never read."""
         return self.vocab_size
 
     @property
     def positions(self) -> int:
+        """The number of rows of the table of positions."""
         return self.max_length
 
 
 class GPT2(TransformerPeer):
+    """GPT-2: p(x_t | bos, x_<t)."""
+
     config: GPT2Config
     config_class = GPT2Config
     answers = {"ar": EXACT}  # noqa: RUF012
@@ -150,8 +123,9 @@ class GPT2(TransformerPeer):
         return pick(self.read(shifted_right(tokens, self.config.bos_id)), asked)
 
     def read(self, ids: Tensor) -> Tensor:
-        """(B, T, d) features of ids (B, T); each sees itself and what stands before, so padding on
-        the right is out of sight.
+        """Return features (B, T, d) of ids (B, T).
+
+        Each position sees itself and those before it, so padding on the right has no effect.
         """
         features: Tensor = self.network(input_ids=ids, use_cache=False).last_hidden_state
         return features
@@ -182,7 +156,13 @@ class GPT2(TransformerPeer):
 
 
 def gpt2_network(config: TransformerConfig, rows: int, positions: int) -> Any:
-    """A `GPT2Model` of this shape, with so many rows in its tables."""
+    """Return a `GPT2Model` of the configured shape.
+
+    Args:
+        config: Layers, heads, width, dropout and initial weights.
+        rows: Number of rows of the embedding.
+        positions: Number of rows of the table of positions.
+    """
     transformers = transformers_for(config.model_type)
     network = transformers.GPT2Model(
         transformers.GPT2Config(
@@ -325,11 +305,13 @@ def _read_published(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class GPT2FimConfig(GPT2Config):
+    """Shape of a `GPT2Fim`."""
+
     model_type = "gpt2-fim"
     possible_modes = ("car", "ar")
     presets = PRESETS
 
-    # of a text of max_length tokens, for which there are positions; -1: as many as there can be
+    # Number of holes in a text of max_length tokens for which there are positions. -1: the maximum.
     max_holes: int = -1
 
     def __post_init__(self) -> None:
@@ -348,16 +330,18 @@ class GPT2FimConfig(GPT2Config):
 
     @property
     def hole_id(self) -> int:
-        """Stands for a hole in the given text: the mask, of any length."""
+        """The id of the marker for a hole of any length, which is the mask."""
         return self.mask_id
 
     @property
     def open_id(self) -> int:
-        """Opens the contents of a hole."""
+        """The id of the opener before the contents of a hole."""
         return self.vocab_size + 1
 
 
 class GPT2Fim(GPT2):
+    """GPT-2 over reordered text: p(x_t | x_C, x_<t)."""
+
     config: GPT2FimConfig
     config_class = GPT2FimConfig
     answers = {"car": EXACT, "ar": EXACT}  # noqa: RUF012
@@ -377,12 +361,13 @@ class GPT2Fim(GPT2):
         return features[row, slots[row, position] - 1]
 
     def reorder(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The readings (B, S), padded on the right, and for each target (B, T) its slot there; the
-        slot before predicts it.
+        """Return the readings (B, S), padded on the right, and the slot (B, T) of each target.
+
+        The slot before a target's predicts it.
         """
         target = ~context & inside_of(tokens, lengths)
         start = target & ~torch.nn.functional.pad(target[:, :-1], (1, 0))  # of a hole
-        # what the first part holds: given tokens, and one marker a hole
+        # The first part holds the given tokens, and one marker per hole.
         kept = start | (context & inside_of(tokens, lengths))
         holes, targets = start.sum(1), target.sum(1)  # (B,)
         needed = lengths + 2 * holes
@@ -390,14 +375,13 @@ class GPT2Fim(GPT2):
             worst = int(needed.argmax())
             raise ValueError(
                 f"a text of {int(lengths[worst])} tokens with {int(holes[worst])} holes takes "
-                f"{int(needed[worst])} positions; "
-                f"this model has {self.config.positions} (max_length {self.config.max_length} + 2 "
-                f"max_holes {self.config.max_holes})"
+                f"{int(needed[worst])} positions; this model has {self.config.positions} "
+                f"(max_length {self.config.max_length} + 2 max_holes {self.config.max_holes})"
             )
-        # (B, 1) the slot of the first opener, behind bos and the first part
+        # (B, 1) the slot of the first opener, after bos and the first part
         first = 1 + kept.sum(1, keepdim=True)
         hole = start.cumsum(1)  # counts from 1
-        slots = first + hole + target.cumsum(1) - 1  # behind that many openers and contents
+        slots = first + hole + target.cumsum(1) - 1  # after that many openers and contents
         reading = tokens.new_zeros(len(tokens), int((first[:, 0] + holes + targets).max()))
         reading[:, 0] = self.config.bos_id
         for places, at, what in (
@@ -407,4 +391,4 @@ class GPT2Fim(GPT2):
         ):
             row, position = places.nonzero(as_tuple=True)
             reading[row, at[row, position]] = what[row, position]
-        return reading[:, :-1], slots  # what the longest ends with predicts nothing
+        return reading[:, :-1], slots  # the last token predicts nothing

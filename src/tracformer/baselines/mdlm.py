@@ -1,9 +1,15 @@
-"""MDLM (Sahoo et al., 2024): masked diffusion whose denoiser never predicts the mask and keeps what
-it sees (SUBS).
+"""MDLM (Sahoo et al., 2024): masked diffusion whose denoiser never predicts the mask.
 
-Then the cost of a masked target is -log p(x_0), and the bound a mean of cross-entropies: the
-paper's last appendix. The network may be the published DiT, or the AC network of a Tracformer, with
-everything else unchanged.
+With that, and with unmasked tokens copied (SUBS), the cost of a masked target is -log p(x_0), and
+the bound on the log-likelihood of the targets x_A given x_C is a mean of cross-entropies:
+
+    -log p(x_A | x_C) <= integral over t in (0, 1] of (1/t) E[ sum over masked targets of
+                         -log p(x_0 | z_t) ] dt,   each target masked with probability t.
+
+`DiffusionModel.estimate` computes it through `diffusion.conditional_bound`, whose derivation and
+variance reduction are in `diffusion.py`; `MDLM.cost` is its integrand, `MDLM.training_loss` its
+estimate from one t per sequence (the paper's last appendix). The network is the published DiT, or
+the `ac` network of a Tracformer with everything else unchanged.
 """
 
 from dataclasses import dataclass
@@ -46,13 +52,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class MDLMConfig(DiffusionConfig):
-    """n_layer, n_head, d_model and dropout belong to either backbone."""
+    """Shape of an MDLM; n_layer, n_head, d_model and dropout apply to either network."""
 
     model_type = "mdlm"
     presets = PRESETS
 
     backbone: str = "dit"  # or "tracformer"
-    # of the DiT: whether it is told sigma(t); the published models are told 0
+    # Whether the DiT reads sigma(t); the published models read 0.
     time_conditioning: bool = False
     n_max: int = 16  # of the Tracformer
     init_std: float = 0.02  # of the Tracformer
@@ -67,9 +73,10 @@ class MDLMConfig(DiffusionConfig):
                     "time_conditioning is True, but backbone 'tracformer' has no input for a noise "
                     "level; set it to False"
                 )
-            self.tracformer()  # its own checks
+            self.tracformer()  # check its sizes
 
     def tracformer(self) -> TracformerConfig:
+        """Return the configuration of the Tracformer network."""
         return TracformerConfig(
             vocab_size=self.vocab_size,
             max_length=self.max_length,
@@ -84,6 +91,8 @@ class MDLMConfig(DiffusionConfig):
 
 
 class MDLM(DiffusionModel):
+    """Masked diffusion by cross-entropy: the cost of a masked target is -log p(x_0 | z_t)."""
+
     config: MDLMConfig
     config_class = MDLMConfig
 
@@ -118,6 +127,7 @@ class MDLM(DiffusionModel):
         )
 
     def noise_level(self, t: Tensor) -> Tensor:
+        """Return sigma(t) (B,), or zeros where the network does not depend on time."""
         return sigma_at(t) if self.config.time_conditioning else torch.zeros_like(t)
 
     def states(
@@ -138,15 +148,15 @@ class MDLM(DiffusionModel):
     # ---- what its logits mean
 
     def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
-        """-log p(x_0)"""
+        """Return -log p(x_0 | z_t) (N,) of masked targets."""
         return -token_log_probs(hidden, self.head, targets, self.head_bias)
 
     def training_loss(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Each masked target: -log p(x_0) sigma' / expm1(sigma), which is -log p(x_0) / t.
+        """Return the sum over masked targets of -log p(x_0 | z_t) / t, each times its weight.
 
-        t is stratified over the batch.
+        The factor 1/t is sigma'(t) / expm1(sigma(t)). t is stratified over the batch.
         """
         t = random_times(len(tokens), tokens.device, stratified=True)
         masked = random_masks(targets, (1 - EPSILON) * t)
@@ -159,9 +169,7 @@ class MDLM(DiffusionModel):
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
     ) -> Passes[Denoised]:
-        """Between t and s a masked position is revealed with probability 1 - s/t,
-        its token drawn from p(x_0).
-        """
+        """Reveal a masked position between t and s with probability 1 - s/t, from p(x_0 | z_t)."""
         return scheduled(self._predict, tokens, context, lengths, steps, draws)
 
     def _predict(

@@ -1,18 +1,21 @@
-"""BERT, BART and BERT-bidir as one would build them today, beside the published ones.
+"""BART, BERT and BERT-bidir with today's blocks, to compare with the published networks.
 
-What differs from the published systems, in all three alike: norms before the branches and a final
-norm before the tied head, rotary positions in self- and cross-attention instead of a learned table,
-a softmax in float32, no GELU before the head. BERT-bidir reads its two features at t-1 and t+1, so
-that a target does not spend them on its own mask.
+All three differ from the published systems in the same way: pre-norm blocks and a final norm before
+the tied head, rotary positions in self- and cross-attention instead of a learned table, a softmax
+in float32, no GELU before the head. BERT-bidir reads its two features at t-1 and t+1, so that a
+target does not spend them on its own mask.
 
 With `neighbours=1` the first layer of each stack reads only the neighbours of its position: in an
 encoder t-1 and t+1; in BART's decoder, whose row for t holds x_{t-1}, that row itself and the
-encoder's features at t-1 and t+1. It tells a network where its neighbours are, which it otherwise
-has to learn.
+encoder's features at t-1 and t+1. It shows the network its neighbours, which it otherwise has to
+learn to find.
+
+`ModernConfig` and `ModernModel` are also the base of the later systems (`given_first.py`,
+`as_arm.py`, `sigma_gpt.py`, `aligned.py`).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ from tracformer.baselines.transformer import (
     inside_of,
     pick,
     shifted_right,
+    size_presets,
 )
 from tracformer.model.base import EXACT, MARGINAL
 from tracformer.model.blocks import (
@@ -67,40 +71,19 @@ class ModernConfig(ModelConfig):
 
     @property
     def head_size(self) -> int:
+        """The width of an attention head."""
         return self.d_model // self.n_head
 
     def check_neighbours(self, value: int, layers: int) -> None:
+        """Raise a ValueError unless `value` is a number of layers in 0..`layers`."""
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= layers:
             raise ValueError(
                 f"neighbours is {value!r}; it must be a number of layers in 0..{layers}"
             )
 
 
-Size = tuple[int, int, int] | tuple[int, int, int, float]
-"""Layers, heads, width and, where it is not 0.02, the initial standard deviation of the weights."""
-
-
-def size_presets(paper: Size, tiny: Size, mini: Size, laptop: Size) -> dict[str, dict[str, Any]]:
-    """Return the presets that every system has: the paper's size, about 1.5M parameters, 2M without
-    embeddings, and 8M.
-    """
-    texts = {"paper": (50257, 1024), "tiny": (256, 128), "mini": (4096, 256), "laptop": (4096, 256)}
-    sizes = {"paper": paper, "tiny": tiny, "mini": mini, "laptop": laptop}
-    keys = ("n_layer", "n_head", "d_model", "init_std")
-    presets: dict[str, dict[str, Any]] = {
-        name: {
-            "vocab_size": vocabulary,
-            "max_length": length,
-            **dict(zip(keys, sizes[name], strict=False)),
-        }
-        for name, (vocabulary, length) in texts.items()
-    }
-    presets["paper"]["dropout"] = 0.1
-    return presets
-
-
 class ModernModel(DenseModel):
-    """What the stacks of blocks share: one embedding, which is also the head, and a final norm."""
+    """Base of models made of `Block`s: one embedding, which is also the head, and a final norm."""
 
     config: ModernConfig
     extra_rows: ClassVar[int] = 1  # of the embedding, behind the vocabulary: the mask first
@@ -113,6 +96,7 @@ class ModernModel(DenseModel):
         self.norm = nn.LayerNorm(config.d_model)
 
     def stack(self, layers: int) -> nn.ModuleList:
+        """Return so many blocks of the configured shape."""
         config = self.config
         return nn.ModuleList(
             Block(config.d_model, config.n_head, config.dropout) for _ in range(layers)
@@ -126,31 +110,34 @@ class ModernModel(DenseModel):
         return [self.embedding.weight]
 
     def angles(self, positions: Tensor) -> Angles:
-        """Rotary angles of positions (...)."""
+        """Return the rotary angles of positions (...)."""
         return rotary_angles(
             positions, self.config.head_size, self.config.rotary_base, self.embedding.weight.dtype
         )
 
     def embed(self, ids: Tensor) -> Tensor:
+        """Return the embeddings of ids, with dropout."""
         embedded: Tensor = self.dropout(self.embedding(ids))
         return embedded
 
     @property
     def recompute(self) -> bool:
+        """Whether to recompute blocks in the backward pass."""
         return self.checkpoint_activations and self.training
 
 
 def next_to(lengths: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return for each position t of (B, T) the index (B, T, 2) of t-1 and t+1, and which of them
-    exist.
-    """
+    """Return the indices (B, T, 2) of t-1 and t+1 for each position t, and which of them exist."""
     t = torch.arange(length, device=lengths.device)
     index = torch.stack((t - 1, t + 1), dim=1).expand(len(lengths), -1, -1)
     return index.clamp(0, length - 1), (index >= 0) & (index < lengths[:, None, None])
 
 
 def two_sided(lengths: Tensor, length: int, neighbours: int) -> Read:
-    """Every position reads all others; in the first `neighbours` layers only those next to it."""
+    """Return a read function in which every position reads all others.
+
+    In the first `neighbours` layers a position reads only those next to it.
+    """
     inside = torch.arange(length, device=lengths.device) < lengths[:, None]
     mask = None if bool(inside.all()) else inside[:, None]  # (B, 1, T)
     near = next_to(lengths, length)
@@ -162,7 +149,7 @@ def two_sided(lengths: Tensor, length: int, neighbours: int) -> Read:
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:
-    """(1, T, T): each position reads itself and those before it."""
+    """Return (1, T, T) bool: each position reads itself and those before it."""
     return torch.ones(1, length, length, dtype=torch.bool, device=device).tril()
 
 
@@ -171,6 +158,8 @@ def causal_mask(length: int, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class BertModernConfig(ModernConfig):
+    """Shape of a `BertModern`."""
+
     model_type = "bert-modern"
     possible_modes = ("ac",)
     presets = size_presets((10, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
@@ -184,7 +173,7 @@ class BertModernConfig(ModernConfig):
 
 
 class BertModern(ModernModel):
-    """One two-sided encoder reads the text with every target as the mask: p(x_t | x_C)."""
+    """A bidirectional encoder reads the text with every target as the mask: p(x_t | x_C)."""
 
     config: BertModernConfig
     config_class = BertModernConfig
@@ -215,6 +204,8 @@ class BertModern(ModernModel):
 
 @dataclass(frozen=True)
 class BartModernConfig(ModernConfig):
+    """Shape of a `BartModern`."""
+
     model_type = "bart-modern"
     possible_modes = ("car",)
     presets = size_presets((8, 9, 576), (6, 3, 96, 0.06), (8, 3, 96, 0.06), (7, 3, 192, 0.04))
@@ -247,10 +238,14 @@ class CrossBlock(Block):
         near: tuple[Tensor, Tensor] | None,
         inside: Tensor,
     ) -> Tensor:
-        """Run decoder states x (B, T, d) over encoder features `memory` (B, T, d).
+        """Return decoder states (B, T, d).
 
-        `near` are the keys of a neighbours layer, else None; `inside` (B, 1, T) is memory that is
-        not padding.
+        Args:
+            x: Decoder states (B, T, d).
+            memory: Encoder features (B, T, d).
+            angles: Rotary angles.
+            near: Keys of a neighbours layer, else None.
+            inside: (B, 1, T) bool, False in the padding of `memory`.
         """
         q, k, v = self.project(x, angles)
         mixed = v if near is not None else attend(q, k, v, causal_mask(x.shape[1], x.device))
@@ -263,11 +258,10 @@ class CrossBlock(Block):
 
 
 class BartModern(ModernModel):
-    """A two-sided encoder reads the given text, a causal decoder writes all of it: p(x_t | x_C,
-    x_<t).
+    """A bidirectional encoder and a causal decoder: p(x_t | x_C, x_<t).
 
-    The decoder's row for t holds x_{t-1} and stands at position t. The mask opens the decoder's
-    text.
+    The encoder reads the given tokens. The decoder's row for t holds x_{t-1} and stands at position
+    t; its first row holds the mask.
     """
 
     config: BartModernConfig
@@ -313,18 +307,20 @@ class BartModern(ModernModel):
 
 @dataclass(frozen=True)
 class BertBidirModernConfig(ModernConfig):
+    """Shape of a `BertBidirModern`."""
+
     model_type = "bert-bidir-modern"
     possible_modes = ("ac",)
     presets = size_presets((12, 12, 768), (6, 4, 128, 0.05), (7, 3, 144, 0.05), (8, 4, 256, 0.04))
 
 
 class BertBidirModern(ModernModel):
-    """A causal and a reverse-causal reading with shared weights, joined by an MLP: p(x_t | x_C).
+    """A causal and a reverse-causal pass with shared weights, joined by an MLP: p(x_t | x_C).
 
         state = LN(W2 GELU(W1 [f_{t-1}; b_{t+1}])),  f of x_1 .. x_{t-1}, b of x_T .. x_{t+1},
             targets read as masks
 
-    A feature beyond the text's ends is zero.
+    A feature beyond the ends of the text is zero.
     """
 
     config: BertBidirModernConfig

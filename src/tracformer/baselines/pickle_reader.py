@@ -34,7 +34,12 @@ STORAGES = {
 
 
 def read_pickle(path: Path) -> Any:
-    """Return what `torch.load(weights_only=True)` reads; else a ValueError with advice."""
+    """Return what `torch.load(weights_only=True)` reads.
+
+    Raises:
+        ValueError: The file is damaged, or holds more than tensors and plain values; the message
+            says how to get a file that can be read.
+    """
     with path.open("rb"):  # a missing or unreadable file raises its own error
         pass
     try:
@@ -77,7 +82,7 @@ def lookup(value: Any, *keys: str) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return what an OmegaConf node holds; the state and entries of any other placeholder."""
+    """Return the content of an OmegaConf node; of another placeholder, its state and entries."""
     for _ in range(8):  # nodes may hold nodes; a hostile file may make a circle
         if not isinstance(value, Placeholder):
             break
@@ -90,14 +95,14 @@ def _unwrapped(value: Any) -> Any:
 
 
 class Global(NamedTuple):
-    """A class or function that a pickle names. It is never imported."""
+    """A class or function that a pickle names; it is never imported."""
 
     name: str
 
 
 @dataclass(eq=False, repr=False)
 class Placeholder:
-    """What a pickle says about an object whose class is not imported."""
+    """An object of a class that is not imported: its class name, arguments and state."""
 
     kind: str
     args: tuple[Any, ...] = ()
@@ -118,7 +123,7 @@ class Placeholder:
 
 
 class Storage(NamedTuple):
-    """Where the numbers of some tensors lie in a file."""
+    """Where the numbers of one or more tensors lie in a file."""
 
     path: Path
     start: int
@@ -127,7 +132,10 @@ class Storage(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file. Check its shape before `load`: the shape is what the file claims."""
+    """A tensor in a file, read by `load`.
+
+    The shape is what the file claims: check it before `load`.
+    """
 
     storage: Storage
     offset: int  # elements
@@ -140,6 +148,7 @@ class StoredTensor(NamedTuple):
         return 0 if 0 in self.shape else 1 + sum((n - 1) * step for n, step in steps)
 
     def load(self) -> Tensor:
+        """Read the tensor."""
         path, start, _, dtype = self.storage
         numbers = torch.empty(self.span(), dtype=dtype)
         raw: Any = numbers.view(torch.uint8).numpy()
@@ -151,7 +160,10 @@ class StoredTensor(NamedTuple):
 
 
 class _Archive:
-    """The records of a zip file. They must be stored uncompressed, so that none can grow."""
+    """The records of a zip file, which must be stored uncompressed.
+
+    A compressed record could be much larger than the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -174,6 +186,7 @@ class _Archive:
         return start, info.file_size
 
     def read(self, name: str) -> bytes:
+        """Return the bytes of a record."""
         start, size = self.place(name)
         with self.path.open("rb") as file:
             file.seek(start)
@@ -183,8 +196,8 @@ class _Archive:
 class _Unpickler(pickle._Unpickler):
     """An unpickler that calls nothing but the functions in `REBUILD`.
 
-    It is the one written in Python because its opcodes can be replaced one by one, and because the
-    one in C allocates as much memory for its memo as the file demands.
+    It extends the one written in Python, whose opcodes can be replaced one by one; the one in C
+    also allocates as much memory for its memo as the file demands.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
@@ -210,7 +223,7 @@ class _Unpickler(pickle._Unpickler):
         return Placeholder("storage")
 
     def _instantiate(self, kind: Any, args: Any) -> None:
-        """Push what stands for `kind(*args)`; opcodes INST and OBJ end here too."""
+        """Push what represents `kind(*args)`; the opcodes INST and OBJ end here too."""
         name = kind.name if isinstance(kind, Global) else "result of a call"
         rebuild = REBUILD.get(name)
         self.room -= sum(len(arg) for arg in args if hasattr(arg, "__len__"))
@@ -238,7 +251,10 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Any:
-    """rest: requires_grad, backward hooks, and metadata such as a conjugate bit."""
+    """Return a `StoredTensor`, or a placeholder for a tensor of an unsupported kind.
+
+    `rest` is requires_grad, backward hooks, and metadata such as a conjugate bit.
+    """
     if not isinstance(storage, Storage) or any(rest[2:]):
         return Placeholder("tensor")
     tensor = StoredTensor(storage, offset, tuple(shape), tuple(stride))
@@ -250,7 +266,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> A
 
 
 def _bytes(text: str = "", encoding: str = "latin1") -> bytes:
-    """Bytes are text in pickles of protocol 2, which torch writes."""
+    """Return bytes; in pickles of protocol 2, which torch writes, they are text."""
     return str.encode(text, "latin1")
 
 
@@ -277,7 +293,7 @@ REBUILD: dict[str, Callable[..., Any]] = {
 
 
 def _refuse(error: Exception, message: str) -> NoReturn:
-    """Raise a ValueError, or the error itself where it is no fault of the file's."""
+    """Raise a ValueError; or the error itself if the file is not the cause."""
     failing = isinstance(error, OSError) and error.errno != errno.EINVAL  # a seek in a short file
     if failing or isinstance(error, MemoryError) or "allocate memory" in str(error):
         raise error

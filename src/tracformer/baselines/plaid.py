@@ -1,50 +1,38 @@
-"""PLAID: Gaussian diffusion on token embeddings.
+"""PLAID (Gulrajani & Hashimoto, 2023): Gaussian diffusion on learned token embeddings.
 
-Gaussian noise on vectors, in continuous time (Kingma et al., 2021, "Variational Diffusion
-Models").
+The noise, its schedule and the bound are in `gaussian.py`: z_t = alpha_t x + sigma_t eps, where x
+is the embedding of a token.
 
-z_t = alpha_t x + sigma_t eps with alpha_t^2 = sigmoid(-gamma(t)) and sigma_t^2 = sigmoid(gamma(t)),
-so that the signal-to-noise ratio is SNR(t) = exp(-gamma(t)). gamma rises from gamma_0 at t = 0 to
-gamma_1 at t = 1. For a denoiser that answers x^ to z_t,
-
-    -log p(x) <= -log p(x | z_0) + KL(q(z_1 | x) || N(0, I))
-                 - 1/2 integral of SNR'(t) E |x - x^(z_t, t)|^2 dt.
-
-PLAID's sizes, and its network: the blocks of the DiT, reading vectors instead of tokens.
-
-PLAID (Gulrajani & Hashimoto, 2023): Gaussian diffusion on learnt token embeddings, with its
-variational bound.
-
-A token is a vector of norm 1 in few dimensions. The denoiser reads noisy vectors and answers with a
-categorical distribution over tokens,
+**Denoiser.** A token is a vector of norm 1 in few dimensions. The network reads noisy vectors and
+returns a categorical distribution over tokens,
 
     log p(v | z_t) = (W h + b)_v + (alpha_t / sigma_t^2) <z_t, e(v)> + const,
 
-h the network's state; the second term is the exact log-density of z_t under each token, which the
-network need not learn. The expected embedding under p is the guess x^ of the bound (`gaussian.py`).
-The bound's reconstruction term is -log p(x | z_0) from the same denoiser.
+where h is its state. The second term is the exact log-density of z_t under each token, which the
+network need not learn. The expected embedding under p is x^; the reconstruction term is -log p(x |
+z_0) from the same denoiser.
 
-Published: unit norms, 16 dimensions, categorical answers with that density, a learnt schedule from
-gamma_0 = -3 to gamma_1 = 6 whose shape minimises the variance of the loss, self-conditioning in a
-quarter of the training rows. Our readings:
+Published: unit norms, 16 dimensions, categorical predictions with that density, a learned schedule
+from gamma_0 = -3 to gamma_1 = 6 whose shape minimises the variance of the loss, self-conditioning
+in a quarter of the training rows. Choices made here:
 
-- The network is the DiT of the masked systems, told gamma, so that only the diffusion differs from
-  theirs. A density term from the first step on, no warm-up. Self-conditioned rows train embeddings
-  and schedule as others do.
+- The network is the DiT of the masked systems, which reads gamma, so that only the diffusion
+  differs from theirs. The density term is used from the first step on, without warm-up.
+  Self-conditioned rows train embeddings and schedule as others do.
 - Given tokens are read as clean embeddings with a mark, never noised and never counted. So that the
-  network learns to use them, a share of the training rows that come without any gets some: as many
-  as a uniform draw says, at random places.
+  network learns to use them, a share of the training rows that come without any gets a uniformly
+  drawn number of them at random places.
 - A fixed share of the training rows is spent on reconstruction, instead of one that follows running
   variances.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize, softplus
+from torch.nn.functional import normalize
 
+from tracformer.baselines import diffusion
 from tracformer.baselines.diffusion import (
     TOKENS_AT_ONCE,
     Denoiser,
@@ -53,143 +41,44 @@ from tracformer.baselines.diffusion import (
     standard_error,
 )
 from tracformer.baselines.dit import DiTBlock, DiTShape, NoiseLevel, Output, Trunk
+from tracformer.baselines.gaussian import (
+    Schedule,
+    alpha_sigma,
+    gaussians,
+    prior_kl,
+    step_back,
+)
 from tracformer.baselines.reverse_process import Denoised, Draws, untouched
 from tracformer.model.base import BOUND, Estimate, Passes, each_given_alone, targets_of
 from tracformer.model.likelihood import logits_of
-from tracformer.rng import TIME, Integers, derived_seed, uniforms
+from tracformer.rng import TIME, derived_seed, uniforms
 
-UNITS = 1024
-RATE = 7.0  # the ends of the schedule are learnt that much faster than the network
-GAUSS = 2**32  # first stream of Gaussian numbers
-
-
-class Schedule(nn.Module):
-    """gamma(t) = gamma_0 + (gamma_1 - gamma_0) (h(t) - h(0)) / (h(1) - h(0)), all of it learnt.
-
-    h(t) = sum over k of softplus(c_k) tanh(softplus(a_k) (t - 1/2) + b_k) rises with t, whatever
-    its weights. All of it is in float64.
-    """
-
-    def __init__(self, gamma_0: float, gamma_1: float) -> None:
-        super().__init__()
-        self.bounds = nn.Parameter(torch.tensor([gamma_0, gamma_1]) / RATE)
-        self.a, self.b, self.c = (nn.Parameter(torch.randn(UNITS)) for _ in range(3))
-
-    def ends(self) -> tuple[Tensor, Tensor]:
-        """gamma_0 and gamma_1."""
-        low, high = (self.bounds.double() * RATE).unbind()
-        return low, high
-
-    def forward(self, t: Tensor, factor: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """gamma and its derivative at times t (N,).
-
-        The ends change the bound; the shape between them changes only the variance of its estimate.
-        A `factor` (N,) multiplies the gradient that the shape gets from each time. With twice that
-        time's loss, put there before the backward pass, the shape descends on the mean square of
-        the losses, while all else descends on their mean.
-        """
-        low, high = self.ends()
-        start, stop = (self._shape(torch.full_like(t[:1], end))[0] for end in (0.0, 1.0))
-        value, slope = self._shape(t)
-        value, slope = (value - start) / (stop - start), slope / (stop - start)
-        if factor is not None and value.requires_grad:
-            value.register_hook(lambda gradient: gradient * factor)
-            slope.register_hook(lambda gradient: gradient * factor)
-        return low + (high - low) * value, (high - low) * slope
-
-    def _shape(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """h and h' at times t (N,); sums of products rather than matrix products,
-        whose last bits depend on N.
-        """
-        a, b, c = softplus(self.a.double()), self.b.double(), softplus(self.c.double())
-        bent = torch.tanh((t[:, None] - 0.5) * a + b)  # (N, UNITS)
-        return (bent * c).sum(-1), ((1 - bent.square()) * a * c).sum(-1)
-
-
-def alpha_sigma(gamma: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.sigmoid(-gamma).sqrt(), torch.sigmoid(gamma).sqrt()
-
-
-def prior_kl(gamma_1: Tensor, size: int) -> Tensor:
-    """KL(N(alpha_1 x, sigma_1^2 I) || N(0, I)) for x of norm 1 in `size` dimensions;
-    the same for all such x.
-    """
-    alpha_square = torch.sigmoid(-gamma_1)
-    # softplus(-gamma) = -log sigma^2
-    return 0.5 * (size * (softplus(-gamma_1) - alpha_square) + alpha_square)
-
-
-def step_back(z: Tensor, guess: Tensor, gamma_t: Tensor, gamma_s: Tensor, noise: Tensor) -> Tensor:
-    """z_s given z_t for s < t, where x is the guess.
-
-    With c = 1 - exp(gamma_s - gamma_t): mean (alpha_s / alpha_t) (1 - c) z_t + alpha_s c x,
-    variance sigma_s^2 c.
-    """
-    c = -torch.expm1(gamma_s - gamma_t)
-    (alpha_t, _), (alpha_s, sigma_s) = alpha_sigma(gamma_t), alpha_sigma(gamma_s)
-    return alpha_s / alpha_t * (1 - c) * z + alpha_s * c * guess + sigma_s * c.sqrt() * noise
-
-
-def gaussians(seeds: Integers, length: int, size: int, number: int) -> Tensor:
-    """(N, length, size) standard normal, float64: each a function of (its seed, position,
-    dimension, number) alone.
-    """
-    N = len(seeds)
-    places = torch.arange(length)[:, None] * 2**20 + torch.arange(size)  # (length, size)
-    repeated = torch.as_tensor(seeds).cpu().repeat_interleave(length * size)
-    u = uniforms(repeated, places.flatten().repeat(N), GAUSS + number).view(N, length, size)
-    return torch.special.ndtri(u.clamp(min=2.0**-54))
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # Sizes for one machine without a GPU; bring your own vocabulary.
-    "laptop": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 7,
-        "n_head": 4,
-        "d_model": 256,
-        "d_condition": 128,
-    },  # 8.2M
-    "mini": {
-        "vocab_size": 4096,
-        "max_length": 256,
-        "n_layer": 4,
-        "n_head": 3,
-        "d_model": 192,
-        "d_condition": 64,
-    },  # 2.1M without tables
-    "tiny": {
-        "vocab_size": 256,
-        "max_length": 128,
-        "n_layer": 4,
-        "n_head": 3,
-        "d_model": 96,
-        "d_condition": 32,
-    },  # 0.6M
-}
+PRESETS = {name: diffusion.PRESETS[name] for name in ("tiny", "mini")}
+PRESETS["laptop"] = {**diffusion.PRESETS["laptop"], "n_layer": 7}
 
 
 @dataclass(frozen=True)
 class PlaidConfig(DiffusionConfig):
+    """Shape of a `Plaid`, and the start of its schedule."""
+
     model_type = "plaid"
     possible_modes = ("diffusion",)
     presets = PRESETS
 
     d_embedding: int = 16
-    gamma_0: float = -3.0  # log noise-to-signal at t = 0 and 1, where learning starts
+    gamma_0: float = -3.0  # log noise-to-signal at t = 0 and 1, before training
     gamma_1: float = 6.0
-    # the network reads its own first guess, at the price of a second pass
+    # The network reads its own first guess, at the cost of a second pass.
     self_conditioning: bool = True
-    given_share: float = 0.5  # of the training rows without given tokens: those that get some
+    given_share: float = 0.5  # share of the training rows without given tokens that get some
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_positive("d_embedding")
         if not self.gamma_0 < self.gamma_1:
             raise ValueError(
-                f"gamma_0 is {self.gamma_0!r} and gamma_1 {self.gamma_1!r}; noise must grow from "
-                "the first to the second"
+                f"gamma_0 is {self.gamma_0!r} and gamma_1 {self.gamma_1!r}; gamma_0 must be less "
+                "than gamma_1"
             )
         if not 0.0 <= self.given_share <= 1.0:
             raise ValueError(f"given_share is {self.given_share!r}; it must lie in [0, 1]")
@@ -201,7 +90,7 @@ class PlaidConfig(DiffusionConfig):
 
 
 class Network(Trunk):
-    """Noisy or clean vectors (B, T, e) -> states (B, T, d)."""
+    """The DiT, reading noisy or clean vectors (B, T, e) instead of tokens -> states (B, T, d)."""
 
     def __init__(self, config: PlaidConfig) -> None:
         super().__init__()
@@ -225,7 +114,16 @@ class Network(Trunk):
         lengths: Tensor,
         checkpointed: bool,
     ) -> Tensor:
-        """read: (B, T, e), clean where given (B, T); guess: (B, T, e); gamma: (B,)"""
+        """Return states (B, T, d).
+
+        Args:
+            read: (B, T, e), z_t, clean where given.
+            given: (B, T) bool.
+            guess: (B, T, e), the network's own first guess, or zero.
+            gamma: (B,) noise levels.
+            lengths: (B,) true lengths.
+            checkpointed: Recompute each block in the backward pass.
+        """
         # (B,)
         noisy = (torch.sigmoid(-gamma) / self.size + torch.sigmoid(gamma)).rsqrt().to(read.dtype)
         # to a variance of 1 in each dimension
@@ -236,12 +134,14 @@ class Network(Trunk):
         return self.transform(x, gamma, lengths, checkpointed)
 
 
-# share of the training rows, and of the draws of an estimate, that go to the reconstruction term
+# Share of the training rows, and of the draws of an estimate, for the reconstruction term.
 RECONSTRUCTION = 1 / 8
-SELF_CONDITIONED = 4  # one training row of so many
+SELF_CONDITIONED = 4  # one in four training rows reads a guess
 
 
 class Plaid(Denoiser):
+    """Gaussian diffusion on token embeddings: a bound on the joint log-likelihood."""
+
     config: PlaidConfig
     config_class = PlaidConfig
     answers = {"diffusion": BOUND}  # noqa: RUF012
@@ -259,7 +159,7 @@ class Plaid(Denoiser):
 
     @property
     def table(self) -> Tensor:
-        """e(v), all of norm 1: (vocab_size, e)"""
+        """The embeddings e(v) (vocab_size, e), all of norm 1."""
         return normalize(self.embedding, dim=1)
 
     @property
@@ -280,9 +180,14 @@ class Plaid(Denoiser):
     def states(
         self, read: Tensor, guess: Tensor, gamma: Tensor, targets: Tensor, lengths: Tensor
     ) -> Tensor:
-        """(N, d + e), what `head` takes, of the targets.
+        """Return (N, d + e), the input of `head`, of the targets.
 
-        read: (B, T, e), z_t at targets, clean where given; gamma: (B,)
+        Args:
+            read: (B, T, e), z_t at targets, clean where given.
+            guess: (B, T, e), the network's own first guess, or zero.
+            gamma: (B,) noise levels.
+            targets: (B, T) bool.
+            lengths: (B,) true lengths.
         """
         given = ~targets & (
             torch.arange(targets.shape[1], device=targets.device) < lengths[:, None]
@@ -294,9 +199,9 @@ class Plaid(Denoiser):
         return torch.cat((hidden.to(read.dtype), density[targets]), dim=1)
 
     def guesses(self, states: Tensor, targets: Tensor) -> Tensor:
-        """(B, T, e): expected embeddings of the targets, zero elsewhere."""
+        """Return x^ (B, T, e), the expected embeddings of the targets; zero elsewhere."""
         table = self.table
-        # large products with z, whose differences matter
+        # Not in bfloat16: products with z are large, and their differences matter.
         with torch.autocast(states.device.type, enabled=False):
             values = over_logits(
                 lambda logits: logits.softmax(-1) @ table.to(logits.dtype),
@@ -309,7 +214,7 @@ class Plaid(Denoiser):
         )
 
     def clean(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, e): embeddings, zero in the padding."""
+        """Return the embeddings (B, T, e) of tokens, zero in the padding."""
         inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         return self.table[tokens.long().masked_fill(~inside, 0)] * inside[..., None]
 
@@ -347,11 +252,19 @@ class Plaid(Denoiser):
         noise: Tensor,
         guessing: Tensor,
     ) -> Tensor:
-        """(B, T): each target's cost: -log p(x | z_0) where first (B,), else -SNR'(t) |e(x) - x^|^2
-        / 2, -SNR' = gamma' exp(-gamma).
+        """Return each target's cost (B, T).
 
-        level: gamma and gamma', (B,) each; noise: (B, T, e); guessing: (B,), the rows that read a
-        guess of their own.
+        It is -log p(x | z_0) where `first` (B,), else -SNR'(t) |e(x) - x^|^2 / 2, where -SNR' =
+        gamma' exp(-gamma).
+
+        Args:
+            tokens: (B, T) ids.
+            targets: (B, T) bool.
+            lengths: (B,) true lengths.
+            level: gamma and gamma', (B,) each.
+            first: (B,) bool, the rows of the reconstruction term.
+            noise: (B, T, e), standard normal.
+            guessing: (B,) bool, the rows that read a guess of their own.
         """
         gamma, slope = level
         table, clean = self.table, self.clean(tokens, lengths)
@@ -389,7 +302,7 @@ class Plaid(Denoiser):
         return values.new_zeros(targets.shape).masked_scatter(targets, values)
 
     def prior(self) -> Tensor:
-        """What each target costs at t = 1."""
+        """Return the cost of each target at t = 1 (`prior_kl`)."""
         return prior_kl(self.schedule.ends()[1], self.config.d_embedding)
 
     @torch.no_grad()
@@ -440,8 +353,10 @@ class Plaid(Denoiser):
         seeds: list[int],
         first: int,
     ) -> Estimate:
-        """The mean of `terms` (B, T) over draws at times t, and the standard error (B,) of its
-        sums. first: 1 for reconstruction, else 0
+        """Return the mean of `terms` (B, T) over draws at times t, and its standard error (B,).
+
+        `first` is 1 for the reconstruction term, else 0. The standard error is that of the sum over
+        a sequence.
         """
         (B, T), device = tokens.shape, tokens.device
         size = max(1, TOKENS_AT_ONCE // (B * T))
@@ -465,7 +380,7 @@ class Plaid(Denoiser):
                 .double()
                 .unflatten(0, (n, B))
             ):
-                # one by one, and as running sums: neither the chunks nor padding may change a bit
+                # One by one, and as running sums, so that neither chunks nor padding change a bit.
                 total += term
                 sums.append(term.cumsum(1)[:, -1])
         return Estimate(total / len(t), standard_error(torch.stack(sums)))
@@ -475,12 +390,13 @@ class Plaid(Denoiser):
     def training_loss(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """The bound at one point of noise a row: an eighth of the rows at t = 0, for the
-        reconstruction, the others at a time t.
+        """Return the bound at one point of noise per row, summed over targets with their weights.
 
-        One low-discrepancy number u a row decides both. A row that gets given tokens has fewer
-        targets; a constant factor makes up for that on average, so that the sum is still one over
-        the caller's targets, and every remaining target of the batch weighs about alike.
+        An eighth of the rows is at t = 0, for the reconstruction, the others at a time t; one
+        low-discrepancy number u per row decides both. A row that gets given tokens has fewer
+        targets; a constant factor compensates for that on average, so that the sum is still one
+        over the caller's targets, and every remaining target of the batch has about the same
+        weight.
         """
         B, device = len(tokens), tokens.device
         u = (
@@ -514,10 +430,12 @@ class Plaid(Denoiser):
         return (whole if weights is None else whole * weights).sum()
 
     def _give(self, targets: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
-        """Give tokens to some of the rows where bare (B,): what stays a target (B, T), and each
-        row's n / E[targets left] (B,).
+        """Give tokens to some of the rows where `bare` (B,).
 
         Of n targets a uniform number of 1..n is left, (n + 1) / 2 on average.
+
+        Returns:
+            What remains a target (B, T), and n / E[targets left] (B,) of each row.
         """
         n, share = targets.sum(1), self.config.given_share
         chosen = bare & (torch.rand(len(targets), device=targets.device) < share)
@@ -538,9 +456,10 @@ class Plaid(Denoiser):
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
     ) -> Passes[Denoised]:
-        """`steps` equal steps from z_1 ~ N(0, I) to z_0, by default as many as the longest sequence
-        takes tokens; then tokens are drawn from p(x | z_0), where alone the temperature matters. A
-        network with self-conditioning reads the guess of the step before.
+        """Take `steps` equal steps from z_1 ~ N(0, I) to z_0, by default `max_length` of them.
+
+        Then tokens are drawn from p(x | z_0); the temperature applies only there. A network with
+        self-conditioning reads the guess of the step before.
         """
         steps = self.config.max_length if steps is None else steps
         (B, T), device, e, seeds = tokens.shape, tokens.device, self.config.d_embedding, draws.seeds

@@ -45,9 +45,9 @@ from tracformer.baselines.sedd import SEDD, SEDDConfig
 from tracformer.model.storage import CONFIG_FILE, WEIGHTS_FILE, compare, load_document, on_meta
 
 LOGGER = logging.getLogger(__name__)
-HYDRA_FILE = ".hydra/config.yaml"  # in the folder of a run, whose files are in `checkpoints/`
+HYDRA_FILE = ".hydra/config.yaml"  # in a run's folder; its weights are in `checkpoints/`
 PREFIX = "backbone."
-FREQUENCIES = "rotary_emb.inv_freq"  # a buffer of theirs, computed here
+FREQUENCIES = "rotary_emb.inv_freq"  # a buffer of theirs, which is computed here
 TABLE = "vocab_embed.embedding"
 HEAD_BIAS = "output_layer.linear.bias"
 TOKEN_ROWS = (TABLE, "output_layer.linear.weight", HEAD_BIAS)  # one row for each token
@@ -58,7 +58,7 @@ M = TypeVar("M", bound=DiffusionModel)
 
 
 class Vocabulary(NamedTuple):
-    """What a tokenizer says about the rows of a model."""
+    """The number of tokens of a tokenizer, and the id of its mask token if it has one."""
 
     size: int
     mask: int | None  # the id of its mask token
@@ -171,6 +171,7 @@ def _load(
     device: str | torch.device,
     report: Callable[[str], None],
 ) -> M:
+    """Return a model with the weights of a checkpoint, in eval mode."""
     file, rows = checkpoint.file, checkpoint.rows
     mask, vocab_size = checkpoint.find_mask(mask_token_id)
     config = checkpoint.given or checkpoint.read_config(kind.config_class, vocab_size)
@@ -230,9 +231,9 @@ class _Checkpoint:
         self.rows: int = table.shape[0]
 
     def _find_tree(self) -> tuple[Any, str]:
-        """Return the configuration, and where it stands: beside the file, in it, or in its run.
+        """Return the configuration and where it was found: beside the file, in it, or in its run.
 
-        Where the caller gives a configuration, only the one in the file is read, if any.
+        If the caller gives a configuration, only the one in the file is read, if there is one.
         """
         folder, inside = self.file.parent, self.inside
         if self.given is None and (folder / CONFIG_FILE).is_file():
@@ -250,6 +251,7 @@ class _Checkpoint:
         raise ValueError(f"{self.file} holds weights without a configuration; {advice}")
 
     def _find_layout(self, family: str) -> CheckpointLayout:
+        """Return the layout of the file; it must be of `family`."""
         layout, inside = _layout(self.tree), _layout(self.inside)
         if inside is not None and inside.family != family:
             found = f"hyper_parameters are {inside.family}'s"
@@ -265,6 +267,7 @@ class _Checkpoint:
         return layout
 
     def _raw(self) -> dict[Any, Any]:
+        """Return the dictionary of raw weights."""
         parts = (self.document.get(key) for key in ("state_dict", "model"))
         return next((part for part in parts if isinstance(part, dict)), self.document)
 
@@ -285,6 +288,7 @@ class _Checkpoint:
         return {name.removeprefix(prefix): value for name, value in found.items()}
 
     def read_config(self, kind: Callable[..., Any], size: int) -> DiffusionConfig:
+        """Return the configuration that the settings describe; `size` is the vocabulary's."""
         for key, wanted in self.layout.required.items():
             if (found := self._get(key)) != wanted:
                 raise ValueError(f"{self.where}: {key} is {found!r}; only {wanted!r} is supported")
@@ -299,6 +303,7 @@ class _Checkpoint:
         return config
 
     def _get(self, key: str) -> Any:
+        """Return a setting by its path of keys, which must be there."""
         if (value := lookup(self.tree, *key.split("."))) is None:
             raise ValueError(f"{self.where} has no {key}")
         return value
@@ -346,19 +351,20 @@ class _Checkpoint:
         if not valid or len(set(found.values())) > 1:
             listed = "; ".join(f"{source} gives {mask!r}" for source, mask in found.items())
             expected = f"expected one row in 0..{rows - 1}"
-            raise ValueError(f"{self.file}: the row of the mask is not clear, {expected}: {listed}")
+            raise ValueError(f"{self.file}: the row of the mask is ambiguous, {expected}: {listed}")
         mask = next(iter(found.values()))
         own = own or mask < rows - 1 or (config is not None and config.vocab_size == rows)
         return mask, rows if own else rows - 1
 
     def _require_rows(self, source: str, *sizes: int) -> None:
+        """Raise a ValueError unless the table of embeddings has one of these numbers of rows."""
         if self.rows not in sizes:
             found = f"{self.file} has {self.rows} rows in {TABLE}"
             raise ValueError(f"{found}; {source} calls for {sizes[0]}, the mask included")
 
 
 def _layout(tree: Any) -> CheckpointLayout | None:
-    """Return the layout that a configuration belongs to; None if it is of another system."""
+    """Return the layout that a configuration belongs to, or None."""
     if lookup(tree, "graph", "type") is not None:
         return SEDD_OWN
     if lookup(tree, "model", "hidden_size") is not None:
@@ -369,7 +375,7 @@ def _layout(tree: Any) -> CheckpointLayout | None:
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary | None:
-    """Return what a pickled tokenizer of `transformers` says; None if it is of another kind."""
+    """Return what a pickled tokenizer of `transformers` says, or None if it cannot be read."""
     ids = _token_ids(tokenizer) if isinstance(tokenizer, dict) else None
     special = lookup(tokenizer, "_special_tokens_map")  # since transformers 4.46
     if ids is None or not (isinstance(special, dict) or "_mask_token" in tokenizer):
@@ -401,6 +407,7 @@ def _token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _read(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file of weights and what it holds."""
     if not path.exists():
         raise FileNotFoundError(f"there is no {path}")
     if path.is_dir():
@@ -421,6 +428,7 @@ def _read(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _check_frequencies(file: Path, found: Tensor | StoredTensor, head_size: int) -> None:
+    """Raise a ValueError unless the rotary frequencies are those of `ROTARY_BASE`."""
     expected = ROTARY_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
     alike = tuple(found.shape) == tuple(expected.shape)
     if not alike or not torch.allclose(_loaded(found).double(), expected, rtol=1e-2, atol=0.0):
@@ -429,7 +437,10 @@ def _check_frequencies(file: Path, found: Tensor | StoredTensor, head_size: int)
 
 
 def _ema_weights(file: Path, averages: Any, raw: Weights) -> dict[str, Tensor | StoredTensor]:
-    """Name the averages: a list in the order of the parameters, as are the raw weights."""
+    """Return the averaged weights by name.
+
+    They are stored as a list in the order of the parameters, which is that of the raw weights.
+    """
     listed = averages if isinstance(averages, list) else []
     alike = [tuple(value.shape) for value in raw.values()] == [
         tuple(value.shape) if isinstance(value, Tensor | StoredTensor) else None for value in listed
@@ -442,7 +453,7 @@ def _ema_weights(file: Path, averages: Any, raw: Weights) -> dict[str, Tensor | 
 
 
 def _with_mask_behind(tensors: dict[str, Tensor], mask: int, scores: bool) -> dict[str, Tensor]:
-    """Copy the mask's rows behind all others, and make the mask impossible as a prediction."""
+    """Copy the mask's rows behind all others, and give its own id probability zero."""
     rows = {name: torch.cat((tensors[name], tensors[name][mask, None])) for name in TOKEN_ROWS}
     bias = rows[HEAD_BIAS] = rows[HEAD_BIAS].double()
     if scores:  # SEDD subtracts the logarithm of the number of tokens, which is one more now
@@ -452,9 +463,11 @@ def _with_mask_behind(tensors: dict[str, Tensor], mask: int, scores: bool) -> di
 
 
 def _loaded(value: Tensor | StoredTensor) -> Tensor:
+    """Return a tensor, read from the file if it is still there."""
     return value.load() if isinstance(value, StoredTensor) else value
 
 
 def _some(names: Any, join: str = ", ") -> str:
+    """Return the first five names, and the number of the others."""
     listed = [str(name) for name in names]
     return join.join(listed[:5]) + (f"{join}and {len(listed) - 5} more" if len(listed) > 5 else "")

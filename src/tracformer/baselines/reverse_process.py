@@ -16,31 +16,35 @@ from torch import Tensor
 from tracformer.model.base import Passes, targets_of
 from tracformer.rng import SAMPLE, TIME, inverse_cdf, uniforms
 
-REVEAL = 1024  # stream of step 0's decisions, the next step's follows
+REVEAL = 1024  # random stream of the decisions of step 0; later steps use the following ones
 
 Predict = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tokens, masked, lengths, t (B,), wanted (B, T)) -> logits (N, V) of the wanted positions.
 
-Over real tokens, in row-major order.
+They are over real tokens, in row-major order.
 """
 
 Leave = Callable[[Tensor, Tensor, Tensor, float, float, Tensor], tuple[Tensor, Tensor]]
-"""(tokens, masked, lengths, t, s, wanted) -> those logits, and probabilities (N,).
+"""(tokens, masked, lengths, t, s, wanted) -> logits (N, V), and probabilities (N,).
 
-The latter are those of each position to be revealed between t and s.
+The probabilities are those that each wanted position is revealed between t and s.
 """
 
 
 Restrict = Callable[[Tensor, Tensor], Tensor]
 """(where (B, T), logits (N, V) of its True positions in row-major order) -> scores (N, V).
 
-Minus infinity at what may not stand there.
+Tokens that are not allowed get minus infinity.
 """
 
 
 class Denoised(NamedTuple):
-    """Tokens (B, T), and what the model thought of each one (B, T) when it was revealed: log p
-    before temperature, zero where given.
+    """What a reverse process returns.
+
+    Attributes:
+        tokens: (B, T) ids.
+        log_probs: (B, T) log p of each token when it was revealed, before temperature; zero where
+            given.
     """
 
     tokens: Tensor
@@ -56,14 +60,24 @@ def scheduled(
     steps: int | None,
     draws: "Draws",
 ) -> Passes[Denoised]:
-    """For models that reveal at the forward process's own rate, a masked position with probability
-    1 - s/t between t and s: the time of each is uniform, so all are drawn ahead and the network
-    runs only where one of them comes due. `steps` None: one position at a time, the limit of many
-    steps.
+    """Reveal masked positions at the rate of the forward process.
+
+    Between t and s a masked position is revealed with probability 1 - s/t. Then the time at which
+    it is revealed is uniform, so all times are drawn in advance and the network runs only when a
+    position is due.
+
+    Args:
+        predict: Computes the logits of the positions to reveal.
+        tokens: (B, T) ids; those of targets are replaced.
+        context: (B, T) bool, True where given.
+        lengths: (B,) true lengths.
+        steps: Number of equal time steps; None reveals one position at a time, the limit of many
+            steps.
+        draws: Random numbers, temperature and allowed tokens.
     """
     B = len(tokens)
     targets = targets_of(context, lengths)
-    when = draws.uniforms(TIME).to(tokens.device)  # (B, T), how far into the process
+    when = draws.uniforms(TIME).to(tokens.device)  # (B, T), time since the start of the process
     turn = (
         torch.where(targets, when, torch.inf).argsort(1).argsort(1)
         if steps is None
@@ -95,9 +109,16 @@ def posterior(
     times: Sequence[float],
     draws: "Draws",
 ) -> Passes[Denoised]:
-    """For models that say themselves how probably a position is revealed between times[j] and
-    times[j + 1]; `times` falls from 1 to 0. What is still masked at the end is revealed in the last
-    step.
+    """Reveal masked positions with the probabilities that the model computes.
+
+    Args:
+        leave: Computes logits, and the probability that a position is revealed between two times.
+        tokens: (B, T) ids; those of targets are replaced.
+        context: (B, T) bool, True where given.
+        lengths: (B,) true lengths.
+        times: Descending from 1 to 0; one step leads from each to the next. The last step reveals
+            what is still masked.
+        draws: Random numbers, temperature and allowed tokens.
     """
     B = len(tokens)
     masked, filled = targets_of(context, lengths), untouched(tokens)
@@ -120,23 +141,28 @@ def posterior(
 
 
 class Draws:
-    """How the tokens of sequences with these seeds (B,) are drawn: their random numbers, the
-    temperature, what may stand where.
+    """How tokens are drawn: random numbers, temperature, allowed tokens.
+
+    Args:
+        seeds: (B,) one seed per sequence.
+        length: Padded length T.
+        temperature: Of the token distribution; 0 takes the most likely token.
+        restrict: Which tokens are allowed where; None allows all.
     """
 
     def __init__(
         self, seeds: Tensor, length: int, temperature: float = 1.0, restrict: Restrict | None = None
     ) -> None:
         self.seeds, self.temperature, self.restrict = seeds, temperature, restrict
-        # seed and position, row by row
+        # Seed and position of each random number, row by row.
         self._each = seeds.cpu().repeat_interleave(length), torch.arange(length).repeat(len(seeds))
 
     def uniforms(self, stream: int) -> Tensor:
-        """(B, T)"""
+        """Return (B, T) uniform numbers, each a function of (seed, position, stream)."""
         return uniforms(*self._each, stream).view(len(self.seeds), -1)
 
     def reveal(self, filled: Denoised, logits: Tensor, where: Tensor) -> None:
-        """Put a token at each True of where (B, T), whose logits are (N, V)."""
+        """Draw a token from logits (N, V) at each True of `where` (B, T), into `filled`."""
         scores = logits if self.restrict is None else self.restrict(where, logits)
         picked, log_probs = pick(
             logits, self.uniforms(SAMPLE).to(where.device)[where], self.temperature, scores
@@ -146,13 +172,14 @@ class Draws:
 
 
 def untouched(tokens: Tensor) -> Denoised:
+    """Return a copy of the tokens with log-probabilities of zero."""
     return Denoised(
         tokens.clone(), torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
     )
 
 
 def _at(wanted: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """(B, T) from the wanted positions (len(rows), T) of some rows."""
+    """Return (B, T) flags from those (len(rows), T) of some rows."""
     whole = torch.zeros(batch, wanted.shape[1], dtype=torch.bool, device=wanted.device)
     whole[rows] = wanted
     return whole
@@ -161,17 +188,23 @@ def _at(wanted: Tensor, rows: Tensor, batch: int) -> Tensor:
 def pick(
     logits: Tensor, u: Tensor, temperature: float, scores: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The token at which the cumulative probability passes u (N,), the likeliest where temperature
-    is 0; and log p at temperature 1.
+    """Draw tokens by inverse CDF, and return them with their log-probabilities.
 
-    `scores` (N, V), where given, are drawn from instead; log p stays that of the logits.
+    Args:
+        logits: (N, V).
+        u: (N,) uniform numbers: the token at which the cumulative probability passes u is drawn.
+        temperature: 0 takes the most likely token.
+        scores: (N, V) to draw from instead of the logits, for example with some tokens excluded.
+
+    Returns:
+        Tokens (N,), and log p (N,) of each under `logits` at temperature 1.
     """
     own = logits.double().log_softmax(-1)  # (N, V)
     scores = own if scores is None else scores.double()
     if temperature == 0.0:
         picked = scores.argmax(-1)
     else:
-        # 0 / temperature stays finite
+        # The maximum is subtracted first: 0 / temperature stays finite.
         odds = ((scores - scores.amax(-1, keepdim=True)) / temperature).softmax(-1)
         picked = inverse_cdf(odds, u)
     return picked, own.gather(1, picked[:, None])[:, 0]

@@ -1,8 +1,8 @@
-"""What left-to-right generation keeps for models whose rows are computed once: keys and values of
-every layer.
+"""KV cache of models that compute each input row once: AC-GPT, Compact, AS-ARM, sigma-GPT, Aligned.
 
-A subclass says how given tokens are read when a sequence is admitted, and which rows must be fed
-before a position can be predicted. See `generation.sessions.Session` for the interface.
+`RowCache` holds keys and values of every layer for several sequences and implements the session
+interface (`generation.sessions.Session`). A subclass says how given tokens are read when a sequence
+is admitted, and which rows must be computed before a position can be predicted.
 """
 
 from abc import ABC, abstractmethod
@@ -17,43 +17,49 @@ from tracformer.model.likelihood import logits_of
 
 
 class RowCache(ABC):
-    """Generation from left to right: at most `rows` sequences at a time, each of at most `length`
-    tokens.
+    """Cached keys and values for left-to-right generation of at most `rows` sequences.
 
     Args:
         model: A model with `layers` (its blocks), `embedding` and `head`.
         mode: Mode of generation.
-        rows: Number of sequences that the cache holds.
-        length: Longest sequence.
+        rows: Maximum number of sequences.
+        length: Maximum length of a sequence.
     """
 
-    state_names: tuple[str, ...] = ()  # further tensors of a subclass, with a row a sequence
+    state_names: tuple[str, ...] = ()  # further tensors of a subclass, one row per sequence
 
     def __init__(self, model: Any, mode: str, rows: int, length: int) -> None:
         self.model, self.mode, self.length = model, mode, length
         weight = model.embedding.weight
         self.slots = self.slots_for(length)
         self.free = list(range(rows))  # ascending
-        self.fed = [0] * rows  # the first position whose row was not fed yet, of each sequence
+        self.fed = [0] * rows  # first position of each sequence whose row was not computed yet
         self.tokens = torch.zeros(rows, length, dtype=torch.int64, device=weight.device)
         for name, state in self.row_state(rows, length, weight).items():
             setattr(self, name, state)
             self.state_names = (*self.state_names, name)
         self.layers = [Slots(weight, rows, self.slots) for _ in model.layers]
 
-    # ---- what a subclass says
+    # ---- implemented by a subclass
 
     @abstractmethod
     def slots_for(self, length: int) -> int:
-        """Return the number of keys that a sequence can have."""
+        """Return the number of keys that a sequence of this length can have."""
 
     @abstractmethod
     def row_state(self, rows: int, length: int, weight: Tensor) -> dict[str, Tensor]:
-        """Return further tensors by name, each with a row a sequence; they become attributes."""
+        """Return further tensors by name, one row per sequence; they become attributes."""
 
     @abstractmethod
     def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
-        """Read what is given in new sequences. tokens, context: (N, T); lengths: (N,)."""
+        """Compute the given tokens of new sequences.
+
+        Args:
+            rows: (N,) places of the sequences in the cache.
+            tokens: (N, T) ids, zero where not given.
+            context: (N, T) bool, True where given.
+            lengths: (N,) true lengths.
+        """
 
     @abstractmethod
     def states(self, rows: Tensor, positions: Tensor) -> Tensor:
@@ -63,6 +69,7 @@ class RowCache(ABC):
 
     @torch.no_grad()
     def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
+        """Add sequences to free rows of the cache, and return the rows (N,) that they occupy."""
         N, T = len(tokens), int(lengths.max())
         if N > len(self.free) or T > self.length:
             raise ValueError(
@@ -82,26 +89,26 @@ class RowCache(ABC):
         return rows
 
     def release(self, rows: Tensor | Sequence[int]) -> None:
+        """Free rows for other sequences."""
         gone = torch.as_tensor(rows).tolist()
         if wrong := [row for row in gone if row in self.free or not 0 <= row < len(self.fed)]:
             raise ValueError(f"row {wrong[0]} holds no sequence")
         self.free = sorted([*self.free, *gone])
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Set the token of one position in each of some sequences."""
         self.tokens[rows, positions] = tokens.to(self.tokens.dtype)
 
     @torch.no_grad()
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return (N, vocab_size) at one target in each of some sequences;
+        """Return (N, vocab_size) logits of one target in each of some sequences.
 
-        every token before it must be known.
+        Every token before the target must be known.
         """
         return logits_of(self.states(rows, positions), self.model.head, self.model.head_bias)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
-        """Return a cache of some of the sequences, in any order and number, that shares nothing
-        with this one.
-        """
+        """Return an independent copy of some of the sequences, in any order and number."""
         index = torch.as_tensor(rows, device=self.tokens.device)
         chosen = object.__new__(type(self))
         for name in ("model", "mode", "length", "slots"):
@@ -115,24 +122,31 @@ class RowCache(ABC):
         return chosen
 
     def attend(self, layer: int, q: Tensor, row: Tensor, index: Tensor, present: Tensor) -> Tensor:
-        """Attention of queries q (1, N, H, D) of sequences `row` (N,) over the slots `index` (N, K)
-        where `present`.
+        """Return the attention of queries over cached slots.
+
+        Args:
+            layer: Number of the layer.
+            q: Queries (1, N, H, D).
+            row: (N,) sequence of each query.
+            index: (N, K) slots that each query reads.
+            present: (N, K) bool, False where `index` holds only a filler.
         """
-        index = index.masked_fill(~present, 0)  # memory of other slots may never have been written
+        index = index.masked_fill(~present, 0)  # other slots may hold uninitialised memory
         return self.layers[layer].attend(q[0], row[:, None] * self.slots + index, present)[None]
 
     def pending(
         self, rows: Tensor, positions: Tensor, has_row: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows to feed before some positions are answered, theirs included.
+        """Return the rows to compute before some positions can be predicted, their own included.
 
         Args:
             rows: (N,) sequences.
-            positions: (N,) position to answer in each.
+            positions: (N,) position to predict in each.
             has_row: (rows, length) bool, whether a sequence has a row for a position.
 
-        Returns: (M,) sequences and (M,) positions to feed, ascending in each sequence; and (N,) the
-            places of the asked ones among them.
+        Returns:
+            (M,) sequences and (M,) positions to compute, ascending in each sequence; and (N,) the
+                indices of the requested positions among them.
         """
         pairs: list[tuple[int, int]] = []
         answers: list[int] = []
@@ -148,8 +162,13 @@ class RowCache(ABC):
 
 
 def compressed(present: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the columns (N, K) where present (N, M) is True, and which of these K
-    are not filler.
+    """Return the columns where `present` is True, packed to the left.
+
+    Args:
+        present: (N, M) bool.
+
+    Returns:
+        Columns (N, K), and (N, K) bool: False where a column is only a filler.
     """
     counts = present.sum(1)
     width = max(1, int(counts.max()))

@@ -1,31 +1,31 @@
-"""SEDD and D3PM.
+"""SEDD and D3PM: masked diffusion by score entropy, and in discrete time.
 
-SEDD (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities,
+**SEDD** (Lou et al., 2024) with absorbing noise: the network estimates ratios of probabilities,
 trained by score entropy.
 
-With s_y the log-score of token y behind a mask and r = 1/expm1(sigma) its scale, published networks
-answer s_y = g_y + log r, g_y = logits_y - log(number of real tokens). Then a masked target's score
-entropy
+With s_y the log-score of token y at a mask and r = 1/expm1(sigma) its scale, published networks
+compute s_y = g_y + log r, g_y = logits_y - log(number of real tokens). Then the score entropy of a
+masked target is
 
     sigma' [ sum_y e^{s_y} - r s_{x_0} + r (log r - 1) ]
         = sigma' r [ sum_y e^{g_y} - 1 - g_{x_0} ],   sigma' r = 1/t,
 
-which is at least -log p(x_0) / t under p = softmax(g), with equality where the scores sum as they
-should.
+which is at least -log p(x_0) / t under p = softmax(g), with equality where the scores have the
+correct sum. `score_entropy` is the bracket; the bound integrates it over t with weight 1/t
+(`diffusion.conditional_bound`).
 
-D3PM (Austin et al., 2021) with absorbing noise: T discrete steps, a network that predicts x_0, and
-the variational bound.
+**D3PM** (Austin et al., 2021) with absorbing noise: T discrete steps, a network that predicts x_0,
+and the variational bound.
 
 beta_t = 1/(T-t+1), so that at step i a token is masked with probability t = i/T, and all are at T.
-With s = t - 1/T, alpha_t = 1 - t and m the probability that the network leaves on the mask token, a
-masked target adds at step i
+With s = t - 1/T, alpha_t = 1 - t and m the probability that the network assigns to the mask token,
+a masked target adds at step i
 
     KL = (1/(T t)) (log(1 + alpha_t m / t) - log p(x_0))
          + (1 - 1/(T t)) (log(1 + alpha_t m / t) - log(1 + alpha_s m / s)).
 
 At i = 1 the second part is 0 times infinity, and dropped. After the last step the network reads the
-clean text at t = 0 and has to repeat
-it: the reconstruction term.
+clean text at t = 0 and has to repeat it: the reconstruction term.
 """
 
 import math
@@ -49,20 +49,21 @@ from tracformer.model.likelihood import logits_of
 
 
 def score_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """t times the loss of masked targets: sum_y e^{g_y} - 1 - g_{x_0}.
+    """Return t times the loss of masked targets (N,): sum_y e^{g_y} - 1 - g_{x_0}.
 
-    logits: (N, V), real tokens only; targets: (N,)
+    Args:
+        logits: (N, V), real tokens only; g = logits - log V.
+        targets: (N,) true tokens x_0.
     """
     g = logits - math.log(logits.shape[-1])
     return g.logsumexp(-1).expm1() - g.gather(1, targets[:, None])[:, 0]
 
 
 def leaving(logits: Tensor, t: float, s: float) -> Tensor:
-    """(N,): probability that a mask is left between t and s, (e^{sigma(t) - sigma(s)} - 1) sum_y
-    e^{s_y} = (1 - s/t) sum_y e^{g_y}.
+    """Return the probability (N,) that a mask is revealed between t and s.
 
-    It is the analytic (Tweedie) step, for masks with probability t; scores that sum to too much are
-    cut at 1.
+    It is the analytic (Tweedie) step, for masks with probability t: (e^{sigma(t) - sigma(s)} - 1)
+    sum_y e^{s_y} = (1 - s/t) sum_y e^{g_y}. Scores whose sum is too large are cut at 1.
     """
     total = (logits.double() - math.log(logits.shape[-1])).logsumexp(-1).exp()
     return ((1.0 - s / t) * total).clamp(max=1.0)
@@ -70,24 +71,29 @@ def leaving(logits: Tensor, t: float, s: float) -> Tensor:
 
 @dataclass(frozen=True)
 class SEDDConfig(DiffusionConfig):
+    """Shape of a `SEDD`."""
+
     model_type = "sedd"
 
 
 class SEDD(DiffusionModel):
-    """Mode `ac` normalises the scores over real tokens, at the noise whose share of masks is that
-    of the sequence.
+    """Masked diffusion by score entropy.
+
+    Mode `ac` normalises the scores over real tokens, at the noise level at which the share of masks
+    is that of the sequence.
     """
 
     config: SEDDConfig
     config_class = SEDDConfig
 
     def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
+        """Return `score_entropy` (N,) of masked targets, which is t times their loss."""
         return over_logits(score_entropy, hidden, self.head, self.head_bias, targets)
 
     def training_loss(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Score entropy at one uniform t a sequence."""
+        """Return the sum of weighted score entropies at one uniform t per sequence."""
         t = random_times(len(tokens), tokens.device, stratified=False)
         masked = random_masks(targets, (1 - EPSILON) * t)
         terms = self.costs(tokens, masked, lengths, t)
@@ -97,9 +103,7 @@ class SEDD(DiffusionModel):
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
     ) -> Passes[Denoised]:
-        """`steps` equal steps from t = 1 to 0; by default as many as the longest
-        sequence takes tokens.
-        """
+        """Take `steps` equal steps from t = 1 to 0, by default `max_length` of them."""
         steps = self.config.max_length if steps is None else steps
         times = [1.0 - step / steps for step in range(steps)] + [0.0]
         return posterior(self._leave, tokens, context, lengths, times, draws)
@@ -116,9 +120,13 @@ class SEDD(DiffusionModel):
 
 
 def step_cost(logits: Tensor, targets: Tensor, t: Tensor, steps: int) -> Tensor:
-    """T t KL of masked targets.
+    """Return T t KL (N,) of masked targets; see the module's docstring.
 
-    logits: (N, V + 1), the mask last; targets: (N,); t: (N,), multiples of 1/steps
+    Args:
+        logits: (N, V + 1), the mask last.
+        targets: (N,) true tokens x_0.
+        t: (N,) times, multiples of 1/steps.
+        steps: T.
     """
     log_p = logits.log_softmax(-1)
     m, t = log_p[:, -1].exp(), t.to(log_p.dtype)
@@ -128,13 +136,18 @@ def step_cost(logits: Tensor, targets: Tensor, t: Tensor, steps: int) -> Tensor:
 
 
 def leaving_by_steps(logits: Tensor, t: float, s: float) -> Tensor:
-    """(N,): probability that a mask is left between t and s, (t - s) (1 - m) / (t + alpha_t m)."""
+    """Return the probability (N,) that a mask is revealed between t and s.
+
+    It is (t - s) (1 - m) / (t + alpha_t m).
+    """
     m = logits.double().softmax(-1)[:, -1]
     return (t - s) * (1 - m) / (t + (1 - t) * m)
 
 
 @dataclass(frozen=True)
 class D3PMConfig(DiffusionConfig):
+    """Shape of a `D3PM`."""
+
     model_type = "d3pm"
 
     n_step: int = 1000  # T
@@ -148,32 +161,36 @@ class D3PMConfig(DiffusionConfig):
 
 
 class D3PM(DiffusionModel):
-    """Mode `ac` normalises the prediction of x_0 over real tokens."""
+    """Masked diffusion in discrete time; mode `ac` normalises p(x_0) over real tokens."""
 
     config: D3PMConfig
     config_class = D3PMConfig
 
     @property
     def steps(self) -> int:
+        """The number of steps T."""
         return self.config.n_step
 
     @property
     def _whole_head(self) -> tuple[Tensor, Tensor]:
-        """Weight (V + 1, d) and bias (V + 1,): the mask can be predicted here."""
+        """Weight (V + 1, d) and bias (V + 1,) of the head with the mask, which D3PM can predict."""
         linear = self.dit.output_layer.linear
         return linear.weight, linear.bias
 
     def time_of(self, share: Tensor) -> Tensor:
+        """Return the time (B,) at which this share of the tokens is masked: t = share."""
         return share
 
     def cost(self, hidden: Tensor, targets: Tensor, t: Tensor) -> Tensor:
+        """Return T t KL (N,) of masked targets (`step_cost`)."""
+
         def of(logits: Tensor, targets: Tensor, t: Tensor) -> Tensor:
             return step_cost(logits, targets, t, self.steps)
 
         return over_logits(of, hidden, *self._whole_head, targets, t)
 
     def reconstruction(self, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T): log p(x_0) of the targets where the clean text is read at t = 0."""
+        """Return (B, T) log p(x_0) of the targets, where the clean text is read at t = 0."""
         nothing, start = (
             torch.zeros_like(targets),
             torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device),
@@ -213,8 +230,10 @@ class D3PM(DiffusionModel):
     def training_loss(
         self, tokens: Tensor, targets: Tensor, lengths: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """The bound at one uniform step a sequence, T KL; plus 0.01 times the cross-entropy of x_0
-        at every target; plus reconstruction.
+        """Return the sum of the targets' weighted terms at one uniform step per sequence.
+
+        A term is T KL (zero where unmasked), plus `cross_entropy` times -log p(x_0), plus the
+        reconstruction.
         """
         T = self.steps
         t = torch.randint(1, T + 1, (len(tokens),), device=tokens.device).double() / T
@@ -233,7 +252,7 @@ class D3PM(DiffusionModel):
     def reverse(
         self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
     ) -> Passes[Denoised]:
-        """`steps` of the T steps, evenly; by default all."""
+        """Take `steps` of the T steps, evenly spaced; by default all."""
         T = self.steps
         steps = T if steps is None else steps
         if steps > T:
@@ -251,4 +270,5 @@ class D3PM(DiffusionModel):
 
 
 def _log_p(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return log p (N,) of targets (N,) under logits (N, V)."""
     return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]

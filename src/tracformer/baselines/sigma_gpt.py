@@ -1,16 +1,14 @@
-"""sigma-GPT: a causal transformer over a shuffled text, which is shown two positions with every
-token.
+"""sigma-GPT: a causal transformer over a shuffled text, with two positions per token.
 
 A row holds a token, its own position and the position of the token that it is to predict. A start
-row opens the sequence. The given tokens come first, then the targets; each row reads itself and
-those before it in the order, and the row before target t in the order predicts x_t: p(x_t | x_C,
-earlier targets), one pass for the exact joint along the order. `car`: text order. `ac`: the last
-given row is repeated for every target, with that target's position as the next one.
+row comes first, then the given tokens, then the targets; each row reads itself and those before it
+in the order. The row before target t in the order gives p(x_t | x_C, earlier targets), so one pass
+gives the exact joint along the order. `car`: text order. `ac`: the last given row is repeated for
+every target, with that target's position as the next one.
 
 With `order="random"`, the default and the published training, given tokens and targets are each
-shuffled for every training row. From "sigma-GPTs: A New Approach to Autoregressive Models"
-(Pannatier et al., 2024). Positions are learned tables; the blocks have their norms before the
-branches.
+shuffled for every training sequence. From "sigma-GPTs: A New Approach to Autoregressive Models"
+(Pannatier et al., 2024). Positions are learned tables; the blocks are pre-norm.
 """
 
 from dataclasses import dataclass
@@ -28,12 +26,16 @@ from tracformer.model.blocks import initialise, run_blocks
 
 @dataclass(frozen=True)
 class SigmaGptConfig(AnyOrderConfig):
+    """Shape of a `SigmaGpt`."""
+
     model_type = "sigma-gpt"
 
     order: str = "random"
 
 
 class SigmaGpt(ModernModel):
+    """A causal transformer over given tokens, then targets, in any order."""
+
     config: SigmaGptConfig
     config_class = SigmaGptConfig
     answers = {"car": EXACT, "ac": MARGINAL}  # noqa: RUF012
@@ -69,12 +71,16 @@ class SigmaGpt(ModernModel):
         ranks: Tensor,
         alone: bool = False,
     ) -> Tensor:
-        """Return final states (N, d) of the rows that predict the asked targets.
+        """Return final states (N, d) of the rows that predict some targets.
 
-        Args: tokens: (B, T) ids. context: (B, T) bool, True where given. lengths: (B,) true
-            lengths. asked: (B, T) bool, some of the targets. ranks: (B, T) order of the given
-            tokens among themselves and of the targets among themselves. alone: No target reads
-            another (`ac`).
+        Args:
+            tokens: (B, T) ids.
+            context: (B, T) bool, True where given.
+            lengths: (B,) true lengths.
+            asked: (B, T) bool, some of the targets.
+            ranks: (B, T) order of the given tokens among themselves and of the targets among
+                themselves.
+            alone: No target reads another (`ac`).
         """
         B, T = tokens.shape
         inside = inside_of(tokens, lengths)
@@ -100,8 +106,10 @@ class SigmaGpt(ModernModel):
     def _alone(
         self, ids: Tensor, own: Tensor, count: Tensor, targets: Tensor, ranks: Tensor, asked: Tensor
     ) -> Tensor:
-        """The start row and all given rows but the last, then the last one again for
-        each target.
+        """Return the states for `ac`, where no target reads another.
+
+        The input is the start row and all given rows but the last, then the last one again for each
+        target.
         """
         query = packed_by_rank(targets, ranks)  # (B, S) positions
         S, P = query.shape[1], int(count.max())
@@ -126,6 +134,8 @@ class SigmaGpt(ModernModel):
         return self.norm(x[row, column[row, position]])
 
     def _run(self, ids: Tensor, own: Tensor, following: Tensor, mask: Tensor) -> Tensor:
+        """Return the final states of rows with these ids, positions and next positions."""
+
         def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, mask)
 
@@ -139,6 +149,7 @@ class SigmaGpt(ModernModel):
         )
 
     def embed_rows(self, ids: Tensor, own: Tensor, following: Tensor) -> Tensor:
+        """Return the sum of the embeddings of tokens, positions and next positions."""
         embedded: Tensor = self.dropout(self.embedding(ids) + self.own(own) + self.next(following))
         return embedded
 
@@ -147,9 +158,9 @@ class SigmaGpt(ModernModel):
 
 
 class SigmaGptCache(RowCache):
-    """Keys and values of the fed rows: slot 0 is the start row, slot t + 1 holds token t.
+    """Keys and values of the computed rows: slot 0 is the start row, slot t + 1 holds token t.
 
-    A row is fed when the position that it predicts is known: the last given row with the first
+    A row is computed when the position that it predicts is known: the last given row with the first
     target as its next position.
     """
 
@@ -163,8 +174,9 @@ class SigmaGptCache(RowCache):
         return {"given": torch.zeros(rows, length, dtype=torch.bool, device=weight.device)}
 
     def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
-        """Feed the start row and the given tokens in text order, save the last, whose next position
-        is the first target.
+        """Compute the start row and the given tokens in text order, except the last.
+
+        The next position of the last given row is the first target, which is not known yet.
         """
         self.given[rows, : tokens.shape[1]] = context
         number, slot = nn.functional.pad(context, (1, 0), value=True).nonzero(as_tuple=True)
@@ -183,6 +195,7 @@ class SigmaGptCache(RowCache):
         return self.model.norm(self._feed(row, slot, t + 1)[answers])
 
     def _feed(self, row: Tensor, slot: Tensor, following: Tensor) -> Tensor:
+        """Compute rows, store their keys and values, and return their final states."""
         model = self.model
         ids = torch.where(slot > 0, self.tokens[row, (slot - 1).clamp(min=0)], model.config.mask_id)
         index, present = compressed(self._up_to(row, slot))
@@ -196,7 +209,7 @@ class SigmaGptCache(RowCache):
         return run_blocks(model.layers, x, model.angles(torch.zeros_like(ids)[None]), read)[0]
 
     def _up_to(self, row: Tensor, slot: Tensor) -> Tensor:
-        """(N, slots): those up to `slot` in the order, given tokens before targets."""
+        """Return (N, slots) bool: the slots up to `slot` in the order, given tokens first."""
         given = nn.functional.pad(self.given[row], (1, 0), value=True)  # the start row too
         is_given = given.gather(1, slot[:, None])
         earlier = torch.arange(self.slots, device=slot.device) <= slot[:, None]

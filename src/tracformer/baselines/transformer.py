@@ -1,9 +1,10 @@
-"""Dense attention, and what the systems built on the package `transformers` share.
+"""Dense attention of the baselines, and the base of those that wrap a network of `transformers`.
 
-Dense attention of the baselines: PyTorch's own, and plain products where those train faster.
-
-What the peers built on the package `transformers` share: the shape of a plain Transformer, and how
-given positions are answered.
+- `attend`, `attend_at`: attention over all allowed keys, or over a few keys per query
+- `DenseModel`: base of models whose attention would show a given position its own token
+- `TransformerConfig`, `TransformerPeer`: base of BART, BERT, BERT-bidir and GPT-2
+- `inside_of`, `pick`, `shifted_right`: small tensor helpers
+- `size_presets`: the presets that every baseline has
 """
 
 import math
@@ -27,15 +28,21 @@ SHORT = 512
 
 
 def trains_faster_plain(device: torch.device, length: int) -> bool:
+    """Return whether plain matrix products train faster than fused attention (see `SHORT`)."""
     return device.type == "cpu" and length <= SHORT and torch.is_grad_enabled()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return softmax(q k' / sqrt(D)) v over the keys that `mask` allows; zero for a query that
-    reads no key.
+    """Return softmax(q k' / sqrt(D)) v over the keys that `mask` allows.
 
-    Args: q: Queries (B, S, H, D). k: Keys (B, K, H, D). v: Values (B, K, H, D). mask: Bool (B or 1,
-        S or 1, K), True where a query reads a key; None: every query reads every key.
+    Args:
+        q: Queries (B, S, H, D).
+        k: Keys (B, K, H, D).
+        v: Values (B, K, H, D).
+        mask: Bool (B or 1, S or 1, K), True where a query reads a key. None: all keys.
+
+    Returns:
+        (B, S, H, D); zero for a query that reads no key.
     """
     if k.shape[1] == 0:
         return torch.zeros_like(q)
@@ -53,8 +60,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def attend_at(q: Tensor, k: Tensor, v: Tensor, index: Tensor, present: Tensor) -> Tensor:
-    """Return attention in which each query reads a few keys of its own; zero for a query that reads
-    none.
+    """Return attention in which each query reads only a few keys.
 
     Args:
         q: Queries (B, S, H, D).
@@ -62,6 +68,9 @@ def attend_at(q: Tensor, k: Tensor, v: Tensor, index: Tensor, present: Tensor) -
         v: Values (B, K, H, D).
         index: Keys of each query (B, S, N), each in 0..K-1.
         present: Bool (B, S, N), False where an entry of `index` is only a filler.
+
+    Returns:
+        (B, S, H, D); zero for a query that reads no key.
     """
     B, S, H, D = q.shape
     if k.shape[1] == 0:
@@ -76,7 +85,7 @@ def attend_at(q: Tensor, k: Tensor, v: Tensor, index: Tensor, present: Tensor) -
 
 
 def _softmax(scores: Tensor, dim: int) -> Tensor:
-    """In float32 at least: bfloat16 scores would keep two or three digits of a weight."""
+    """Return the softmax in float32 or wider; in bfloat16 a weight has only two or three digits."""
     return scores.softmax(dim, dtype=wide(scores.dtype))
 
 
@@ -86,12 +95,14 @@ NORMS = ("post", "pre")  # after each branch is added, as in BART and BERT; or b
 
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
+    """Shape of a network of `transformers`."""
+
     n_layer: int = 12
     n_head: int = 12
     d_model: int = 768
-    dropout: float = 0.0  # wherever the network of `transformers` has it by default
+    dropout: float = 0.0  # where the network of `transformers` has it by default
     init_std: float = 0.02
-    # or "sinusoids": what the table of positions is before it is trained
+    # Start of the table of positions: "normal" numbers or "sinusoids".
     positions_from: str = "normal"
 
     def __post_init__(self) -> None:
@@ -109,11 +120,39 @@ class TransformerConfig(ModelConfig):
             raise ValueError(f"init_std is {self.init_std!r}; it must be positive")
 
 
-class DenseModel(ConditionalModel):
-    """A model whose attention would show a given position its own token. A subclass implements
-    `states`.
+Size = tuple[int, int, int] | tuple[int, int, int, float]
+"""Layers, heads, width and, where the system has one, a fourth value."""
 
-    Each given position that is asked for gets a row of its own, in which it is a target too.
+
+def size_presets(
+    paper: Size, tiny: Size, mini: Size, laptop: Size, fourth: str = "init_std"
+) -> dict[str, dict[str, Any]]:
+    """Return the presets that every baseline has.
+
+    They are the paper's size, about 1.5M parameters, 2M without embeddings, and 8M.
+
+    Args:
+        paper: Size of the preset "paper"; the others are for one machine without a GPU.
+        tiny: Size of the preset "tiny".
+        mini: Size of the preset "mini".
+        laptop: Size of the preset "laptop".
+        fourth: Configuration key of the fourth value of a size.
+    """
+    texts = {"paper": (50257, 1024), "tiny": (256, 128), "mini": (4096, 256), "laptop": (4096, 256)}
+    sizes = {"paper": paper, "tiny": tiny, "mini": mini, "laptop": laptop}
+    keys = ("vocab_size", "max_length", "n_layer", "n_head", "d_model", fourth)
+    presets: dict[str, dict[str, Any]] = {
+        name: dict(zip(keys, (*texts[name], *size), strict=False)) for name, size in sizes.items()
+    }
+    presets["paper"]["dropout"] = 0.1
+    return presets
+
+
+class DenseModel(ConditionalModel):
+    """Base of models whose attention would show a given position its own token.
+
+    A subclass implements `states`. To predict a given position, `hidden` adds a row in which that
+    position is a target.
     """
 
     @abstractmethod
@@ -129,8 +168,8 @@ class DenseModel(ConditionalModel):
         self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
     ) -> tuple[Tensor, Tensor]:
         inside = inside_of(tokens, lengths)
-        tokens = tokens.long().masked_fill(~inside, 0)  # anything may stand in the padding
-        # in `ar` no position sees itself, given or not
+        tokens = tokens.long().masked_fill(~inside, 0)  # the padding may hold any id
+        # In `ar` no position sees itself, given or not.
         targets = wanted if mode == "ar" else ~context & inside
 
         def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
@@ -140,7 +179,7 @@ class DenseModel(ConditionalModel):
 
 
 class TransformerPeer(DenseModel):
-    """A subclass keeps its network of `transformers` in `network` and implements `states`."""
+    """Base of models that wrap a network of `transformers`, held in `network`."""
 
     config: TransformerConfig
     network: Any
@@ -156,7 +195,7 @@ class TransformerPeer(DenseModel):
         return super().hidden(tokens, context, mode, lengths, wanted)
 
     def networks(self) -> list[Any]:
-        """The networks of `transformers` that the model runs."""
+        """Return the networks of `transformers` that the model runs."""
         return [self.network]
 
     def _choose_attention(self, name: str) -> None:
@@ -173,44 +212,45 @@ class TransformerPeer(DenseModel):
 
 
 def check_norm(norm: str) -> None:
+    """Raise a ValueError unless `norm` is one of `NORMS`."""
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}; allowed: {', '.join(NORMS)}")
 
 
 def start_positions(config: TransformerConfig, *tables: Tensor) -> None:
-    """What `transformers` drew from a normal law, as the configuration says.
+    """Fill tables of positions, one row each, with sinusoids if the configuration says so.
 
-    A table has a row a position.
+    Otherwise they keep the normal numbers that `transformers` drew.
     """
     if config.positions_from == "sinusoids":
         with torch.no_grad():
             for table in tables:
-                # of the same mean square
+                # Scaled to the same mean square as the normal numbers.
                 table.copy_(sinusoids(*table.shape) * (config.init_std * math.sqrt(2.0)))
 
 
 def sinusoids(positions: int, d: int) -> Tensor:
-    """(positions, d): sines, then cosines, of position * 10000^(-2i/d)."""
+    """Return (positions, d) sines, then cosines, of position * 10000^(-2i/d)."""
     rates = torch.exp(torch.arange(0, d, 2, dtype=torch.float64) * (-math.log(10000.0) / d))
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :d].float()
 
 
 def transformers_for(system: str) -> Any:
-    """The package, imported when a network is built: reading a configuration does not need it."""
+    """Import `transformers`. This is done when a network is built, not to read a configuration."""
     return optional_package("transformers", f"the system {system!r}", "peers")
 
 
 def inside_of(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """(B, T): not padding."""
+    """Return (B, T) bool, False in the padding."""
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
 def pick(features: Tensor, places: Tensor) -> Tensor:
-    """The rows of features (B, T, d) where places (B, T) is True: (N, d), in row-major order."""
+    """Return the rows (N, d) of features (B, T, d) where `places` (B, T) is True."""
     return features.flatten(0, 1)[places.flatten().nonzero()[:, 0]]
 
 
 def shifted_right(tokens: Tensor, first: int) -> Tensor:
-    """(B, T): `first`, then all but the last token."""
+    """Return (B, T) ids: `first`, then all tokens but the last."""
     return torch.cat((torch.full_like(tokens[:, :1], first), tokens[:, :-1]), dim=1)
