@@ -1,9 +1,10 @@
-"""Ask a model that `tracformer serve` runs elsewhere, as if it were here.
+"""Client of a model that `tracformer serve` runs elsewhere.
 
     client = tracformer.Client("http://127.0.0.1:8000")
     client.infill("Once upon a time [[3-8]] lived in a wood.")[0].text
 
-The answers are the records that `LanguageModel` gives. Needs nothing but the standard library.
+The answers are the records that `LanguageModel` returns. The client needs the standard library
+only, and does not import torch.
 """
 
 import dataclasses
@@ -13,9 +14,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from tracformer.generation.options import InfillOptions, ScoreOptions
 from tracformer.generation.results import (
     Callback,
     Candidate,
@@ -27,16 +29,12 @@ from tracformer.generation.results import (
     Token,
 )
 
-if TYPE_CHECKING:
-    from tracformer.generation.orders import Order
-    from tracformer.generation.samplers import Sampler
-
 R = TypeVar("R", bound=Record)
-BUSY = (429, 503)  # come back later
-# of errors that come when a stream has begun
+RETRIED = (429, 503)  # statuses after which a request is sent again
+# statuses of errors that arrive after a stream has begun
 STATUS = {"invalid_request_error": 400, "timeout_error": 408, "unavailable_error": 503}
-# JSON has no infinity
-UNDEFINED = {
+# what null stands for in these fields: JSON has no infinity
+INFINITE = {
     "log_prob": -math.inf,
     "log_probs": -math.inf,
     "log_weights": -math.inf,
@@ -45,8 +43,12 @@ UNDEFINED = {
 
 
 class RemoteError(RuntimeError):
-    """The server did not answer as wished: it is busy, it was too slow, it wants a
-    key, it failed.
+    """The server refused or failed a request that was not itself wrong.
+
+    Args:
+        status: HTTP status.
+        message: The server's message.
+        code: The server's short name of the error.
     """
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
@@ -55,9 +57,20 @@ class RemoteError(RuntimeError):
 
 
 class Client:
-    """`timeout`: seconds for one answer.
+    """A model that `tracformer serve` runs, with the methods of `LanguageModel`.
 
-    `retries`: how often to come back when the server is full or still loading.
+    Args:
+        url: Address of the server.
+        api_key: Key of the server, if it needs one.
+        timeout: Time limit of one request, in seconds.
+        retries: How often a request is sent again when the server is full or still loading.
+
+    Raises:
+        ValueError: The address does not begin with http:// or https://.
+
+    Example:
+        >>> client = Client("http://127.0.0.1:8000")
+        >>> client.infill("Once upon a time [[3-8]] lived.", temperature=0.8)  # doctest: +SKIP
     """
 
     def __init__(
@@ -79,151 +92,142 @@ class Client:
     def infill(
         self,
         text: str,
-        n: int = 1,
+        n: int | None = None,
         *,
-        mode: str | None = None,
-        sampler: "Sampler | None" = None,
-        seed: int = 0,
-        order: "Order | str | None" = None,
-        best_of: int = 0,
-        search: str | None = None,
-        reread: bool = False,
-        whole: bool = True,
-        max_blank: int = 32,
-        length_draws: int = 8,
-        lengths: str = "sample",
-        top: int = 0,
+        options: InfillOptions | None = None,
         callback: Callable[[list[Token]], None] | None = None,
+        **changes: Any,
     ) -> list[Infilled]:
-        """What `LanguageModel.infill` gives for the same arguments.
+        """Fill the blanks of a text, as `LanguageModel.infill` does.
 
-        `callback` is told of tokens while the answer is on its way.
+        Args:
+            text: Text with blanks: [[]], [[5]] or [[3-8]].
+            n: Number of fills.
+            options: Options; the defaults if None. `batch` is chosen by the server.
+            callback: Called with tokens as they arrive. A `Callback` also receives lengths.
+            **changes: Options to change, by name: see `InfillOptions` and `Sampler`.
+
+        Returns:
+            The fills.
+
+        Raises:
+            ValueError: The text or an option is wrong.
+            RemoteError: The server is full, too slow, needs a key, or failed.
         """
-        asked: dict[str, Any] = {
-            "text": text,
-            "n": n,
-            "mode": mode,
-            "seed": seed,
-            "best_of": best_of,
-            "search": search,
-            "reread": reread,
-            "whole": whole,
-            "max_blank": max_blank,
-            "length_draws": length_draws,
-            "lengths": lengths,
-            "top": top,
-            "timeout": self.timeout,
-            **({} if sampler is None else dataclasses.asdict(sampler)),
-            **_turns(order),
-        }
-        answer = (
-            self._ask("/v1/infill", asked) if callback is None else self._watched(asked, callback)
-        )
+        if n is not None:
+            changes["n"] = n
+        body = self._body(text, InfillOptions.make(options, **changes))
+        if callback is None:
+            answer = self._request("/v1/infill", body)
+        else:
+            answer = self._stream("/v1/infill", body, callback)
         return [_infilled(each) for each in answer["results"]]
 
-    def score(
-        self, text: str, *, mode: str | None = None, whole: bool = True, top: int = 0
-    ) -> Scored:
-        """What `LanguageModel.score` gives; a text without [[marks]] is scored as a whole, from
-        left to right if `mode` is None.
+    def score(self, text: str, *, options: ScoreOptions | None = None, **changes: Any) -> Scored:
+        """Return the log-probability of the marked parts of a text, as `LanguageModel.score` does.
+
+        Args:
+            text: Text with marked parts, as in "a [[cat]]". Without marks the whole text is
+                scored, from left to right if no mode is given.
+            options: Options; the defaults if None. `batch` is chosen by the server.
+            **changes: Options to change, by name: see `ScoreOptions`.
+
+        Returns:
+            The score.
+
+        Raises:
+            ValueError: The text or an option is wrong.
+            RemoteError: The server is full, too slow, needs a key, or failed.
         """
-        asked = {"text": text, "mode": mode, "whole": whole, "top": top, "timeout": self.timeout}
-        return _scored(self._ask("/v1/score", asked))
+        body = self._body(text, ScoreOptions.make(options, **changes))
+        scored: dict[str, Any] = self._request("/v1/score", body)
+        return _record(Scored, scored, spans=_spans(scored))
 
     def tokenize(self, text: str) -> list[tuple[int, str]]:
-        """Ids and texts of a text's tokens."""
-        return [
-            (token["id"], token["text"])
-            for token in self._ask("/v1/tokenize", {"text": text})["tokens"]
-        ]
+        """Return ids and texts of a text's tokens."""
+        tokens = self._request("/v1/tokenize", {"text": text})["tokens"]
+        return [(token["id"], token["text"]) for token in tokens]
 
     def models(self) -> list[dict[str, Any]]:
-        """What the server has: one model, its modes, its longest text."""
-        models: list[dict[str, Any]] = self._ask("/v1/models", None)["data"]
+        """Return the models of the server (one), with their modes and longest text."""
+        models: list[dict[str, Any]] = self._request("/v1/models", None)["data"]
         return models
 
-    def _ask(self, path: str, asked: Mapping[str, Any] | None) -> Any:
-        connection, response = self._send(path, asked)
+    def _body(self, text: str, options: InfillOptions | ScoreOptions) -> dict[str, Any]:
+        fields = options.to_dict()
+        del fields["batch"]
+        return {"text": text, **fields, "timeout": self.timeout}
+
+    def _request(self, path: str, body: Mapping[str, Any] | None) -> Any:
+        connection, response = self._send(path, body)
         with closing(connection):
             return json.loads(response.read())
 
-    def _watched(self, asked: dict[str, Any], callback: Callable[[list[Token]], None]) -> Any:
-        connection, response = self._send("/v1/infill", {**asked, "stream": True})
+    def _stream(
+        self, path: str, body: dict[str, Any], callback: Callable[[list[Token]], None]
+    ) -> Any:
+        """Call the callback for each event of a stream, and return its result."""
+        connection, response = self._send(path, {**body, "stream": True})
         with closing(connection):
-            for name, told in _events(response):
+            for name, data in _events(response):
                 if name == "result":
-                    return told
+                    return data
                 if name == "error":
-                    raise _failure(STATUS.get(told["error"]["type"], 500), told)
+                    raise _failure(STATUS.get(data["error"]["type"], 500), data)
                 if name == "token":
-                    callback(
-                        [
-                            _record(
-                                Token,
-                                {"text": 0, **told},
-                                candidates=_candidates(told["candidates"]),
-                            )
-                        ]
-                    )
+                    candidates = _candidates(data["candidates"])
+                    callback([_record(Token, data, candidates=candidates)])
                 elif name == "lengths" and isinstance(callback, Callback):
-                    callback.lengths(0, told["sample"], tuple(told["lengths"]))
-        raise RemoteError(response.status, "the answer broke off")
+                    callback.lengths(0, data["sample"], tuple(data["lengths"]))
+        raise RemoteError(response.status, "the connection closed before the answer was complete")
 
     def _send(
-        self, path: str, asked: Mapping[str, Any] | None
+        self, path: str, body: Mapping[str, Any] | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """A good answer's head; its body is still to be read."""
+        """Return a response of status 200; its body is still to be read."""
+        method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
         for attempt in range(self.retries + 1):
-            connection = self._connection()
+            connection = self._connect()
             try:
-                method, body = ("GET", None) if asked is None else ("POST", json.dumps(asked))
-                connection.request(
-                    method, self.parts.path.rstrip("/") + path, body, self._headers()
-                )
+                connection.request(method, self.parts.path.rstrip("/") + path, content, headers)
                 response = connection.getresponse()
                 if response.status == 200:
                     return connection, response
-                content = response.read()
+                refusal = response.read()
             except BaseException:
                 connection.close()
                 raise
             connection.close()
-            if response.status not in BUSY or attempt == self.retries:
+            if response.status not in RETRIED or attempt == self.retries:
                 break
             time.sleep(min(float(response.headers.get("Retry-After", 1)), self.timeout))
         try:
-            told = json.loads(content)
+            data = json.loads(refusal)
         except ValueError:
-            told = {}
-        raise _failure(response.status, told)
+            data = {}
+        raise _failure(response.status, data)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        kind = (
-            http.client.HTTPSConnection
-            if self.parts.scheme == "https"
-            else http.client.HTTPConnection
-        )
+    def _connect(self) -> http.client.HTTPConnection:
+        secure = self.parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         assert self.parts.hostname is not None
-        # the server's own word on lateness comes first
+        # 5 seconds more, so that the server's own timeout error arrives first
         return kind(self.parts.hostname, self.parts.port, timeout=self.timeout + 5)
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
-        return (
-            headers
-            if self.api_key is None
-            else {**headers, "Authorization": f"Bearer {self.api_key}"}
-        )
 
-
-def _failure(status: int, told: Any) -> Exception:
-    error = told.get("error") if isinstance(told, dict) else None
+def _failure(status: int, answer: Any) -> Exception:
+    """Return the exception of an error answer."""
+    error = answer.get("error") if isinstance(answer, dict) else None
     error = error if isinstance(error, dict) else {}
-    message = str(error.get("message", "the answer is not one of tracformer serve"))
+    message = str(error.get("message", "the answer is not from tracformer serve; check the url"))
     return ValueError(message) if status == 400 else RemoteError(status, message, error.get("code"))
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """Yield name and data of each server-sent event."""
     name = ""
     for line in response:
         field, _, value = line.decode().rstrip("\r\n").partition(": ")
@@ -233,61 +237,42 @@ def _events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(value)
 
 
-def _turns(order: "Order | str | None") -> dict[str, Any]:
-    """The fields that name an order."""
-    if order is None or isinstance(order, str):
-        return {"order": order}
-    from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, RandomOrder
-
-    if isinstance(order, LeftToRight):
-        return {"order": "left-to-right", "k": order.k}
-    if isinstance(order, RandomOrder):
-        return {"order": "random", "k": order.k}
-    if isinstance(order, ByConfidence):
-        return {"order": order.by, "k": order.k, "threshold": order.threshold}
-    if isinstance(order, Ancestral):
-        return {"order": "ancestral", "steps": order.steps}
-    raise ValueError(
-        f"order is {order!r}, which cannot be sent; allowed: LeftToRight, RandomOrder, "
-        "ByConfidence, Ancestral"
-    )
-
-
-def _infilled(told: dict[str, Any]) -> Infilled:
-    choice = told["length_choice"]
+def _infilled(answer: dict[str, Any]) -> Infilled:
+    choice = answer["length_choice"]
     return _record(
         Infilled,
-        told,
-        spans=_spans(told),
+        answer,
+        spans=_spans(answer),
         length_choice=None if choice is None else _record(LengthChoice, choice),
     )
 
 
-def _scored(told: dict[str, Any]) -> Scored:
-    return _record(Scored, told, spans=_spans(told))
-
-
-def _spans(told: dict[str, Any]) -> tuple[Span, ...]:
+def _spans(answer: dict[str, Any]) -> tuple[Span, ...]:
     return tuple(
         _record(Span, span, candidates=tuple(map(_candidates, span["candidates"])))
-        for span in told["spans"]
+        for span in answer["spans"]
     )
 
 
-def _candidates(told: list[dict[str, Any]]) -> tuple[Candidate, ...]:
-    return tuple(_record(Candidate, each) for each in told)
+def _candidates(answer: list[dict[str, Any]]) -> tuple[Candidate, ...]:
+    return tuple(_record(Candidate, each) for each in answer)
 
 
-def _record(kind: type[R], told: Mapping[str, Any], **made: Any) -> R:
-    """What `to_dict` wrote, as the record it was; `made`: fields that are records themselves.
+def _record(kind: type[R], values: Mapping[str, Any], **records: Any) -> R:
+    """Return a record from what its `to_dict` wrote; fields of a newer server are ignored.
 
-    A newer server's fields are ignored.
+    Args:
+        kind: Class of the record.
+        values: Its fields, as JSON has them.
+        **records: Fields that are records themselves.
     """
-    names = [field.name for field in dataclasses.fields(kind) if field.name in told]
-    return kind(**{**{name: _frozen(told[name], UNDEFINED.get(name)) for name in names}, **made})
+    names = [field.name for field in dataclasses.fields(kind) if field.name in values]
+    plain = {name: _tuples(values[name], INFINITE.get(name)) for name in names}
+    return kind(**{**plain, **records})
 
 
-def _frozen(value: Any, undefined: float | None) -> Any:
+def _tuples(value: Any, for_null: float | None) -> Any:
+    """Return a JSON value with tuples for lists, and a number for null."""
     if isinstance(value, list):
-        return tuple(_frozen(each, undefined) for each in value)
-    return undefined if value is None else value
+        return tuple(_tuples(each, for_null) for each in value)
+    return for_null if value is None else value

@@ -331,7 +331,7 @@ def add_arguments(parser: Any, kind: type[Any], names: Collection[str] | None = 
     """
     hints = typing.get_type_hints(kind)
     for name, info in option_fields(kind).items():
-        simple = _simple_type(hints[name])
+        simple = simple_type(hints[name])
         if (names is not None and name not in names) or simple is None:
             continue
         default = default_of(kind, name)
@@ -367,7 +367,7 @@ def from_arguments(
     return given
 
 
-def _simple_type(hint: Any) -> type[Any] | None:
+def simple_type(hint: Any) -> type[Any] | None:
     """Return bool, int, float or str for a hint that is one of these, or one of them or None."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         kinds = [kind for kind in typing.get_args(hint) if kind in (bool, int, float, str)]

@@ -21,8 +21,8 @@ from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
     LARGEST_INT,
     Lenient,
-    ModelName,
     NotNegative,
+    ShortText,
     StopStrings,
     Text,
     as_tuple,
@@ -57,9 +57,9 @@ class LlamaCppRequest(Lenient):
     stop: StopStrings | None = None
     n_probs: NotNegative = 0
     stream: bool = False
-    response_fields: list[ModelName] | None = None
+    response_fields: list[ShortText] | None = None
     return_tokens: bool = False
-    model: ModelName | None = None
+    model: ShortText | None = None
 
     def options(self) -> CompletionOptions:
         """Return what to generate; zero and less switch a sampler off, as in llama.cpp."""

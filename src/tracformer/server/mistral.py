@@ -15,9 +15,9 @@ from tracformer.server.errors import ApiError
 from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
     Lenient,
-    ModelName,
     NotNegative,
     Seed,
+    ShortText,
     StopStrings,
     Text,
     as_tuple,
@@ -30,7 +30,7 @@ router = APIRouter()
 class MistralRequest(Lenient):
     """Fields of Mistral's FIM API."""
 
-    model: ModelName
+    model: ShortText
     prompt: Text
     suffix: Text | None = None
     temperature: Annotated[float, Field(ge=0, le=1.5)] | None = None

@@ -6,30 +6,27 @@ An unknown field is an error.
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.options import parse_search
-from tracformer.generation.orders import Order, parse_order
+from tracformer.generation.options import InfillOptions, ScoreOptions, flat_options, parse_search
 from tracformer.generation.results import Callback, Infilled, Token
-from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Template, parse, parse_lengths
 from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import QueuedRequest, Send, Service, service_of, usage_of
 from tracformer.server.schema import (
-    Count,
-    Limits,
-    ModelName,
-    NotNegative,
     Seed,
+    ShortText,
     Strict,
     Text,
     choose_by,
     tagged,
+    with_options,
 )
 from tracformer.server.streaming import event, stream_events
 
@@ -60,6 +57,13 @@ class Blank(Strict):
         | None
     )
 
+    @property
+    def content(self) -> str:
+        """The blank's content in a text, such as "3-8"."""
+        if isinstance(self.blank, BlankRange):
+            return f"{self.blank.min}-{self.blank.max}"
+        return "" if self.blank is None else str(self.blank)
+
 
 def _kind_of_segment(value: Any) -> str | None:
     if isinstance(value, str):
@@ -73,65 +77,29 @@ Segment = Annotated[
 ]
 
 
+@with_options(InfillOptions, skip=("seed", "batch"))
 class InfillBody(Strict):
-    """Fields of `/v1/infill`."""
+    """Fields of `/v1/infill`: a text and the options of `InfillOptions`."""
 
     text: Text | None = Field(
-        None,
-        description="with blanks: [[]], [[8]] or [[3-8]]; \\[[ writes the characters themselves",
+        None, description="text with blanks: [[]], [[8]] or [[3-8]]; \\[[ stands for the characters"
     )
     segments: list[Segment] | None = Field(
         None, description="instead of `text`: literal strings and blanks in turn"
     )
-    n: Count = 1
-    mode: ModelName | None = None
-    order: (
-        Literal["left-to-right", "random", "probability", "entropy", "margin", "ancestral"] | None
-    ) = None
-    k: Tokens = Field(1, description="tokens a step")
-    threshold: float | None = Field(
-        None, description="instead of k: all tokens that the model is so sure of"
-    )
-    steps: Annotated[int, Field(ge=0, le=2**16)] = Field(
-        0, description="of the order `ancestral`, and of mode `diffusion`"
-    )
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_k: int = Field(0, ge=0, le=2**31 - 1)
-    top_p: float = Field(1.0, gt=0, le=1)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
-    no_repeat_ngram: int = Field(0, ge=0, le=2**20)
-    banned: list[NotNegative] = Field(default_factory=list)
-    allowed: list[NotNegative] = Field(default_factory=list)
-    required: list[NotNegative] = Field(default_factory=list)
-    seed: Seed | None = Field(None, description="null: drawn, and told in the answer")
-    best_of: int = Field(0, ge=0, le=2**31 - 1)
-    search: Annotated[str, Field(max_length=40)] | None = Field(
-        None, description="beam:WIDTH or best-first:BUDGET"
-    )
-    reread: bool = Field(
-        False,
-        description=(
-            "rank what best_of or a beam found also by how the whole text reads from left to right"
-        ),
-    )
-    whole: bool = Field(True, description="the text is a whole document, not a fragment")
-    max_blank: Count = Field(32, description="most tokens of a blank that names none")
-    lengths: Literal["sample", "rank"] = "sample"
-    length_draws: int = Field(8, ge=2, le=2**20)
-    top: int = Field(0, ge=0, le=2**20, description="candidates to tell of each token")
-    stream: bool = False
-    model: ModelName | None = None
+    seed: Seed | None = Field(None, description="random seed; null draws one, which is returned")
+    stream: bool = Field(False, description="send tokens as server-sent events")
+    model: ShortText | None = None
     timeout: float | None = Timeout
 
     @model_validator(mode="after")
-    def one_of_two(self) -> "InfillBody":
+    def _one_text(self) -> Self:
         if (self.text is None) == (self.segments is None):
             raise ValueError("give either text or segments")
         return self
 
     def template(self) -> Template:
-        """The text, cut at its blanks."""
+        """Return the text, cut at its blanks."""
         if self.text is not None:
             return parse(self.text)
         pieces: list[list[str]] = [[]]
@@ -140,49 +108,35 @@ class InfillBody(Strict):
             if isinstance(segment, str):
                 pieces[-1].append(segment)
             else:
-                blank = segment.blank
-                contents.append(
-                    ""
-                    if blank is None
-                    else str(blank)
-                    if isinstance(blank, int)
-                    else f"{blank.min}-{blank.max}"
-                )
+                contents.append(segment.content)
                 pieces.append([])
         if not contents:
             raise ValueError('the segments have no blank; write one as {"blank": 8}')
         return Template(tuple(map("".join, pieces)), tuple(contents))
 
-    def sampler(self) -> Sampler:
-        return Sampler(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            no_repeat_ngram=self.no_repeat_ngram,
-            banned=tuple(self.banned),
-            allowed=tuple(self.allowed),
-            required=tuple(self.required),
-        )
+    def options(self, seed: int) -> InfillOptions:
+        """Return the options.
 
-    def turns(self) -> Order | None:
-        if self.order is None and self.k == 1 and self.threshold is None and not self.steps:
-            return None
-        return parse_order(self.order, self.k, self.threshold, self.steps)
+        Raises:
+            ValueError: Options contradict each other.
+        """
+        values = self.model_dump(include=set(flat_options(InfillOptions)))
+        return InfillOptions.make(**{**values, "seed": seed})
 
-    def check(self, service: Service, template: Template) -> None:
-        limits: Limits = service.settings.limits
-        for name in ("n", "best_of", "length_draws", "top", "steps"):
-            service.check_limit(name, getattr(self, name), getattr(limits, name))
-        service.check_limit("blanks", len(template.contents), limits.blanks)
-        service.check_limit("max_blank", self.max_blank, limits.blank_tokens)
-        for low, high in map(parse_lengths, template.contents):
-            if high not in (low, None):  # a length to be chosen
-                service.check_limit("blank", high, limits.blank_tokens)
-        if self.search is not None:
-            method, number = parse_search(self.search)
-            service.check_limit("search", number, limits.beam if method == "beam" else limits.nodes)
+
+def check_limits(service: Service, template: Template, options: InfillOptions) -> None:
+    """Raise ApiError if a request to fill blanks exceeds a limit of the server."""
+    limits = service.settings.limits
+    for name in ("n", "best_of", "length_draws", "top", "steps"):
+        service.check_limit(name, getattr(options, name), getattr(limits, name))
+    service.check_limit("blanks", len(template.contents), limits.blanks)
+    service.check_limit("max_blank", options.max_blank, limits.blank_tokens)
+    for low, high in map(parse_lengths, template.contents):
+        if high not in (low, None):  # a length that is to be chosen
+            service.check_limit("blank", high, limits.blank_tokens)
+    if options.search is not None:
+        method, number = parse_search(options.search)
+        service.check_limit("search", number, limits.beam if method == "beam" else limits.nodes)
 
 
 @router.post("/v1/infill", summary="Fill the blanks of a text")
@@ -193,29 +147,14 @@ async def infill(http: Request, body: InfillBody) -> Response:
     seed = secrets.randbelow(2**31) if body.seed is None else body.seed
     try:
         template = body.template()
-        body.check(service, template)
-        sampler, order = body.sampler(), body.turns()
+        options = body.options(seed)
+        check_limits(service, template, options)
     except ValueError as mistake:
         raise ApiError(400, str(mistake)) from mistake
 
     def fill(lm: LanguageModel, send: Send) -> list[Infilled]:
-        return lm.infill(
-            template,
-            body.n,
-            mode=body.mode,
-            sampler=sampler,
-            seed=seed,
-            order=order,
-            best_of=body.best_of,
-            search=body.search,
-            reread=body.reread,
-            whole=body.whole,
-            max_blank=body.max_blank,
-            lengths=body.lengths,
-            length_draws=body.length_draws,
-            top=body.top,
-            callback=_EventCallback(send) if body.stream else lambda _: send(None),
-        )
+        callback = _EventCallback(send) if body.stream else lambda _: send(None)
+        return lm.infill(template, options=options, callback=callback)
 
     request = service.start(http, fill, body.timeout)
     head = {
@@ -282,8 +221,9 @@ def _answer(
     }
 
 
+@with_options(ScoreOptions, skip=("seed", "batch"))
 class ScoreBody(Strict):
-    """Fields of `/v1/score`."""
+    """Fields of `/v1/score`: a text and the options of `ScoreOptions`."""
 
     text: Text = Field(
         description=(
@@ -291,10 +231,8 @@ class ScoreBody(Strict):
             "from left to right if no mode is given"
         )
     )
-    mode: ModelName | None = None
-    whole: bool = True
-    top: NotNegative = 0
-    model: ModelName | None = None
+    seed: Seed = Field(0, description="random seed of an estimate")
+    model: ShortText | None = None
     timeout: float | None = Timeout
 
 
@@ -303,8 +241,9 @@ async def score(http: Request, body: ScoreBody) -> Response:
     """Return log-probabilities of the marked parts of a text, or of all of it."""
     service = service_of(http)
     model, limits = service.model_name(body.model), service.settings.limits
-    service.check_limit("top", body.top, limits.top)
-    mode = body.mode
+    options = ScoreOptions(**body.model_dump(include=set(flat_options(ScoreOptions))))
+    service.check_limit("top", options.top, limits.top)
+    service.check_limit("draws", options.draws or 0, limits.draws)
     try:
         if not body.text:
             raise ValueError("the text is empty; there is nothing to score")
@@ -313,13 +252,10 @@ async def score(http: Request, body: ScoreBody) -> Response:
         raise ApiError(400, str(mistake), param="text") from mistake
     if not template.contents:
         template = Template(("", ""), template.pieces)
-        mode = mode or ("ar" if "ar" in service.backend.lm.model.config.modes else None)
+        if options.mode is None and "ar" in service.backend.lm.model.config.modes:
+            options = replace(options, mode="ar")
     service.check_limit("blanks", len(template.contents), limits.blanks)
-    request = service.start(
-        http,
-        lambda lm, _: lm.score(template, mode=mode, whole=body.whole, top=body.top),
-        body.timeout,
-    )
+    request = service.start(http, lambda lm, _: lm.score(template, options=options), body.timeout)
     scored = await request.done()
     usage = usage_of(scored.tokens, 0)
     service.count(http, request, usage)

@@ -16,9 +16,9 @@ from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
     Count,
     Lenient,
-    ModelName,
     NotNegative,
     Seed,
+    ShortText,
     StopStrings,
     Text,
     as_tuple,
@@ -57,7 +57,7 @@ PromptField = Annotated[
 class OpenAIRequest(Lenient):
     """Fields of OpenAI's completions API."""
 
-    model: ModelName | None = None
+    model: ShortText | None = None
     prompt: PromptField | None = None
     suffix: Text | None = None
     max_tokens: NotNegative | None = 16

@@ -1,12 +1,14 @@
 """Types of request fields, and the settings of a server.
 
 `Strict` and `Lenient` are the base classes of requests: one refuses unknown fields, the other
-ignores them.
+ignores them. `with_options` adds the options of `InfillOptions` or `ScoreOptions` to a request, so
+that their defaults, bounds and descriptions are written once.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -15,12 +17,16 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    create_model,
 )
 
-from tracformer.options import check_options, option
+from tracformer.generation.options import FlatOption, flat_options
+from tracformer.options import Bounds, check_options, option, simple_type
 from tracformer.server.errors import TAG
 
 LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 100.0
+M = TypeVar("M", bound=BaseModel)
 
 
 def _check_text(text: str) -> str:
@@ -60,7 +66,7 @@ def choose_by(kind: Callable[[Any], str | None], otherwise: str | None = None) -
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
-ModelName = Annotated[str, Field(max_length=200)]
+ShortText = Annotated[str, Field(max_length=200)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
 NotNegative = Annotated[int, Field(ge=0, le=LARGEST_INT)]
@@ -88,6 +94,56 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
+def with_options(kind: type[Any], skip: Collection[str] = ()) -> Callable[[type[M]], type[M]]:
+    """Return a class decorator that adds the options of a class to the fields of a request.
+
+    Defaults, bounds and descriptions are those of the options.
+
+    Args:
+        kind: A class of options, such as `InfillOptions`.
+        skip: Options that a client cannot set, or that the request declares itself.
+    """
+    fields: dict[str, Any] = {
+        name: _field_of(option) for name, option in flat_options(kind).items() if name not in skip
+    }
+
+    def add_fields(request: type[M]) -> type[M]:
+        return create_model(request.__name__, __base__=request, __doc__=request.__doc__, **fields)
+
+    return add_fields
+
+
+def _field_of(option: FlatOption) -> tuple[Any, Any]:
+    """Return the type and the field of an option, as pydantic's `create_model` takes them."""
+    default, bounds = option.default, option.info.bounds or Bounds()
+    kind = simple_type(option.type)
+    hint: Any = kind
+    limits: dict[str, Any] = {}
+    if kind is None:  # a list of token ids
+        hint, default = list[NotNegative], list(default)
+    elif kind is str:
+        names = bounds.names()
+        hint = Literal[names] if names else ShortText
+    elif kind in (int, float):
+        low, high, above, below, _ = bounds
+        below = None if below is None or math.isinf(below) else below  # JSON has no infinity
+        if low is not None and default is not None:
+            low = min(low, default)  # a default such as 0 for "off" can be sent too
+        if (low, above) != (None, None) and (high, below) == (None, None):
+            high = LARGEST_INT if kind is int else LARGEST_FLOAT
+        limits = {"ge": low, "le": high, "gt": above, "lt": below}
+    if default is None:
+        hint = hint | None
+    description = option.info.help
+    if default is True:  # the help text of a flag says what the flag switches off
+        description = f"false: {description}"
+    return hint, Field(
+        default,
+        description=description,
+        **{name: limit for name, limit in limits.items() if limit is not None},
+    )
+
+
 @dataclass(frozen=True)
 class Limits:
     """The most that one request may ask for; what exceeds a limit is refused."""
@@ -99,6 +155,7 @@ class Limits:
     prompts: int = 64  # of one completions request
     blank_tokens: int = 128  # longest blank of unknown length
     length_draws: int = 32
+    draws: int = 256  # of an estimated score
     top: int = 20  # candidates of each token
     beam: int = 32  # width of a search
     nodes: int = 2000  # budget of a search
