@@ -7,6 +7,7 @@ from the fields:
 - `build` makes an instance from a mapping such as a YAML file holds; dataclasses may be nested.
 - `read_words` reads `key=value` words, with dotted keys for nested groups.
 - `add_arguments` and `from_arguments` make command-line flags and read them back.
+- `to_yaml` writes values as YAML with the help texts as comments.
 - `did_you_mean` suggests the nearest known name.
 
 This module imports neither torch nor any other module of the package.
@@ -59,7 +60,8 @@ class Bounds(NamedTuple):
             closing = ")" if self.high is None else "]"
             return f"in {opening}{low:g}, {high:g}{closing}"
         if low is not None:
-            return f"at least {low:g}" if self.above is None else f"more than {low:g}"
+            finite = "" if high is None else "finite and "
+            return f"{finite}{'at least' if self.above is None else 'more than'} {low:g}"
         return f"at most {high:g}" if self.below is None else f"less than {high:g}"
 
 
@@ -166,7 +168,7 @@ def build(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         prefix: Put before the names in messages, such as "optimizer.".
 
     Raises:
-        ValueError: A name is unknown, or a value has the wrong type.
+        ValueError: A name is unknown, a value has the wrong type, or a required one is missing.
     """
     hints = typing.get_type_hints(kind)
     names = {field.name: hints[field.name] for field in dataclasses.fields(typing.cast(Any, kind))}
@@ -177,6 +179,10 @@ def build(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
                 if dataclasses.is_dataclass(hint):
                     known += [f"{prefix}{name}.{inner.name}" for inner in dataclasses.fields(hint)]
             raise ValueError(f"unknown option {prefix + key!r}{did_you_mean(prefix + key, known)}")
+    for field in dataclasses.fields(typing.cast(Any, kind)):
+        no_default = (field.default, field.default_factory) == (dataclasses.MISSING,) * 2
+        if no_default and field.name not in values:
+            raise ValueError(f"{prefix}{field.name} is missing; it is required")
     return kind(**{key: convert(value, names[key], prefix + key) for key, value in values.items()})
 
 
@@ -202,11 +208,13 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             return None
         return convert(value, inner[0], name)
     if origin is tuple:
-        if not isinstance(value, str | int | float | list | tuple):
+        kind = typing.get_args(hint)[0]
+        single = (str, int, float) if kind in (int, float) else (str,)
+        if not isinstance(value, (*single, list, tuple)):
             raise ValueError(f"{name} is {value!r}; it must be a list, such as {name}=[a,b]")
         items = value.split("/") if isinstance(value, str) else value
         items = items if isinstance(items, list | tuple) else [items]
-        return tuple(convert(item, typing.get_args(hint)[0], name) for item in items)
+        return tuple(convert(item, kind, name) for item in items)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise ValueError(f"{name} is {value!r}; it must be a group of options")
@@ -259,6 +267,36 @@ def read_yaml(text: str, where: str) -> Any:
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or error
         raise ValueError(f"{where} is not YAML{place}: {problem}") from error
+
+
+def to_yaml(values: Mapping[str, Any], kind: Any = None, indent: str = "") -> str:
+    """Return values as YAML, each under a comment with its help text.
+
+    Args:
+        values: Names and values; groups are nested mappings.
+        kind: The dataclass that they belong to; None writes no comments.
+        indent: Indentation of every line.
+    """
+    import yaml
+
+    fields = option_fields(kind) if kind is not None else {}
+    hints = typing.get_type_hints(kind) if kind is not None else {}
+    lines = []
+    for key, value in values.items():
+        if key in fields:
+            help, bounds = fields[key].help, fields[key].bounds
+            names = bounds.names() if bounds is not None else ()
+            listed = "" if all(name in help for name in names) else f": {', '.join(names)}"
+            lines.append(f"{indent}# {help}{listed}")
+        if isinstance(value, Mapping) and value:
+            inner = hints.get(key)
+            inner = inner if dataclasses.is_dataclass(inner) else None
+            lines += [f"{indent}{key}:", to_yaml(value, inner, f"{indent}  ")]
+            continue
+        plain = list(value) if isinstance(value, tuple) else value
+        text = yaml.safe_dump({key: plain}, default_flow_style=True, width=10**6).strip()
+        lines.append(indent + text[1:-1])
+    return "\n".join(lines)
 
 
 def read_words(

@@ -48,7 +48,7 @@ def test_nothing_but_a_text_file(here: Path, capsys: pytest.CaptureFixture[str])
     story_data(here)
     assert main(["train", "data=stories.txt", "steps=2", "eval_sequences=2"]) == 0
     told = capsys.readouterr()
-    for word in ("tokeniser: byte", "preset: tiny", "run: runs/stories", "1.6M parameters"):
+    for word in ("tokenizer: byte", "preset: tiny", "run: runs/stories", "1.6M parameters"):
         assert word in told.out
     assert (here / "runs/stories/model/model.safetensors").exists()
     assert (here / "runs/stories/model/tokenizer.json").exists()

@@ -137,7 +137,7 @@ def test_a_warm_up_longer_than_the_run_is_cut_aloud(
     ]
     start(load_config(words))
     assert (
-        "optimizer.warmup is 10, and there are 10 steps: warming up over 1 of them"
+        "optimizer.warmup is 10, but the run has 10 steps: using 1 warm-up steps"
         in capsys.readouterr().out
     )
 
@@ -171,7 +171,7 @@ def test_an_aligned_tokeniser_reads_gaps(
     start(load_config([*words, *small("steps=2", "until=1")]))
     data = PreparedData.open(tmp_path / "run" / "data")
     assert data.tokenizer.decode(data.split("train").document(0)[:-1]).startswith("MK-V-LA")
-    assert "tokeniser: protein-aligned, 27 tokens" in capsys.readouterr().out
+    assert "tokenizer: protein-aligned, 27 tokens" in capsys.readouterr().out
     assert start(load_config([*words, *small("steps=2")])).finished
 
 
@@ -220,7 +220,7 @@ def test_a_fraction_to_validate_on(tmp_path: Path) -> None:
         "validation"
     ].bytes == pytest.approx(750, abs=20)
     with pytest.raises(
-        ValueError, match=r"holds back 0\.25 of the data, and data\.validation is now 0\.05"
+        ValueError, match=r"holds out 0\.25 of the data, but data\.validation is now 0\.05"
     ):
         start(load_config(words))
 
@@ -235,7 +235,7 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for changes, told in (
         (["steps=3", "objective=ac"], r"modes was \['car'\] and is now \('ac',\)"),
-        (["steps=2", "objective=car"], "steps is 2, and .* has done 3 already"),
+        (["steps=2", "objective=car"], "steps is 2, but .* has already done 3 steps"),
         (
             ["steps=3", "data.tokenizer=char"],
             "was prepared with another tokenizer .kind byte, 257 tokens",

@@ -73,14 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     changes = [word for word in arguments.words if "=" in word]
     config = configs.load_config(changes, presets[0] if presets else None)
     if arguments.keys:
-        import yaml
+        from tracformer.options import to_yaml
 
         keys = {**config.to_dict(), **_listed(config)}
-        print(
-            json.dumps(keys)
-            if arguments.json
-            else yaml.safe_dump(keys, sort_keys=False).removesuffix("\n")
-        )
+        print(json.dumps(keys) if arguments.json else to_yaml(keys, configs.TrainConfig))
         return 0
 
     from tracformer.cli import MISTAKES

@@ -235,7 +235,7 @@ class InfillOptions(TextOptions):
         None, MODE + "diffusion: the model's reverse process (default: chosen by model and order)"
     )
     sampler: Sampler = PLAIN
-    order: "str | Order | None" = option(  # noqa: RUF009
+    order: "str | Order | None" = option(
         None,
         f"order of filling in mode ac: {', '.join(ORDERS)} (default: left-to-right)",
         metavar="NAME",

@@ -40,12 +40,11 @@ from tracformer.data.sources import reading_of, split_files
 from tracformer.evaluation.exact import PREFIX as EXACT
 from tracformer.evaluation.exact import parse_exact
 from tracformer.evaluation.task import Task, make_task
+from tracformer.options import raw_keys, read_yaml
 from tracformer.reproduce.pilots import Pilots
 from tracformer.training.train_config import (
-    AS_WRITTEN,
     TrainConfig,
     from_dict,
-    parse_yaml,
     read_preset,
 )
 
@@ -401,7 +400,7 @@ def _values(known: Mapping[str, Any], changes: dict[str, str]) -> dict[str, Any]
     for key in [key for key in changes if key.startswith("values.")]:
         if (name := key.removeprefix("values.")) not in values:
             raise ValueError(f"the scale has no value {name!r}; it has: {', '.join(values)}")
-        values[name] = parse_yaml(changes.pop(key), key)
+        values[name] = read_yaml(changes.pop(key), key)
     return values
 
 
@@ -440,7 +439,7 @@ def _changed(
         ):
             data[name] = dataclasses.replace(data[name], **{part or "source": value})
         elif head == "train" and name:
-            setting = value if rest in AS_WRITTEN else parse_yaml(value, key)
+            setting = value if rest in raw_keys(TrainConfig) else read_yaml(value, key)
             _check_train(_with({}, rest.split("."), setting), key)
             models = {
                 each: dataclasses.replace(model, train=_with(model.told, rest.split("."), setting))
@@ -516,7 +515,7 @@ def _load(name: str, folder: str, known: Iterable[str], what: str) -> dict[str, 
         )
     else:
         raise ValueError(f"{what} is {name!r}; available: {', '.join(known)}, or a YAML file")
-    values = parse_yaml(text, name)
+    values = read_yaml(text, name)
     if not isinstance(values, dict):
         raise ValueError(f"{what} {name} does not hold keys and values")
     return values

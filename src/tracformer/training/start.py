@@ -1,5 +1,7 @@
-"""From a configuration to a running loop: whatever the user left open is chosen
-here, and said aloud.
+"""Start a training run: resolve the configuration, prepare the data, build the model, train.
+
+`resolve` fills in everything that the user left open and returns the final configuration. `start`
+then builds the model and runs the training loop of `tracformer.training.loop`.
 """
 
 import dataclasses
@@ -13,6 +15,7 @@ import torch
 
 from tracformer.baselines import find_family, load_model
 from tracformer.data import (
+    Examples,
     PreparedData,
     Tokenizer,
     is_made_from,
@@ -35,110 +38,139 @@ from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.loop import Outcome, Trainer
 from tracformer.training.train_config import DataConfig, TrainConfig
 
-SMALL = 1_000_000  # tokens below which the tiny model is plenty
+SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
 EPOCHS = 20  # passes over small data
 MOST_STEPS, LEAST_STEPS = 5000, 200
-FREE = ("dropout", "modes")  # of a model that `init` brings, what a run may still change
+CHANGEABLE = ("dropout", "modes")  # fields of a model loaded by `init` that a run may change
 
 Say = Callable[[str], None]
 
 
-def start(config: TrainConfig, under_preset: Callable[[str], TrainConfig] | None = None) -> Outcome:
-    """Train as configured.
-
-    `under_preset`, where the user named no preset, gives the same wishes under the one that fits
-    the data.
-    """
-    if not config.data.source:
-        raise ValueError(
-            "no data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or the name of "
-            "a data set"
-        )
-    # that there is none is told before anything is written
-    origin = _origin(config.init) if config.init else None
-    if origin is not None:
-        _require_unchanged(config, origin)
-        config = dataclasses.replace(
-            config,
-            model={**config.model, "family": origin.model.config.model_type},
-            init=str(origin.folder),
-        )
-    with join_ranks(config.device) as ranks:
-        say: Say = _tell if ranks.first else lambda text: None
-        config = dataclasses.replace(config, run=config.run or default_run(config))
-        data = _open_data(config, origin, ranks, say)
-        if under_preset is not None and origin is None:
-            config = dataclasses.replace(under_preset(fitting_preset(data, say)), run=config.run)
-        model = _build_model(config, origin, data.tokenizer, say)
-        config = dataclasses.replace(config, length=config.length or model.config.max_length)
-        if config.length > model.config.max_length:
-            raise ValueError(
-                f"length is {config.length}, but the model takes at most max_length = "
-                f"{model.config.max_length} tokens"
-            )
-        if config.batch % ranks.world:
-            raise ValueError(
-                f"batch is {config.batch} for {ranks.world} ranks; it must be a multiple of their "
-                "number"
-            )
-        views = (config.length, config.data.rows, config.data.cross_documents)
-        train = open_examples(data.split("train"), *views)
-        validated = _can_validate(data, config)
-        valid = open_examples(data.split("validation"), *views) if validated else None
-        if valid is None:
-            say("no validation: there is less held-out text than one row")
-        if not config.steps:
-            config = dataclasses.replace(
-                config, steps=min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * len(train) // config.batch))
-            )
-        if (warmup := config.optimizer.warmup) >= config.steps:
-            config = dataclasses.replace(
-                config, optimizer=dataclasses.replace(config.optimizer, warmup=config.steps // 10)
-            )
-            say(
-                f"optimizer.warmup is {warmup}, and there are {config.steps} steps: warming up "
-                f"over {config.optimizer.warmup} of them"
-            )
-        _describe(config, model, data, len(train), ranks, say)
-        trainer = Trainer(
-            config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint
-        )
-        with _alone_in(Path(config.run)) if ranks.first else nullcontext():
-            trainer.resume()
-            if trainer.state.step > config.steps:
-                raise ValueError(
-                    f"steps is {config.steps}, and {config.run} has done {trainer.state.step} "
-                    "already; ask for more steps"
-                )
-            if ranks.first:
-                write_atomically(
-                    Path(config.run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n"
-                )
-            return trainer.train()
-
-
-class Origin(NamedTuple):
+class InitialModel(NamedTuple):
     """The trained model that a run starts from."""
 
     folder: Path
     model: ConditionalModel
-    tokenizer: str  # where it is
+    tokenizer: str  # path of its tokenizer
 
 
-def _origin(init: str) -> Origin:
-    """Whatever `tracformer.load` takes: a model's folder, a run's, a bundled name,
-    an id of the hub.
+def start(config: TrainConfig, with_preset: Callable[[str], TrainConfig] | None = None) -> Outcome:
+    """Train as configured.
+
+    Args:
+        config: Configuration; `data.source` is required, the rest has defaults.
+        with_preset: Returns the configuration with the values of a preset as its base. Given if the
+            user named no preset; the preset is then chosen by the size of the data.
+
+    Returns:
+        The run folder, the last step, and the signal that stopped the run, if one did.
+
+    Raises:
+        ValueError: The configuration does not fit the data, the model or the checkpoints.
+        TrainingError: Training cannot continue.
     """
+    if not config.data.source:
+        raise ValueError(
+            "no training data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or "
+            "data=NAME (a named data set)"
+        )
+    # Loaded before anything is written, so that a wrong `init` leaves no files behind.
+    initial = _load_initial(config.init) if config.init else None
+    if initial is not None:
+        _reject_other_model(config, initial)
+    with join_ranks(config.device) as ranks:
+        say: Say = _print if ranks.first else lambda text: None
+        run = config.run or default_run(config)
+        data = _open_data(config, Path(run), initial, ranks, say)
+        if with_preset is not None and initial is None:
+            config = with_preset(fitting_preset(data, say))
+        config = resolve(config, run, data, initial, ranks, say)
+        model = _build_model(config, initial, data.tokenizer, say)
+        train, valid = _rows(config, data, "train"), None
+        if _can_validate(data, config):
+            valid = _rows(config, data, "validation")
+        else:
+            say("no validation: the held-out text is shorter than one row")
+        _describe(config, model, len(train), ranks, say)
+        trainer = Trainer(
+            config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint
+        )
+        with _locked(Path(run)) if ranks.first else nullcontext():
+            trainer.resume()
+            if trainer.state.step > config.steps:
+                raise ValueError(
+                    f"steps is {config.steps}, but {run} has already done {trainer.state.step} "
+                    "steps; set steps to a larger number"
+                )
+            if ranks.first:
+                write_atomically(
+                    Path(run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n"
+                )
+            return trainer.train()
+
+
+def resolve(
+    config: TrainConfig,
+    run: str,
+    data: PreparedData,
+    initial: InitialModel | None,
+    ranks: Ranks,
+    say: Say,
+) -> TrainConfig:
+    """Return the final configuration, with everything filled in that was left open.
+
+    This covers `run`, `init`, the model's family, `length`, `steps` and a warm-up that is longer
+    than the run.
+
+    Args:
+        config: What the user and the preset said.
+        run: Folder of the run.
+        data: The prepared training data.
+        initial: The model to start from, if any.
+        ranks: Ranks that share the batch.
+        say: Prints a line for the user.
+    """
+    if initial is not None:
+        model = {**config.model, "family": initial.model.config.model_type}
+        # A known family fixes the default objective, which the modes below depend on.
+        config = dataclasses.replace(config, model=model, init=str(initial.folder))
+    longest = _model_config(config, initial, data.tokenizer).max_length
+    length = config.length or longest
+    if length > longest:
+        raise ValueError(
+            f"length is {length}, but the model has max_length {longest}; use length={longest} or "
+            "less"
+        )
+    if config.batch % ranks.world:
+        raise ValueError(
+            f"batch is {config.batch}; it must be a multiple of the number of ranks, {ranks.world}"
+        )
+    steps = config.steps
+    if not steps:
+        rows = len(_rows(dataclasses.replace(config, length=length), data, "train"))
+        steps = min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * rows // config.batch))
+    optimizer = config.optimizer
+    if optimizer.warmup >= steps:
+        optimizer = dataclasses.replace(optimizer, warmup=steps // 10)
+        say(
+            f"optimizer.warmup is {config.optimizer.warmup}, but the run has {steps} steps: "
+            f"using {optimizer.warmup} warm-up steps"
+        )
+    return dataclasses.replace(config, run=run, length=length, steps=steps, optimizer=optimizer)
+
+
+def _load_initial(init: str) -> InitialModel:
+    """Load a model by anything that `tracformer.load` accepts."""
     folder = find_folder(init)
     model = load_model(folder)
-    return Origin(folder, model, str(tokenizer_of(folder, model)))
+    return InitialModel(folder, model, str(tokenizer_of(folder, model)))
 
 
-def _require_unchanged(config: TrainConfig, origin: Origin) -> None:
-    """Every wish about the model is what it is already, or may still change."""
-    fixed = {"family": origin.model.config.model_type, **origin.model.config.to_dict()}
-    for key in fixed:  # the family first: another one has other keys
-        if key not in FREE and config.model.get(key, fixed[key]) != fixed[key]:
+def _reject_other_model(config: TrainConfig, initial: InitialModel) -> None:
+    """Reject model options that conflict with `init`."""
+    fixed = {"family": initial.model.config.model_type, **initial.model.config.to_dict()}
+    for key in fixed:  # the family first: another family has other keys
+        if key not in CHANGEABLE and config.model.get(key, fixed[key]) != fixed[key]:
             raise ValueError(
                 f"model.{key} is {config.model[key]!r}, but init={config.init} fixes it at "
                 f"{fixed[key]!r}; leave it out"
@@ -146,20 +178,20 @@ def _require_unchanged(config: TrainConfig, origin: Origin) -> None:
 
 
 def default_run(config: TrainConfig) -> str:
-    """runs/NAME after the data: `my.txt` trains in runs/my, and so does `my/*.txt`."""
+    """Return runs/NAME with the name of the data: `my.txt` and `my/*.txt` train in runs/my."""
     name = fixed_part(config.data.source.rstrip("/").split(":")[-1]).name
-    written = name.encode(errors="ignore").decode()  # TensorBoard takes no name that is not UTF-8
+    written = name.encode(errors="ignore").decode()  # TensorBoard accepts only UTF-8 names
     return str(Path("runs") / (written.split(".")[0] or "run"))
 
 
-def _tell(text: str) -> None:
-    """A file's name may be no UTF-8."""
+def _print(text: str) -> None:
+    """Print a line; file names that are not UTF-8 are escaped."""
     print(text.encode(errors="backslashreplace").decode())
 
 
 @contextmanager
-def _alone_in(run: Path) -> Iterator[None]:
-    """Two runs in one folder would spoil each other's checkpoints."""
+def _locked(run: Path) -> Iterator[None]:
+    """Hold the run's lock: two processes in one folder would damage each other's checkpoints."""
     with ExitStack() as stack:
         try:
             stack.enter_context(held(run))
@@ -172,15 +204,17 @@ def _alone_in(run: Path) -> Iterator[None]:
 
 
 def fitting_preset(data: PreparedData, say: Say) -> str:
-    """The tiny or the laptop preset, by the number of tokens."""
+    """Return the preset `tiny` or `laptop`, by the number of training tokens."""
     tokens = data.manifest.splits["train"].tokens
-    name = "tiny" if tokens < SMALL else "laptop"
+    name = "tiny" if tokens < SMALL_DATA else "laptop"
     say(f"preset: {name} ({tokens:,} training tokens); `tracformer train --presets` lists others")
     return name
 
 
-def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Say) -> PreparedData:
-    """A prepared folder as it is; anything else is prepared once, inside the run's folder."""
+def _open_data(
+    config: TrainConfig, run: Path, initial: InitialModel | None, ranks: Ranks, say: Say
+) -> PreparedData:
+    """Open a prepared folder; other data is prepared once, in the run's folder."""
     if (Path(config.data.source) / MANIFEST_FILE).is_file():
         if config.data.validation != DataConfig.validation:
             raise ValueError(
@@ -191,12 +225,12 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
             )
         data = PreparedData.open(config.data.source)
     else:
-        fraction, held = parse_validation(config.data.validation)
-        sources = open_sources(config.data.source, validation=held)
-        folder = Path(config.run) / "data"
+        fraction, files = parse_validation(config.data.validation)
+        sources = open_sources(config.data.source, validation=files)
+        folder = run / "data"
         tokenizer = config.data.tokenizer
-        if origin is not None and tokenizer == "auto":
-            tokenizer = origin.tokenizer
+        if initial is not None and tokenizer == "auto":
+            tokenizer = initial.tokenizer
         found = (folder / MANIFEST_FILE).is_file()
         if ranks.first and not found:
             say(f"preparing {config.data.source} in {folder}")
@@ -204,17 +238,16 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
         ranks.barrier()
         data = PreparedData.open(folder)
         if not is_made_from(data, sources, hashes=ranks.first and found):
-            told = config.data.source + (f" with data.validation={held}" if held else "")
+            given = config.data.source + (f" with data.validation={files}" if files else "")
             raise ValueError(
-                f"{folder} was prepared from other data than {told}; use another run=FOLDER, or "
+                f"{folder} was prepared from other data than {given}; use another run=FOLDER, or "
                 f"remove {folder}"
             )
         carved = data.manifest.carving["train"].get("fraction", 0.0)
         if "validation" not in sources and carved != fraction:
             raise ValueError(
-                f"{folder} holds back {carved:g} of the data, and data.validation is now "
-                f"{fraction:g}; "
-                f"use another run=FOLDER, or remove {folder}"
+                f"{folder} holds out {carved:g} of the data, but data.validation is now "
+                f"{fraction:g}; use another run=FOLDER, or remove {folder}"
             )
     require_tokenizer(config.data.tokenizer, data, "data.tokenizer")
     counts = ", ".join(
@@ -222,58 +255,80 @@ def _open_data(config: TrainConfig, origin: Origin | None, ranks: Ranks, say: Sa
         for name, split in data.manifest.splits.items()
     )
     say(
-        f"data: {data.folder}: {counts}; tokeniser: {name_of(data.tokenizer)}, "
+        f"data: {data.folder}: {counts}; tokenizer: {name_of(data.tokenizer)}, "
         f"{data.tokenizer.vocab_size} tokens"
     )
     return data
 
 
+def _rows(config: TrainConfig, data: PreparedData, split: str) -> Examples:
+    return open_examples(
+        data.split(split), config.length, config.data.rows, config.data.cross_documents
+    )
+
+
+def _model_config(
+    config: TrainConfig, initial: InitialModel | None, tokenizer: Tokenizer
+) -> ModelConfig:
+    """Return the configuration of the model to train; that of `initial` with allowed changes."""
+    if initial is None:
+        return config.model_config(tokenizer.vocab_size)
+    old = initial.model.config
+    changes = {key: config.model[key] for key in CHANGEABLE if key in config.model}
+    modes = config.modes(type(old))
+    return type(old).from_dict(
+        {**old.to_dict(), "vocab_size": tokenizer.vocab_size, "modes": modes, **changes}
+    )
+
+
 def _build_model(
-    config: TrainConfig, origin: Origin | None, tokenizer: Tokenizer, say: Say
+    config: TrainConfig, initial: InitialModel | None, tokenizer: Tokenizer, say: Say
 ) -> ConditionalModel:
+    """Return the model with fresh weights, or with those of `initial`."""
     torch.manual_seed(config.seed)
-    if origin is None:
-        return _construct(config.model_config(tokenizer.vocab_size), config)
-    old, old_tokenizer = origin.model, load_tokenizer(origin.tokenizer)
-    free = {
-        "modes": config.modes(type(old.config)),
-        **{key: config.model[key] for key in FREE if key in config.model},
-    }
-    shape = {**old.config.to_dict(), "vocab_size": tokenizer.vocab_size, **free}
+    shape = _model_config(config, initial, tokenizer)
+    model: ConditionalModel
+    if isinstance(shape, TracformerConfig):
+        model = Tracformer(shape, config.attention)
+    else:
+        model = find_family(shape.model_type).model_class(shape)
+    if initial is None:
+        return model
+    old_tokenizer = load_tokenizer(initial.tokenizer)
     known = {token: i for i, token in enumerate(old_tokenizer.tokens())}
     if tokenizer.fingerprint == old_tokenizer.fingerprint:
         origins = list(range(tokenizer.vocab_size))
     elif known.keys() <= set(tokenizer.tokens()):
         origins = [known.get(token, -1) for token in tokenizer.tokens()]
-        say(f"vocabulary grown from {old.config.vocab_size} to {tokenizer.vocab_size} tokens")
+        say(
+            f"vocabulary grown from {initial.model.config.vocab_size} to {tokenizer.vocab_size} "
+            "tokens"
+        )
     else:
         require_same_tokenizer(tokenizer, old_tokenizer)
-    model = _construct(type(old.config).from_dict(shape), config)
-    model.load_state_dict(grown_weights(old, origins))
+    model.load_state_dict(grown_weights(initial.model, origins))
     say(f"starting from {config.init}")
     return model
 
 
-def _construct(shape: ModelConfig, config: TrainConfig) -> ConditionalModel:
-    if isinstance(shape, TracformerConfig):
-        return Tracformer(shape, config.attention)
-    return find_family(shape.model_type).model_class(shape)
-
-
 def grown_weights(old: ConditionalModel, origins: list[int]) -> dict[str, torch.Tensor]:
-    """The old weights under another vocabulary: row i is old row `origins[i]`, or the old rows'
-    mean for -1; the mask stays last.
+    """Return the weights of a model under a larger vocabulary.
+
+    Args:
+        old: The model.
+        origins: For each new token the row of the old embedding that it takes; -1 takes the mean of
+            all old rows. The row of the mask stays last.
     """
     weights = old.state_dict()
     if origins == list(range(old.config.vocab_size)):
         return weights
     if not isinstance(old.config, TracformerConfig):
         raise ValueError(
-            "the vocabulary is not that of init, and only a Tracformer's can grow; "
-            f"{old.config.model_type} needs the same"
+            "the vocabulary differs from that of init, and only a Tracformer's can grow; "
+            f"{old.config.model_type} needs the same tokenizer"
         )
     rows, mask = weights["embedding.weight"][:-1], weights["embedding.weight"][-1:]
-    candidates = torch.cat((rows, rows.mean(0, keepdim=True)))  # -1 picks the mean
+    candidates = torch.cat((rows, rows.mean(0, keepdim=True)))  # index -1 picks the mean
     return {**weights, "embedding.weight": torch.cat((candidates[origins], mask))}
 
 
@@ -285,13 +340,9 @@ def _can_validate(data: PreparedData, config: TrainConfig) -> bool:
 
 
 def _describe(
-    config: TrainConfig,
-    model: ConditionalModel,
-    data: PreparedData,
-    rows: int,
-    ranks: Ranks,
-    say: Say,
+    config: TrainConfig, model: ConditionalModel, rows: int, ranks: Ranks, say: Say
 ) -> None:
+    """Print the model, the length of the run, and whether it resumes."""
     shape = model.config
     say(
         f"model: {shape.model_type}, {model.num_parameters() / 1e6:.1f}M parameters, "
@@ -301,11 +352,10 @@ def _describe(
     passes = config.steps * config.batch / rows
     say(
         f"run: {config.run}: {config.steps} steps of {config.batch} x {config.length} tokens "
-        f"({passes:.1f} passes over the data) "
-        f"on {ranks.world} x {ranks.device.type}"
+        f"({passes:.1f} passes over the data) on {ranks.world} x {ranks.device.type}"
     )
     if list_checkpoints(Path(config.run) / "checkpoints"):
         say(
-            f"{config.run} has checkpoints: going on from the newest whole one (use another "
+            f"{config.run} has checkpoints: resuming from the newest undamaged one (use another "
             "run=FOLDER to start afresh)"
         )
