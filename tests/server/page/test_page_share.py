@@ -126,7 +126,7 @@ def test_what_the_server_refuses_is_told(texts: Site, screens: Open) -> None:
     screen.write("the mat")
     assert not screen.page.is_visible("#error")
     screen.page.click("#fill")
-    assert "Nothing is blank yet" in screen.page.inner_text("#error")
+    assert "No blank in the text" in screen.page.inner_text("#error")
 
 
 def test_a_busy_server_is_tried_again_after_its_time(texts: Site, screens: Open) -> None:

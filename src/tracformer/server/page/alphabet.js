@@ -1,4 +1,4 @@
-// Sequences of characters: what kind of sequence a model writes, and which class each character is coloured by.
+// Models of characters: which kind of sequence a model writes (text, DNA, protein), and the colour class of each character.
 
 const CLASSES = {
   dna: { A: "a", C: "c", G: "g", T: "t", U: "t" },
@@ -16,7 +16,7 @@ function of(name, letters) {
   return Object.fromEntries([...letters].map((letter) => [letter, name]));
 }
 
-// "text", "dna" or "protein".
+// Return "text", "dna" or "protein" for a model.
 export function kindOf(model) {
   if (model?.tokenizer !== "characters" || !model.alphabet) return "text";
   const letters = new Set(model.alphabet.replace(/[^A-Za-z]/g, ""));
@@ -28,7 +28,7 @@ export function kindOf(model) {
 
 export const classOf = (kind, letter) => CLASSES[kind]?.[letter.toUpperCase()] ?? "other";
 
-// Pasted sequences often come as FASTA: headers, line ends and case go where the model has no such characters. Marks stay.
+// Return pasted FASTA text as a plain sequence: without headers, and without white space and lower case that the model's alphabet lacks.
 export function cleaned(text, alphabet) {
   const kept = text.replace(/^>.*$/gm, "").replace(/\s+/g, (space) => (alphabet.includes(space[0]) ? space : ""));
   return /[a-z]/.test(alphabet) ? kept : kept.toUpperCase();

@@ -1,9 +1,9 @@
-// The server's native protocol: plain calls, and fills as a stream of events.
+// Client of the server's native protocol: plain requests, and fills as a stream of events.
 
 import { keep, recall } from "./memory.js";
 
 const KEY = "tracformer-key";
-const STATUS = { invalid_request_error: 400, timeout_error: 408, unavailable_error: 503 }; // of what goes wrong when a stream has begun
+const STATUS = { invalid_request_error: 400, timeout_error: 408, unavailable_error: 503 }; // statuses of errors that arrive after a stream has begun
 let key = recall("sessionStorage", KEY) ?? "";
 
 export function setKey(value) {
@@ -13,7 +13,7 @@ export function setKey(value) {
 
 export const hasKey = () => key !== "";
 
-// What the server refused, or that it could not be reached (status 0).
+// An error answer of the server; status 0 if it cannot be reached.
 export class ApiError extends Error {
   constructor(message, status = 0, retryAfter = null) {
     super(message);
@@ -47,7 +47,7 @@ export const models = async () => (await (await request("v1/models")).json()).da
 export const score = async (body) => (await request("v1/score", body)).json();
 export const tokenize = async (text, inside) => (await (await request("v1/tokenize", { text, inside })).json()).tokens;
 
-// Fill blanks: `hear(name, data)` is called with every event; returns when the stream ended with its result.
+// Fill blanks: `hear(name, data)` is called with every event; returns when the stream has ended with its result.
 export async function infill(body, hear, signal) {
   const response = await request("v1/infill", { ...body, stream: true }, signal);
   let done = false;
@@ -63,7 +63,7 @@ export async function infill(body, hear, signal) {
   if (!done) throw new ApiError("The connection was lost before the fill was complete.");
 }
 
-// Server-sent events of a body: blocks of `field: value` lines, each block ended by an empty line.
+// Yield the server-sent events of a body: blocks of `field: value` lines, separated by empty lines.
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

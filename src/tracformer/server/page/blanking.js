@@ -1,12 +1,12 @@
-// From selected words to a blank: which characters it takes, and how many tokens they are.
+// Turn selected words into a blank: which characters it replaces, and how many tokens they are.
 
 import { contentOf, parse } from "./marks.js";
 
-// {start, stop, content}: of the raw text. `count(text, inside)`: the server's tokens of a text, behind another or not.
+// Return {start, stop, content} of the new blank in the raw text. `count(text, inside)` returns the server's tokens of a text; `inside`: it follows other text.
 export async function tokensToBlank(text, [from, to], kind, count) {
   const { marks } = parse(text);
   let [start, stop] = from < to ? trimmed(text, from, to) : wordAt(text, from, kind);
-  for (const mark of marks) { // marks that are touched go in whole
+  for (const mark of marks) { // blanks that the selection touches are included whole
     if (mark.start < stop && start < mark.stop) [start, stop] = [Math.min(start, mark.start), Math.max(stop, mark.stop)];
   }
   if (start === stop) return { start, stop, content: kind === "text" ? "4" : "6" };
@@ -21,7 +21,7 @@ export async function tokensToBlank(text, [from, to], kind, count) {
   return { start, stop, content: contentOf(low, high === Infinity ? null : high) };
 }
 
-// Where the server does not answer, a guess that can be dragged right.
+// Number of tokens; a guess if the server does not answer, which the user can correct by dragging.
 async function counted(text, kind, count, inside) {
   if (kind !== "text") return text.length;
   try {

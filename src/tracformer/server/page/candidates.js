@@ -1,11 +1,11 @@
-// What else could have stood at a token's place: a box with the likeliest candidates, opened by pointing, focus or a tap. Choosing one locks it.
+// A box with the most likely candidates for a token, opened by pointing, focus or a tap. Choosing a candidate locks it.
 
 import { NARROW, element, icon, percent, place, visible } from "./dom.js";
 
-const LINGER = 220; // milliseconds to get from the token into the box
+const LINGER = 220; // milliseconds for the pointer to move from the token into the box
 
 export class Candidates {
-  // `about(blank, index)`: {token, count, lockable}; `choose(blank, index, text)`; `keep(blank)`.
+  // `about(blank, index)` returns {token, count, lockable}; `choose(blank, index, text)` locks a candidate; `keep(blank)` locks a whole fill.
   constructor(root, box, { about, choose, keep, alternative }) {
     Object.assign(this, { root, box, about, choose, keep, alternative });
     this.owner = null;
@@ -45,10 +45,10 @@ export class Candidates {
     this.box.hidden = false;
     place(this.box, token.getClientRects()[0] ?? token.getBoundingClientRect());
     const covered = token.getBoundingClientRect().bottom - this.box.getBoundingClientRect().top;
-    if (matchMedia(NARROW).matches && covered > 0) scrollBy({ top: covered + 24 }); // the box stands at the screen's foot
+    if (matchMedia(NARROW).matches && covered > 0) scrollBy({ top: covered + 24 }); // on narrow screens the box is at the bottom
   }
 
-  // The same token, drawn anew because more of the text has arrived.
+  // Redraw the box after more of the text has arrived.
   refresh() {
     if (this.box.hidden) return;
     if (!this.owner?.isConnected) return this.hide();

@@ -1,4 +1,4 @@
-// Everything around the text: buttons, keys, messages, dialogs, the model's name, the examples.
+// Everything around the text: buttons, keyboard shortcuts, messages, dialogs, the model's name, the examples.
 
 import { LEGENDS } from "./alphabet.js";
 import { byId, element } from "./dom.js";
@@ -19,12 +19,12 @@ export function listen(actions) {
   };
   for (const [id, action] of Object.entries(pressed)) byId(id)?.addEventListener("click", () => action());
   labelTheme();
-  byId("blank").addEventListener("pointerdown", (event) => event.preventDefault()); // the selection stays
+  byId("blank").addEventListener("pointerdown", (event) => event.preventDefault()); // keep the selection
   for (const dialog of document.querySelectorAll("dialog")) {
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   }
   document.addEventListener("keydown", (event) => keys(event, actions));
-  byId("text").addEventListener("beforeinput", (event) => { // undo from a menu
+  byId("text").addEventListener("beforeinput", (event) => { // undo and redo from the browser's menu
     const action = { historyUndo: actions.undo, historyRedo: actions.redo }[event.inputType];
     if (!action) return;
     event.preventDefault();
@@ -76,11 +76,11 @@ export function clearError() {
   byId("error").hidden = true;
 }
 
-// What went wrong and what to do: `again` where trying once more can help, `setKey` where a key is asked for.
+// Show an error and what to do: `again` is called to try again, `setKey` with an API key.
 export function showError(error, again, setKey) {
   clearError();
   const box = byId("error");
-  const title = { 0: "No connection", 401: "A key is needed", 408: "It took too long", 429: "The server is busy", 503: "The server is not ready" }[error.status];
+  const title = { 0: "No connection", 401: "API key needed", 408: "Time limit exceeded", 429: "The server is busy", 503: "The server is not ready" }[error.status];
   const message = error.message.charAt(0).toUpperCase() + error.message.slice(1);
   box.replaceChildren(element("p", {}, title ? element("strong", {}, title + ". ") : "", message));
   if (error.status === 401 && setKey) box.append(keyForm(setKey));
@@ -118,7 +118,7 @@ export function showProblem(problem) {
   byId("text").setAttribute("aria-invalid", String(Boolean(problem)));
 }
 
-// Around the fill
+// The fill
 
 export function showBusy(busy, parsed, run) {
   byId("fill").hidden = busy;
@@ -136,7 +136,7 @@ export function showPager(run, at) {
 }
 
 export function showSteps(history) {
-  byId("undo").disabled = history.past.length < 2; // the first is the empty page
+  byId("undo").disabled = history.past.length < 2; // the first state is the empty page
   byId("redo").disabled = !history.future.length;
 }
 

@@ -1,39 +1,35 @@
-// The same fill from elsewhere: a curl command and a few lines of Python. Loaded when first asked for.
+// The current fill as a curl command and as Python code. Loaded on first use.
 
 import { address } from "./api.js";
 import { byId } from "./dom.js";
 import { copy } from "./share.js";
 
-const VARIABLE = "TRACFORMER_API_KEY"; // the key itself stays out of what is copied
+const VARIABLE = "TRACFORMER_API_KEY"; // the key itself is never copied
 
 function asCurl(body, keyed) {
   const quoted = "'" + JSON.stringify(body, null, 2).replaceAll("'", "'\\''") + "'";
   return `curl ${address("v1/infill")} \\\n  -H 'Content-Type: application/json' \\\n${keyed ? `  -H "Authorization: Bearer $${VARIABLE}" \\\n` : ""}  -d ${quoted}`;
 }
 
-function asPython({ text, model, temperature, top_p, ...rest }, keyed) {
-  const sampler = Object.entries({ temperature, top_p }).filter(([, value]) => value !== undefined).map(([name, value]) => `${name}=${value}`);
-  const options = Object.entries(rest).map(([name, value]) => `    ${name}=${python(value)},`);
-  if (sampler.length) options.push(`    sampler=Sampler(${sampler.join(", ")}),`);
+function asPython({ text, model, ...options }, keyed) {
   return [
     ...(keyed ? ["import os", ""] : []),
     "import tracformer",
-    ...(sampler.length ? ["from tracformer.generation.samplers import Sampler"] : []),
     "",
     `client = tracformer.Client(${python(address("."))}${keyed ? `, api_key=os.environ["${VARIABLE}"]` : ""})`,
     "results = client.infill(",
     `    ${python(text)},`,
-    ...options,
+    ...Object.entries(options).map(([name, value]) => `    ${name}=${python(value)},`),
     ")",
     "for result in results:",
     "    print(result.text, result.log_prob)",
   ].join("\n");
 }
 
-// JSON's strings and numbers are Python's too.
+// JSON strings and numbers are valid Python.
 const python = (value) => JSON.stringify(value);
 
-// The dialog with both. `keyed`: the server wants a key.
+// Open the dialog with both. `keyed`: the server needs a key.
 export function showCode(body, keyed) {
   const codes = { curl: asCurl(body, keyed), python: asPython(body, keyed) };
   const dialog = byId("code-dialog"), shown = byId("code-text");

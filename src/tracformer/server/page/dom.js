@@ -2,7 +2,7 @@
 
 export const byId = (id) => document.getElementById(id);
 
-// element("button", {class: "plain", onclick: f}, "text", child): what is null, undefined or false is left out.
+// Make an element, as in element("button", {class: "plain", onclick: f}, "text", child); null, undefined and false are left out.
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -14,7 +14,7 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// One of the drawings in index.html.
+// Make an icon from a symbol in index.html.
 export function icon(name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
@@ -27,7 +27,7 @@ export function icon(name) {
 
 export const NARROW = "(max-width: 40rem)";
 
-// Put a floating box below what it belongs to, or above it where there is no room; narrow screens place it by their own rules.
+// Place a floating box below its owner, or above it if there is no room; on narrow screens CSS places it.
 export function place(box, rect) {
   if (matchMedia(NARROW).matches) {
     box.style.left = box.style.top = "";
@@ -40,10 +40,10 @@ export function place(box, rect) {
   box.style.top = `${below + height > room.clientHeight && above > 0 ? above : below}px`;
 }
 
-// Spaces and line ends made visible, for short pieces of text.
+// Make white space visible in a short text.
 export const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "↵").replaceAll("\t", "⇥");
 
 export const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
 
-// A number with a true minus sign.
+// Format a number with a real minus sign.
 export const figure = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));

@@ -1,21 +1,21 @@
-// Where the text is written: a plain textarea, so that caret, selection, paste and spelling by voice or keyboard work as everywhere, under a mirror
-// that draws the same characters with its blanks as pills. A pill's grip is dragged, or stepped with the arrow keys, to set the blank's length.
+// The editor: a plain textarea, so that caret, selection, paste and input methods work as usual, under a mirror that draws the same characters
+// with blanks as pills. The grip of a pill sets the length of its blank, by dragging or with the arrow keys.
 
 import { element, place } from "./dom.js";
 import { parse, contentOf, describe } from "./marks.js";
 
-const STEP = 11; // pixels of a drag that make one token
-const MOST = 512; // longest blank that a drag makes; a number typed in may be larger
+const STEP = 11; // pixels of dragging per token
+const MOST = 512; // longest blank by dragging; a typed number may be larger
 
 export class Editor {
-  // `changed(text, kind)`: after every edit; kind is "typing" or "step". `preview({blank, low, high})`: while a grip is dragged; null: let go.
+  // `changed(text, kind)` is called after every edit; kind is "typing" or "step". `preview({blank, low, high})` is called while a grip is dragged, with null when it is released.
   constructor(area, mirror, bubble, { changed, preview, blank }) {
     Object.assign(this, { area, mirror, bubble, changed, preview });
     area.addEventListener("input", (event) => {
       this.draw();
       changed(area.value, event.inputType?.startsWith("insertFrom") ? "step" : "typing");
     });
-    bubble.addEventListener("pointerdown", (event) => event.preventDefault()); // the selection stays
+    bubble.addEventListener("pointerdown", (event) => event.preventDefault()); // keep the selection
     bubble.addEventListener("click", () => blank());
     for (const name of ["select", "keyup", "pointerup", "focus", "blur"]) area.addEventListener(name, () => this.showBubble());
     document.addEventListener("selectionchange", () => this.showBubble());
@@ -26,7 +26,7 @@ export class Editor {
   get text() { return this.area.value; }
   get selection() { return [this.area.selectionStart, this.area.selectionEnd]; }
 
-  // Replace all of the text; the selection, if one is named, is set without taking the focus.
+  // Replace the whole text; the selection, if given, is set without taking the focus.
   set(text, selection) {
     if (this.area.value !== text) this.area.value = text;
     if (selection) this.area.setSelectionRange(...selection);
@@ -34,7 +34,7 @@ export class Editor {
     this.showBubble();
   }
 
-  // Replace one stretch, as a step of its own for undo.
+  // Replace a part of the text, as one undo step.
   replace(start, stop, text, selection = [start + text.length, start + text.length]) {
     this.set(this.text.slice(0, start) + text + this.text.slice(stop), selection);
     this.changed(this.text, "step");
@@ -45,7 +45,7 @@ export class Editor {
     this.replace(start, stop, `[[${contentOf(low, high)}]]`);
   }
 
-  // Text and pills stand in turn: only what differs is changed, so a grip in the hand stays the same element.
+  // Text and pills alternate. Only what differs is changed, so that a grip being dragged stays the same element.
   draw(shown = this.text) {
     const { marks } = parse(shown);
     const nodes = [...this.mirror.children];
@@ -74,7 +74,7 @@ export class Editor {
     grip.hidden = Boolean(mark.problem);
     grip.setAttribute("aria-valuenow", mark.low);
     grip.setAttribute("aria-valuetext", describe(mark.low, mark.high));
-    grip.title = `${describe(mark.low, mark.high)}: drag, or press for more`;
+    grip.title = `${describe(mark.low, mark.high)}: drag, or press to edit`;
   }
 
   makePill(k) {
@@ -114,7 +114,7 @@ export class Editor {
   }
 
   async openPanel(k, low, high, grip) {
-    const { LengthPanel } = await import("./lengths.js"); // few need it
+    const { LengthPanel } = await import("./lengths.js"); // rarely used
     this.panel ??= new LengthPanel((blank, ...range) => this.setLength(blank, ...range));
     this.panel.open(k, low, high, grip);
   }
@@ -129,7 +129,7 @@ export class Editor {
     event.preventDefault();
   }
 
-  // A button beside selected words.
+  // Show a button next to selected words.
   showBubble() {
     const [start, stop] = this.selection;
     const shown = document.activeElement === this.area && start < stop && /\S/.test(this.text.slice(start, stop));
@@ -137,7 +137,7 @@ export class Editor {
     if (shown) place(this.bubble, this.rectOf(start, stop));
   }
 
-  // Where characters stand on the screen, read off the mirror.
+  // Return the screen position of characters, measured in the mirror.
   rectOf(start, stop) {
     const range = document.createRange();
     const walker = document.createTreeWalker(this.mirror, NodeFilter.SHOW_TEXT);
@@ -153,7 +153,7 @@ export class Editor {
   }
 }
 
-// A blank's length some steps further: both ends, or with `widen` the upper one alone; free lengths become a number first.
+// Return a blank's length changed by some steps: both bounds, or with `widen` only the upper one. A free length becomes a number first.
 function stepped(low, high, steps, widen) {
   const clamp = (value) => Math.max(1, Math.min(MOST, value));
   if (high === null) return [clamp(4 + steps), clamp(4 + steps)];

@@ -1,8 +1,8 @@
-// Texts to begin with, by the kind of model.
+// Example texts, by kind of model.
 
 const EXAMPLES = {
   text: [
-    ["One hole", "Once upon a time, there was a little [[6]] who lived in a big house near the forest. Every morning she went out to play."],
+    ["One blank", "Once upon a time, there was a little [[6]] who lived in a big house near the forest. Every morning she went out to play."],
     ["Two ends, no middle", "Tom and Mia wanted to bake a cake for their mom. [[16]] In the end, the cake was too big for the table, and they all laughed."],
     ["A length to be found", "Lily was sad because she had lost her [[1-6]]. She looked under the bed, and there it was!"],
     ["Work backwards", "[[20]] And that is why the old dog now sleeps in the kitchen every night."],

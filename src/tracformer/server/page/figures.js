@@ -1,4 +1,4 @@
-// The numbers below the filled text: what the fill was worth, how it was made, and the score of the whole.
+// The numbers below the filled text: log-probability, settings of the fill, and the score of the whole text.
 
 import { byId, element, figure, percent } from "./dom.js";
 
@@ -6,7 +6,7 @@ const WORTH = {
   car: "exact joint",
   ar: "exact joint",
   ac: "exact given the order",
-  diffusion: "each token’s when it was revealed, not that of the whole",
+  diffusion: "sum over tokens when each was filled, not the probability of the whole",
 };
 
 export function showFigures(run, at) {
@@ -19,13 +19,13 @@ export function showFigures(run, at) {
   const tokens = result.spans.reduce((sum, span) => sum + span.token_ids.length, 0);
   const lengths = result.length_choice ? result.spans.map((span) => span.token_ids.length).join(", ") : null;
   list.replaceChildren(
-    ...entry("log p", figure(result.log_prob), "of all fillings together, given the rest: " + (WORTH[result.mode] ?? result.mode)),
-    ...entry("a token", figure(result.log_prob / tokens), "log p divided by the number of tokens"),
+    ...entry("log p", figure(result.log_prob), "log-probability of all fills together, given the rest: " + (WORTH[result.mode] ?? result.mode)),
+    ...entry("per token", figure(result.log_prob / tokens), "log p divided by the number of tokens"),
     ...entry("tokens", String(tokens)),
     ...entry("mode", result.mode.toUpperCase(), WORTH[result.mode]),
-    ...entry("seed", String(run.seed), "with the same settings it gives these fillings again"),
+    ...entry("seed", String(run.seed), "the same seed and settings give the same fills"),
     ...(lengths ? entry(result.spans.length > 1 ? "lengths" : "length", lengths, chosen(result.length_choice)) : []),
-    ...(run.timings?.tokens_per_second ? entry("tokens a second", figure(run.timings.tokens_per_second, 0)) : []),
+    ...(run.timings?.tokens_per_second ? entry("tokens per second", figure(run.timings.tokens_per_second, 0)) : []),
     ...(result.note ? entry("note", result.note) : []),
   );
 }
@@ -41,10 +41,10 @@ function chosen({ lengths, log_weights, chosen: taken }) {
   return `chosen among ${lengths.length}, with probability ${percent(Math.exp(log_weights[at] - top) / total)}`;
 }
 
-// null: nothing is scored, or what was is no longer what is shown. `what`: of the text was scored.
+// Show a score, or hide it with null. `what` names the part of the text that was scored.
 export function showScore(scored, what) {
   const shown = byId("score-figures");
   shown.hidden = scored === null;
   if (scored === null) return;
-  shown.textContent = `${what}: log p ${figure(scored.log_prob)}, ${figure(scored.bits_per_byte)} bits a byte, perplexity ${figure(scored.perplexity, 1)} (${scored.mode.toUpperCase()}, ${scored.kind})`;
+  shown.textContent = `${what}: log p ${figure(scored.log_prob)}, ${figure(scored.bits_per_byte)} bits per byte, perplexity ${figure(scored.perplexity, 1)} (${scored.mode.toUpperCase()}, ${scored.kind})`;
 }

@@ -1,8 +1,8 @@
-// What has been filled so far: plain values, never changed in place, so that undo can bring any of them back.
+// The fills of the current text: immutable values, so that undo can restore any of them.
 //
-// A run is {samples, fresh, seed, timings}; a sample is {fills, result}, one fill for each blank of the text; a fill is a list of tokens, null where
-// the position is still open, or itself null while its length is not known. A token is {id, text, logProb, draft, candidates}.
-// `fresh` turns false when the text is edited: the tokens then answer an earlier text and are shown as drafts.
+// A run is {samples, fresh, seed, timings}. A sample is {fills, result}, with one fill for each blank of the text. A fill is a list of tokens, with
+// null where a position is open, or null while its length is unknown. A token is {id, text, logProb, draft, candidates}.
+// `fresh` becomes false when the text is edited: the tokens belong to an earlier text then, and are shown as drafts.
 
 import { write, contentOf } from "./marks.js";
 
@@ -11,7 +11,7 @@ export function begin(n, marks) {
   return { samples: Array.from({ length: n }, () => ({ fills, result: null })), fresh: true, seed: null, timings: null };
 }
 
-// The run after one more event of the stream.
+// Return the run after one more event of the stream.
 export function hear(run, name, data) {
   if (name === "start") return { ...run, seed: data.seed };
   if (name === "lengths") {
@@ -42,7 +42,7 @@ function replaced(fill, index, token) {
 
 const arrived = (data) => ({ id: data.token_id, text: data.token, logProb: data.log_prob, draft: data.draft, candidates: data.candidates ?? [] });
 
-// The tokens of a finished span. A character spread over several tokens shows in the first of them.
+// Return the tokens of a finished span. A character of several tokens is shown in the first of them.
 function tokensOf(span) {
   const broken = (text) => text.includes("\ufffd");
   const texts = span.tokens.slice();
@@ -65,8 +65,8 @@ export const isComplete = (fill) => fill !== null && fill.length > 0 && fill.eve
 export const hasTokens = (sample) => sample.fills.some((fill) => fill?.some(Boolean));
 export const textOf = (fill) => fill.map((token) => token?.text ?? "").join("");
 
-// After an edit of the text: fills of blanks that the edit did not touch stay, as drafts. Blanks are found again by what stands
-// before and behind the place of the edit.
+// Return the run after an edit of the text: fills of blanks that the edit did not touch stay, as drafts. Blanks are matched by their
+// distance from the start or the end of the text.
 export function carried(run, before, after, oldText, newText) {
   if (!run) return null;
   const shorter = Math.min(oldText.length, newText.length);
@@ -87,7 +87,7 @@ export function carried(run, before, after, oldText, newText) {
 
 const open = ({ low, high }) => (low === high ? Array(low).fill(null) : null);
 
-// A filled blank becomes given text: {text, run} afterwards. `moves`: does the space before a blank belong to its first token?
+// Turn a filled blank into given text; return the new {text, run}. `moves`: the space before a blank belongs to its first token.
 export function lockBlank(parsed, run, at, blank, moves) {
   const { fills } = run.samples[at];
   const filled = textOf(fills[blank]);
@@ -97,7 +97,7 @@ export function lockBlank(parsed, run, at, blank, moves) {
   return locked(pieces, contents, run, fills.toSpliced(blank, 1));
 }
 
-// One token becomes given text, as `text`; what stood before and behind it in its blank are two blanks, of as many tokens.
+// Turn one token into given text, spelled `text`; the tokens before and after it in its blank become two blanks of the same length.
 export function lockToken(parsed, run, at, blank, index, text, moves) {
   const { fills } = run.samples[at];
   const before = fills[blank].slice(0, index), behind = fills[blank].slice(index + 1);
@@ -117,7 +117,7 @@ function locked(pieces, contents, run, fills) {
 
 const joined = (piece, filled, moves) => (moves && piece.endsWith(" ") && filled.startsWith(" ") ? piece + filled.slice(1) : piece + filled);
 
-// The whole text with a sample's fills in place.
+// Return the whole text with a sample's fills.
 export function completed(parsed, fills, moves) {
   return parsed.pieces.reduce((text, piece, k) => joined(text, textOf(fills[k - 1] ?? []), moves) + piece);
 }

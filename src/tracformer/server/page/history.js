@@ -1,4 +1,4 @@
-// Undo and redo over the whole state: the text, its selection and what was filled. Typing in one go is one step.
+// Undo and redo of the whole state: text, selection and fills. Continuous typing is one step.
 
 const PAUSE = 1000; // milliseconds after which typing begins a new step
 const MOST = 200;
@@ -11,7 +11,7 @@ export class History {
     this.typed = 0;
   }
 
-  // A new state; `kind` "typing" joins the step before it, if that was typing too and not long ago.
+  // Add a state; of `kind` "typing" it joins the step before it if that was typing too, less than PAUSE ago.
   push(state, kind) {
     const time = performance.now();
     if (kind !== "typing" || time - this.typed > PAUSE) this.past = [...this.past.slice(1 - MOST), this.now];
@@ -20,7 +20,7 @@ export class History {
     this.future = [];
   }
 
-  // The same step, seen later: fills that arrived do not make a step of their own.
+  // Change the current state: fills that arrive are not a step of their own.
   amend(changes) {
     this.now = { ...this.now, ...changes };
   }

@@ -1,4 +1,4 @@
-// The small panel where a blank's length is set in figures: exact, a range, or free.
+// A small panel to type a blank's length: exact, a range, or chosen by the model.
 
 import { element, place } from "./dom.js";
 
@@ -49,7 +49,7 @@ export class LengthPanel {
   apply() {
     if (this.free.checked) return this.set(this.k, 1, null);
     const low = Math.max(1, Math.floor(Number(this.low.value)) || 1);
-    // Raising the lower end of an exact length raises both; typing in one field must not rewrite the other under the hand.
+    // Raising the lower bound above the upper one raises both; otherwise typing in one field never changes the other.
     const high = Math.max(low, Math.floor(Number(this.high.value)) || low);
     if (document.activeElement === this.low && this.high.value !== "" && Number(this.high.value) < low) this.high.value = low;
     this.set(this.k, low, high);

@@ -1,9 +1,9 @@
-// Blanks in text: [[8]], [[3-8]], [[]]. The same grammar as tracformer.generation.blanks, with the place of every mark,
-// and lenient: what is wrong is told in `problem`, and the rest is still shown.
+// Blanks in text: [[8]], [[3-8]], [[]]. The same grammar as tracformer.generation.template, with the position of every mark. Lenient: an error
+// goes into `problem`, and the rest is still parsed.
 
 const MARK = /(\\*)(\[\[|\]\])/g;
 
-// {pieces, marks, problem}: pieces[0] marks[0] pieces[1] ...; a mark has content, start, stop (of the raw text), low, high (null: free).
+// Return {pieces, marks, problem}: pieces[0] marks[0] pieces[1] ...; a mark has content, start and stop in the raw text, low, and high (null: free).
 export function parse(text) {
   const pieces = [], marks = [];
   let current = "", opened = -1, at = 0, match;
@@ -15,7 +15,7 @@ export function parse(text) {
     if (slashes.length % 2) {
       current += bracket;
     } else if (bracket === "[[" && opened < 0) {
-      while (text[at] === "[") { current += "["; at++; } // the last two of the row open
+      while (text[at] === "[") { current += "["; at++; } // the last two brackets of several open the blank
       opened = at - 2;
       pieces.push(current);
       current = "";
@@ -31,14 +31,14 @@ export function parse(text) {
   let problem = marks.find((mark) => mark.problem)?.problem ?? "";
   current += text.slice(at);
   if (opened >= 0) {
-    problem = "A blank is opened with [[ and not closed: write ]] behind it, or \\[[ for the brackets themselves.";
+    problem = "A blank is opened with [[ and not closed: write ]] after it, or \\[[ for the brackets themselves.";
     current = pieces.pop() + "[[" + current;
   }
   pieces.push(current);
   return { pieces, marks, problem };
 }
 
-// What a blank to fill may hold.
+// Return the lengths that a blank's content allows.
 export function lengths(content) {
   if (content === "") return { low: 1, high: null };
   const match = /^([0-9]{1,9})(?:-([0-9]{1,9}))?$/.exec(content);
@@ -46,7 +46,7 @@ export function lengths(content) {
   const high = match ? Number(match[2] ?? match[1]) : 0;
   if (low < 1 || high < low) {
     const shown = content.length > 24 ? content.slice(0, 23) + "…" : content;
-    return { low: 1, high: 1, problem: `A blank holds a number of tokens, not “${shown}”: [[8]], [[3-8]], or [[]] where the model chooses.` };
+    return { low: 1, high: 1, problem: `A blank holds a number of tokens, not “${shown}”: [[8]], [[3-8]], or [[]] to let the model choose.` };
   }
   return { low, high };
 }
@@ -61,13 +61,13 @@ export function describe(low, high) {
   return low === high ? `${low} token${low === 1 ? "" : "s"}` : `${low} to ${high} tokens`;
 }
 
-// The text that `parse` cuts into these: brackets of the text's own are escaped.
+// Return the text that `parse` cuts into these pieces and contents: brackets in the pieces are escaped.
 export function write(pieces, contents) {
   const opened = contents.map((content, k) => escape(pieces[k], "[") + "[[" + escape(content, "]"));
   return [...opened, escape(pieces.at(-1))].join("]]");
 }
 
-// `before`: the bracket that opens or closes a blank right behind the text; backslashes there would be read as escaping it.
+// Escape brackets. `before`: the bracket of a blank that follows the text; backslashes at the end are doubled so that they do not escape it.
 function escape(text, before = "") {
   const escaped = text.replace(MARK, (_, slashes, bracket) => slashes + slashes + "\\" + bracket);
   if (!before) return escaped;

@@ -1,5 +1,5 @@
-// What the browser keeps for this page: "localStorage" for good, "sessionStorage" until the tab is closed. A browser may forbid both, and does
-// so by an exception on the first touch; the page then forgets.
+// Values that the browser stores for this page: "localStorage" for good, "sessionStorage" until the tab is closed. A browser may forbid both by
+// an exception; nothing is stored then.
 
 export function recall(where, name) {
   try {
@@ -13,6 +13,6 @@ export function keep(where, name, value) {
   try {
     window[where].setItem(name, value);
   } catch {
-    // it holds until the page is left
+    // not stored: the value lasts until the page is closed
   }
 }

@@ -1,4 +1,4 @@
-// The page: holds the state (text, fills, settings) and ties the parts together.
+// The page: holds the state (text, fills, settings) and connects the parts.
 
 import * as api from "./api.js";
 import { cleaned, kindOf } from "./alphabet.js";
@@ -16,7 +16,7 @@ import { Sheet } from "./sheet.js";
 import { showFigures, showScore } from "./figures.js";
 import * as chrome from "./chrome.js";
 
-const TOP = 6; // candidates asked for
+const TOP = 6; // candidates of each token
 
 const state = { text: "", run: null, at: 0, model: null, kind: "text", filling: null, wanted: null };
 const history = new History({ text: "", selection: [0, 0], run: null, at: 0 });
@@ -33,7 +33,7 @@ const moves = () => state.model?.tokenizer === "bpe";
 
 let asked = 0;
 
-// At the next frame: tokens come faster than a screen shows them.
+// Draw at the next frame: tokens arrive faster than the screen refreshes.
 function paint() {
   asked ||= requestAnimationFrame(draw);
 }
@@ -52,7 +52,7 @@ function draw() {
   showFigures(state.run, state.at);
 }
 
-// The text while a grip is dragged, before the edit itself.
+// Show the text while a grip is dragged, before the edit itself.
 function preview(dragged) {
   if (!dragged) return draw();
   const { blank: k, low, high } = dragged;
@@ -71,7 +71,7 @@ function edited(text, kind) {
   enter({ text, run, at: run ? state.at : 0 }, kind);
 }
 
-// A new state of the text and its fills, as a step that can be undone.
+// Enter a new state of text and fills, as an undo step.
 function enter(changes, kind = "step") {
   Object.assign(state, changes);
   history.push({ text: state.text, selection: editor.selection, run: state.run, at: state.at }, kind);
@@ -91,11 +91,11 @@ function travel(step) {
   draw();
 }
 
-// The selected words, or the word at the caret, become a blank of as many tokens.
+// Turn the selected words, or the word at the caret, into a blank of the same number of tokens.
 async function blank() {
   const before = editor.text;
   const { start, stop: end, content } = await tokensToBlank(before, editor.selection, state.kind, api.tokenize);
-  if (editor.text !== before) return; // typed on while the server counted
+  if (editor.text !== before) return; // the text was edited while the server counted
   editor.replace(start, end, `[[${content}]]`);
   editor.area.focus();
 }
@@ -106,12 +106,12 @@ async function fill() {
   const text = parsed();
   if (state.filling || !state.model) return;
   if (text.problem || !text.marks.length) {
-    return chrome.showError({ message: text.problem || "Nothing is blank yet: select some words and press Blank, or write [[8]] where eight tokens are missing." });
+    return chrome.showError({ message: text.problem || "No blank in the text. Select some words and press Blank, or write [[8]] for eight missing tokens." });
   }
   const control = new AbortController();
   const wanted = settings.value, before = { run: state.run, at: state.at };
   const again = Boolean(before.run?.fresh);
-  if (again) history.push(history.now, "step"); // undo brings back the fill that stands there now
+  if (again) history.push(history.now, "step"); // undo restores the current fill
   Object.assign(state, { filling: control, run: begin(wanted.n, text.marks), at: 0, wanted });
   chrome.clearError();
   showScore(null);
@@ -169,7 +169,7 @@ function about(blank, index) {
 
 function keep(blank) {
   if (state.filling) return;
-  locked(lockBlank(parsed(), state.run, state.at, blank, moves()), "The filling is given text now.");
+  locked(lockBlank(parsed(), state.run, state.at, blank, moves()), "The fill is given text now.");
 }
 
 function choose(blank, index, text) {
@@ -186,7 +186,7 @@ function locked({ text, run }, told) {
   (rest ? byId("fill") : byId("text")).focus({ preventScroll: true });
 }
 
-// Taking it elsewhere
+// Scores, links, code
 
 const full = () => sample()?.result?.text ?? (sample()?.fills.every(isComplete) ? completed(parsed(), sample().fills, moves()) : null);
 
@@ -205,10 +205,10 @@ async function score() {
   }
 }
 
-// Is what is shown the answer to the text and the settings as they stand?
+// Whether the fill shown belongs to the current text and settings.
 const answered = () => Boolean(state.run?.fresh && sample()?.result) && JSON.stringify(state.wanted) === JSON.stringify(settings.value);
 
-// The seed that was drawn goes into links and code, so that they give the same again.
+// Settings for links and code; a drawn seed is included so that they give the same fill.
 function shared() {
   const wanted = settings.value;
   return { ...wanted, seed: wanted.seed ?? (answered() ? state.run.seed : null) };
@@ -234,7 +234,7 @@ async function showCode() {
   code.showCode(bodyOf(state.text, shared()), api.hasKey());
 }
 
-// Beginning
+// Start
 
 let several = false;
 
@@ -284,7 +284,7 @@ async function start() {
   document.body.dataset.ready = "yes";
 }
 
-// Those named like a button are what it does.
+// Actions named like a button's id are run by that button.
 chrome.listen({
   fill, stop, blank, score, code: showCode, link: copyLink, alternative, focusSheet: () => sheet.focus(),
   undo: () => travel(history.undo()),

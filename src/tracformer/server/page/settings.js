@@ -1,15 +1,15 @@
-// How to fill: the controls below the text, as one plain value and back.
+// The controls below the text, as one plain value and back.
 
 import { byId, element } from "./dom.js";
 
 export const DEFAULTS = { mode: null, order: null, temperature: 1, top_p: 1, seed: null, n: 1 };
 
-// The first that a model has is its usual one. Mode `ar` is for writing on: it sees one side of a blank alone.
-const MODES = { car: "CAR: left to right", ac: "AC: any order", diffusion: "Diffusion: in its own steps" };
+// The first mode that a model has is its default. Mode `ar` is left out: it sees only the text before a blank.
+const MODES = { car: "CAR: left to right", ac: "AC: any order", diffusion: "Diffusion: reverse process" };
 const LEAST = { n: 1, seed: 0 }, MOST = { n: 16, seed: 2 ** 53 - 1 };
 
 export class Settings {
-  // `changed()`: after every change by hand.
+  // `changed()` is called after every change by the user.
   constructor(changed) {
     this.fields = Object.fromEntries(["mode", "order", "temperature", "top_p", "seed", "n"].map((name) => [name, byId(name)]));
     for (const field of Object.values(this.fields)) {
@@ -20,7 +20,7 @@ export class Settings {
     }
   }
 
-  // What this model can do.
+  // Offer the modes of a model.
   offer(model) {
     const modes = Object.keys(MODES).filter((mode) => model.modes?.includes(mode));
     this.fields.mode.replaceChildren(...modes.map((mode) => element("option", { value: mode }, MODES[mode])));

@@ -1,8 +1,8 @@
-// Ways to take a fill elsewhere: a link with everything in its hash, the body of a request, the clipboard.
+// Export a fill: a link with everything in its hash, the body of a request, the clipboard.
 
 import { DEFAULTS } from "./settings.js";
 
-// {text, model, run, ...settings} as a hash, without what is as usual. `run`: fill when the link is opened.
+// Return {text, model, run, ...settings} as a hash, without defaults. `run`: fill when the link is opened.
 export function toHash(state) {
   const fields = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
@@ -31,12 +31,12 @@ export function fromHash(hash) {
   };
 }
 
-// The body of the request, without what is as usual.
+// Return the body of a request, without defaults.
 export function bodyOf(text, settings) {
   return { text, ...Object.fromEntries(Object.entries(settings).filter(([name, value]) => value !== null && value !== DEFAULTS[name])) };
 }
 
-// The clipboard, or where the page may not use it (plain http on another machine) a selected field and the old way.
+// Copy a text. Where the page may not use the clipboard (plain http from another machine), copy from a temporary text area.
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -1,21 +1,21 @@
-// The filled text: given text as it is, every token of a filling as something to point at, shaded by its probability. Texts run on; sequences of
-// characters stand in groups of ten under their positions. Elements are kept while only tokens change, so focus and pointer stay where they are.
+// The filled text: given text, and each filled token as an element shaded by its probability. Sequences of characters are shown in groups of ten
+// with their positions. Elements are reused while only tokens change, so that focus and pointer stay where they are.
 
 import { element, icon, percent } from "./dom.js";
 import { describe } from "./marks.js";
 import { classOf } from "./alphabet.js";
 
 export class Sheet {
-  // `lock(blank)`: its padlock was pressed.
+  // `lock(blank)` is called when the padlock of a blank is pressed.
   constructor(root, lock) {
     Object.assign(this, { root, lock });
     this.key = "";
-    this.drawn = new WeakMap(); // what each element shows
+    this.drawn = new WeakMap(); // what each element shows at present
     root.addEventListener("focusin", (event) => this.rove(event.target.closest(".token")));
     root.addEventListener("keydown", (event) => this.walk(event));
   }
 
-  // view: {parsed, sample, fresh, busy, kind, moves}; sample null: nothing filled yet.
+  // Draw a view: {parsed, sample, fresh, busy, kind, moves}; sample is null before the first fill.
   render(view) {
     const blanks = view.parsed.marks.map((mark, k) => {
       const fill = view.sample?.fills[k] ?? (mark.low === mark.high ? Array(mark.low).fill(null) : null);
@@ -50,7 +50,7 @@ export class Sheet {
     ]);
   }
 
-  // Tens of characters; a position behind a blank of unknown length is only a least one.
+  // Return groups of ten characters; a position after a blank of unknown length is a lower bound.
   grouped(pieces, blanks, kind) {
     const units = [];
     let sure = true;
@@ -81,7 +81,7 @@ export class Sheet {
   }
 
   makeLock(blank) {
-    const label = `Keep the filling of blank ${blank + 1}: it becomes given text`;
+    const label = `Keep the fill of blank ${blank + 1}: it becomes given text`;
     return element("button", { type: "button", class: "lock", "aria-label": label, title: label, hidden: true, onclick: () => this.lock(blank) }, icon("lock"));
   }
 
@@ -99,14 +99,14 @@ export class Sheet {
       node.setAttribute("aria-label", `open, ${place}`);
       return;
     }
-    // A word's token begins with its space, which stands unshaded before it; before a blank the text already shows it.
+    // The space at the start of a token is shown unshaded before it, unless the text before the blank already shows it.
     const lead = kind === "text" && /^ (?=\S)/.test(token.text) ? " " : "";
     const shown = moves && index === 0 && parsed.pieces[blank].endsWith(" ");
     if (kind === "text") node.previousSibling.data = shown ? "" : lead;
     const text = token.text.slice(lead.length);
     if (node.textContent !== text) node.textContent = text;
     const p = Math.exp(token.logProb);
-    node.style.setProperty("--p", Math.sqrt(p).toFixed(3)); // the root spreads the small ones
+    node.style.setProperty("--p", Math.sqrt(p).toFixed(3)); // the square root spreads small probabilities
     node.setAttribute("aria-label", `${token.text.trim() || "space"}, ${draft ? "draft" : percent(p)}, ${place}`);
   }
 
@@ -126,7 +126,7 @@ export class Sheet {
     event.preventDefault();
   }
 
-  // Into the filled text by keyboard.
+  // Move the keyboard focus into the filled text.
   focus() {
     (this.root.querySelector('.token[tabindex="0"]') ?? this.root).focus();
   }

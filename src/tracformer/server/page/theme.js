@@ -1,4 +1,4 @@
-// Dark or light: the system's choice until the switch is used, then what was chosen. Loaded before the first paint.
+// Dark or light theme: the system's, until the user switches it. Loaded before the first paint.
 
 import { keep, recall } from "./memory.js";
 
