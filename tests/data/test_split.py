@@ -9,18 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import PreparedData, open_source, prepare, whole_documents
+from tracformer.data import PreparedData, prepare
+from tracformer.data.alignment import as_rows, read_alignment
 from tracformer.data.documents import TextPiece
 from tracformer.data.split import (
-    INSERTED,
     ByHash,
     SplitRule,
     Tail,
     WholeSource,
-    as_rows,
     choose_rule,
     cluster,
-    read_alignment,
 )
 
 DOCUMENTS = [f"document number {i}" for i in range(3000)]
@@ -114,41 +112,6 @@ def test_no_hold_out_and_too_little_text() -> None:
     assert choose_rule([], 0.0) == WholeSource("train")
     with pytest.raises(ValueError, match=r"1 characters long, too short to hold out 5\.0%"):
         choose_rule(pieces(["a"]), 0.05)
-
-
-def write_alignment(folder: Path, text: str) -> Path:
-    path = folder / "family.fasta"
-    path.write_text(text)
-    return path
-
-
-def test_plain_alignments(tmp_path: Path) -> None:
-    alignment = read_alignment(
-        write_alignment(tmp_path, ">a x\nAC-\nDE\n>b\n.cqde*\n>empty\n-----\n")
-    )
-    assert [record.columns for record in alignment.records] == ["AC-DE", "-CQDE"]
-    assert [record.sequence for record in alignment.records] == ["ACDE", "CQDE"]
-    assert [record.places for record in alignment.records] == [(0, 1, 3, 4), (1, 2, 3, 4)]
-
-
-def test_a2m_insertions_belong_to_no_column(tmp_path: Path) -> None:
-    alignment = read_alignment(write_alignment(tmp_path, ">a\nACdeF\n>b\nA-..F\n>c\n-CgF\n"))
-    assert [record.columns for record in alignment.records] == ["ACF", "A-F", "-CF"]
-    assert alignment.records[0].places == (0, 1, INSERTED, INSERTED, 2)
-
-
-def test_sequences_are_those_that_prepare_reads(tmp_path: Path) -> None:
-    path = write_alignment(tmp_path, ">a\nACdeF\n>b\nA-..F*\n>c\n-CgF\n>none\n---\n")
-    assert [record.sequence for record in read_alignment(path).records] == list(
-        whole_documents(open_source(path))
-    )
-
-
-def test_unaligned_records_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not an alignment: its records have from 2 to 3 columns"):
-        read_alignment(write_alignment(tmp_path, ">a\nACD\n>b\nAC\n"))
-    with pytest.raises(ValueError, match="line 1 is 'ACGT'"):
-        read_alignment(write_alignment(tmp_path, "ACGT\n"))
 
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"

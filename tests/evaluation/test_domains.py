@@ -8,8 +8,8 @@ import torch
 from tests.data.test_identity import family, written
 from tracformer import Tracformer, TracformerConfig
 from tracformer.data import char_tokenizer, prepare
+from tracformer.data.alignment import read_alignment
 from tracformer.data.make_tokenizer import ALPHABETS
-from tracformer.data.split import read_alignment
 from tracformer.evaluation.domains import Domains, Holes, _of_profile
 from tracformer.evaluation.task import Silent, Subject, parse_task
 

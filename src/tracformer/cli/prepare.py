@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a folder with the files of named data sets, instead of a download",
     )
-    parser.add_argument("--format", help="text, jsonl or fasta (default: by the file's ending)")
+    parser.add_argument(
+        "--format", help="text, jsonl, fasta or alignment (default: by the file's ending)"
+    )
     parser.add_argument("--field", help="JSONL: the field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
     parser.add_argument(

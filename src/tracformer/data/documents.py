@@ -1,29 +1,26 @@
-"""Read documents from text, JSONL and FASTA files, in bounded memory.
+"""Read documents from text, JSONL, FASTA and alignment files.
 
 A file is read in chunks, and a document is yielded as one or more `TextPiece`s, so that neither a
-large file nor a large document has to fit in memory.
+large file nor a large document has to fit in memory. Alignments alone are read whole.
 
-    read_text, lines_of   the text of a file, its lines
     PieceBuilder          collect text into pieces
     DOCUMENTS             the ways to divide a text file into documents
     ReadOptions           options of all formats
     format_of, read_file  the format by a file's name; all documents of a file
 """
 
-import codecs
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
+from tracformer.data.alignment import read_alignment
+from tracformer.data.text_io import lines_of, read_text
 from tracformer.data.tokenizer import EOT
 
-CHUNK_BYTES = 1 << 22
 PIECE_CHARACTERS = 1 << 18  # small enough that several are encoded at once, one per core
 NEWLINES = "\r\n"
 # a title line of WikiText; section titles have more signs
@@ -44,53 +41,6 @@ class TextPiece(NamedTuple):
     end: bool
     origin: str
     offset: int = 0
-
-
-def read_text(path: Path) -> Iterator[str]:
-    """Yield the text of a file in chunks of a few MB; `.gz` is unpacked.
-
-    Raises:
-        ValueError: The file is not UTF-8 (the error gives the offset) or not a whole gzip file.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    consumed = 0
-    with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else open(path, "rb")) as file:
-        while True:
-            try:
-                block = file.read(CHUNK_BYTES)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise ValueError(f"{path} is not a whole gzip file: {error}") from error
-            waiting = len(decoder.getstate()[0])  # bytes of a character that began before
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} is not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset "
-                    f"{consumed - waiting + error.start}"
-                    f"{' of the unpacked text' if path.suffix == '.gz' else ''}; convert the file "
-                    "to UTF-8 first, for instance with iconv"
-                ) from error
-            if consumed == 0:
-                text = text.removeprefix("\ufeff")
-            consumed += len(block)
-            if text:
-                yield text
-            if not block:
-                return
-
-
-def lines_of(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a text, each with its newline. A line must fit in memory."""
-    begun: list[str] = []
-    for chunk in chunks:
-        *whole, rest = chunk.split("\n")
-        for line in whole:
-            yield "".join([*begun, line, "\n"])
-            begun.clear()
-        if rest:
-            begun.append(rest)
-    if begun:
-        yield "".join(begun)
 
 
 def cut_point(text: str, limit: int, look_back: int) -> int:
@@ -248,12 +198,18 @@ DOCUMENTS: dict[str, Callable[[Iterable[str], str, str], Iterator[TextPiece]]] =
 SUFFIXES = {
     "text": (".txt", ".text"),
     "jsonl": (".jsonl", ".ndjson"),
-    "fasta": (".fasta", ".fa", ".faa", ".fna", ".ffn", ".fas", ".afa", ".a2m"),
+    "fasta": (".fasta", ".fa", ".faa", ".fna", ".ffn", ".fas", ".afa"),
+    "alignment": (".a2m", ".a3m", ".sto", ".stk", ".stockholm"),
 }
 FORMATS = tuple(SUFFIXES)
 GAPS = ("remove", "keep")
 # fields of `ReadOptions` that each format uses
-READ_WITH = {"text": ("documents", "separator"), "jsonl": ("field",), "fasta": ("gaps",)}
+READ_WITH = {
+    "text": ("documents", "separator"),
+    "jsonl": ("field",),
+    "fasta": ("gaps",),
+    "alignment": ("gaps",),
+}
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -265,8 +221,10 @@ class ReadOptions:
         documents: Text files: what divides a file into documents, a key of `DOCUMENTS`.
         separator: Text files with documents="separator": the string between two documents.
         field: JSONL files: the field that holds the text.
-        gaps: FASTA files: "remove" or "keep" the gaps `-` and `.` of an alignment. If empty, they
-            are kept if the tokenizer's alphabet has them.
+        gaps: FASTA files and alignments: "remove" or "keep" the gaps `-` and `.`. If empty, they
+            are kept if the tokenizer's alphabet has them. Alignments of a notation with insertions
+            (A2M, A3M, Stockholm) lose their insertions where gaps are kept, so that all rows have
+            the same columns.
     """
 
     documents: str = "separator"
@@ -292,7 +250,7 @@ def format_of(path: Path) -> str:
     known = "; ".join(f"{format}: {' '.join(suffixes)}" for format, suffixes in SUFFIXES.items())
     raise ValueError(
         f"{path}: unknown file name ending; rename the file ({known}; each also .gz), or give the "
-        "format: `tracformer prepare --format text` (or jsonl, fasta)"
+        "format: `tracformer prepare --format text` (or jsonl, fasta, alignment)"
     )
 
 
@@ -357,8 +315,16 @@ def _read_fasta(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
     yield from builder.end(strip="*")
 
 
+def _read_aligned(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
+    """Yield one document per record of an alignment, which is read whole."""
+    for record in read_alignment(path).records:
+        text = record.columns if options.gaps == "keep" else record.sequence
+        yield from as_pieces(text, f"{path}, record {record.name}")
+
+
 READERS: dict[str, Callable[[Path, ReadOptions], Iterator[TextPiece]]] = {
     "text": _read_plain,
     "jsonl": _read_jsonl,
     "fasta": _read_fasta,
+    "alignment": _read_aligned,
 }

@@ -326,7 +326,7 @@ def choose_tokenizer(sources: Mapping[str, DataSource]) -> str:
         sources: One source per split.
     """
     source = sources.get("train") or next(iter(sources.values()))
-    if isinstance(source, FileSource) and source.format == "fasta":
+    if isinstance(source, FileSource) and source.format in ("fasta", "alignment"):
         kind = _nucleotides(source, sources) if _mostly_bases(source) else "protein"
         return f"{kind}-aligned" if source.options.gaps == "keep" else kind
     size = source.size()

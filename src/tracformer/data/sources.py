@@ -135,7 +135,7 @@ class FileSource:
 
     Attributes:
         files: The files, in order.
-        format: "text", "jsonl" or "fasta".
+        format: "text", "jsonl", "fasta" or "alignment".
         options: How documents are found in them.
         detokenize: A key of `DETOKENIZERS`, or None.
     """
@@ -241,13 +241,13 @@ def file_hashes(source: DataSource) -> list[str]:
 
 
 def with_gaps_of(tokenizer: Tokenizer, source: DataSource) -> DataSource:
-    """Return a FASTA source that keeps gaps if the tokenizer's alphabet has them.
+    """Return a source of sequences that keeps gaps if the tokenizer's alphabet has them.
 
     A source whose option `gaps` is set, and a source of another format, is returned as it is.
     """
     if (
         not isinstance(source, FileSource)
-        or source.format != "fasta"
+        or "gaps" not in READ_WITH[source.format]
         or source.options.gaps
         or not tokenizer.has_gaps
     ):
@@ -276,7 +276,7 @@ def open_source(
     Args:
         where: A file, a folder (all files of one format in it, at any depth), a glob, or a list of
             these.
-        format: "text", "jsonl" or "fasta"; by default the files' names tell it.
+        format: "text", "jsonl", "fasta" or "alignment"; by default the files' names tell it.
         detokenize: A key of `DETOKENIZERS`, or None.
         **options: Fields of `ReadOptions`.
 

@@ -17,122 +17,20 @@ through others form a cluster. Whole clusters are held out, which guarantees tha
 sequence has a higher identity to any training sequence; clusters around representatives would not
 guarantee it. A cluster that is too large for its split stays in training.
 
-`read_alignment` reads aligned FASTA files in two notations. Plain: all rows have the same width,
-with `-` or `.` where a record has no residue. A2M: upper case and `-` are the columns of the
-family; lower case and `.` are insertions between columns and belong to no column.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
-from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tracformer.data.documents import TextPiece, cut_point, lines_of, read_text
+from tracformer.data.alignment import GAP, Alignment, as_rows, read_alignment
+from tracformer.data.documents import TextPiece, cut_point
 from tracformer.data.sources import DataSource, FileSource
-
-GAP = "-"
-INSERTED = -1
-
-Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class AlignedRecord:
-    """One record of an alignment.
-
-    Attributes:
-        columns: One upper-case letter per column, `-` where the record has no residue.
-        sequence: All residues, with insertions, as `prepare` reads them with gaps removed.
-        places: The column of each residue, or INSERTED.
-    """
-
-    columns: str
-    sequence: str
-    places: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """The records of an aligned FASTA file that have a residue."""
-
-    name: str
-    records: tuple[AlignedRecord, ...]
-
-    @cached_property
-    def rows(self) -> Bytes:
-        """(records, columns) letters as bytes."""
-        return as_rows([record.columns for record in self.records])
-
-    @cached_property
-    def by_sequence(self) -> dict[str, AlignedRecord]:
-        """The first record with each sequence."""
-        return {record.sequence: record for record in reversed(self.records)}
-
-
-def read_alignment(where: str | PathLike[str]) -> Alignment:
-    """Read an aligned FASTA file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is not FASTA, or its records do not have the same number of columns.
-    """
-    path = Path(where)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file; give an aligned FASTA file")
-    written: list[list[str]] = []
-    for number, line in enumerate(lines_of(read_text(path)), 1):
-        if line.startswith(">"):
-            written.append([])
-        elif written:
-            written[-1].append("".join(line.split()))
-        elif line.strip() and not line.startswith(";"):
-            raise ValueError(
-                f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
-                "as '>name' is expected"
-            )
-    texts = ["".join(parts).rstrip("*") for parts in written]
-    records = [record for record in map(_aligned, _unified(texts, path)) if record.sequence]
-    if not records:
-        raise ValueError(f"{path} has no FASTA record with a residue")
-    return Alignment(path.name, tuple(records))
-
-
-def as_rows(columns: list[str]) -> Bytes:
-    """Return strings of equal length as (strings, columns) bytes."""
-    return np.frombuffer("".join(columns).encode("ascii"), np.uint8).reshape(len(columns), -1)
-
-
-def _unified(texts: list[str], path: Path) -> list[str]:
-    """Return the rows in A2M notation, in which every letter shows whether it is in a column."""
-    widths = {sum(letter.isupper() or letter == GAP for letter in text) for text in texts}
-    if len(widths) == 1 and widths != {0}:
-        return texts
-    if len({len(text) for text in texts}) == 1:
-        return [text.upper().replace(".", GAP) for text in texts]
-    raise ValueError(
-        f"{path} is not an alignment: its records have from {min(widths)} to {max(widths)} "
-        "columns, but all must have the same number; align the sequences first (hmmalign, MAFFT, "
-        "Clustal Omega)"
-    )
-
-
-def _aligned(text: str) -> AlignedRecord:
-    columns, sequence, places = [], [], []
-    for letter in text:
-        if letter.isupper() or letter == GAP:
-            columns.append(letter)
-        if letter.isalpha():
-            sequence.append(letter.upper())
-            places.append(len(columns) - 1 if letter.isupper() else INSERTED)
-    return AlignedRecord("".join(columns), "".join(sequence), tuple(places))
-
 
 # Use the hash only if about this many documents are held out: the split then has about the
 # requested size.
@@ -339,9 +237,10 @@ def identity_rule(source: DataSource, threshold: float, fraction: float) -> ById
             f"validation is {fraction!r}; with identity the same share goes to `test` too, so it "
             "must be above 0 and at most 0.25"
         )
-    if not isinstance(source, FileSource) or source.format != "fasta":
+    if not isinstance(source, FileSource) or source.format not in ("fasta", "alignment"):
         raise ValueError(
-            "identity is for aligned FASTA files; hold out other data by a fraction or a file"
+            "identity is for aligned sequences (FASTA, A2M, A3M, Stockholm); hold out other data "
+            "by a fraction or a file"
         )
     sides: dict[str, str] = {}
     for path in source.files:

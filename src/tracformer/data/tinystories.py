@@ -25,7 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tracformer.data.documents import TextPiece, as_pieces, by_separator, read_text
+from tracformer.data.documents import TextPiece, as_pieces, by_separator
+from tracformer.data.text_io import read_text
 from tracformer.data.tokenizer import EOT
 
 NAME = "tinystories"

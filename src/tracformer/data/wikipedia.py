@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracformer.data.documents import TextPiece, as_pieces, lines_of, read_text
+from tracformer.data.documents import TextPiece, as_pieces
+from tracformer.data.text_io import lines_of, read_text
 from tracformer.files import cache_folder, sha256_of, write_atomically
 
 NAME = "wikipedia-2006"

@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracformer.data import PreparedData, Tokenizer, open_source
-from tracformer.data.split import INSERTED, Alignment, read_alignment
+from tracformer.data.alignment import INSERTED, Alignment, read_alignment
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Floats, by_sequence

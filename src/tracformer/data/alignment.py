@@ -1,0 +1,172 @@
+"""Read the alignment of a protein family: FASTA, A2M, A3M or Stockholm, plain or gzip.
+
+Two notations are told apart by the rows. Plain: all rows have the same width, with `-` or `.` where
+a record has no residue. With insertions (A2M, A3M, Stockholm as Pfam writes it): upper case and `-`
+are the columns of the family; lower case and `.` are insertions between columns and belong to no
+column.
+"""
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tracformer.data.text_io import lines_of, read_text
+from tracformer.files import optional_package
+
+GAP = "-"
+INSERTED = -1
+STOCKHOLM = (".sto", ".stk", ".stockholm")
+BLOCK = 1024  # rows compared with all others at a time
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class AlignedRecord:
+    """One record of an alignment.
+
+    Attributes:
+        name: First word of its header.
+        columns: One upper-case letter per column, `-` where the record has no residue.
+        sequence: All residues, with insertions, as `prepare` reads them with gaps removed.
+        places: The column of each residue, or INSERTED.
+    """
+
+    name: str
+    columns: str
+    sequence: str
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The records of an alignment that have a residue."""
+
+    name: str
+    records: tuple[AlignedRecord, ...]
+
+    @cached_property
+    def rows(self) -> Bytes:
+        """(records, columns) letters as bytes."""
+        return as_rows([record.columns for record in self.records])
+
+    @cached_property
+    def by_sequence(self) -> dict[str, AlignedRecord]:
+        """The first record with each sequence."""
+        return {record.sequence: record for record in reversed(self.records)}
+
+
+def read_alignment(where: str | PathLike[str]) -> Alignment:
+    """Read an alignment file; Stockholm is recognized by the file's name.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file has another format, or its records differ in their number of columns.
+        ImportError: The file is Stockholm, and the package pyhmmer is not installed.
+    """
+    path = Path(where)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: there is no such file; give an alignment (FASTA, A2M, A3M or Stockholm)"
+        )
+    stockholm = path.name.removesuffix(".gz").lower().endswith(STOCKHOLM)
+    written = list(_stockholm_rows(path) if stockholm else _fasta_rows(path))
+    texts = _unified([text for _, text in written], path)
+    names = [name for name, _ in written]
+    records = [_aligned(name, text) for name, text in zip(names, texts, strict=True)]
+    records = [record for record in records if record.sequence]
+    if not records:
+        raise ValueError(f"{path} has no record with a residue")
+    return Alignment(path.name, tuple(records))
+
+
+def as_rows(columns: list[str]) -> Bytes:
+    """Return strings of equal length as (strings, columns) bytes."""
+    return np.frombuffer("".join(columns).encode("ascii"), np.uint8).reshape(len(columns), -1)
+
+
+def sequence_weights(rows: Bytes, identity: float = 0.8) -> NDArray[np.float64]:
+    """Return (N,) weights 1/n, where n rows agree with a row in at least this share of columns.
+
+    A row agrees with itself, and gaps count as letters. The sum of the weights is the effective
+    number of sequences.
+
+    Args:
+        rows: (N, columns) letters as bytes.
+        identity: Share of the columns from which two rows count as neighbours.
+    """
+    letters = np.unique(rows)
+    indicators = (rows[:, :, None] == letters).reshape(len(rows), -1).astype(np.float32)
+    least = identity * rows.shape[1] - 1e-3
+    neighbours = [
+        (indicators[start : start + BLOCK] @ indicators.T >= least).sum(1)
+        for start in range(0, len(rows), BLOCK)
+    ]
+    return np.asarray(1.0 / np.concatenate(neighbours), np.float64)
+
+
+def _fasta_rows(path: Path) -> Iterator[tuple[str, str]]:
+    name, parts = "", list[str]()
+    begun = False
+    for number, line in enumerate(lines_of(read_text(path)), 1):
+        if line.startswith(">"):
+            if begun:
+                yield name, "".join(parts).rstrip("*")
+            name, parts, begun = (line[1:].split() or ["without a name"])[0], [], True
+        elif begun:
+            parts.append("".join(line.split()))
+        elif line.strip() and not line.startswith((";", "#")):
+            raise ValueError(
+                f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
+                "as '>name' is expected"
+            )
+    if begun:
+        yield name, "".join(parts).rstrip("*")
+
+
+def _stockholm_rows(path: Path) -> Iterable[tuple[str, str]]:
+    pyhmmer = optional_package("pyhmmer", "reading a Stockholm alignment", "proteins")
+    content = "".join(read_text(path)).encode()
+    try:
+        with pyhmmer.easel.MSAFile(io.BytesIO(content), format="stockholm") as file:
+            alignment: Any = file.read()
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a Stockholm alignment: {error}") from error
+    if alignment is None:
+        raise ValueError(f"{path} holds no alignment")
+    names = [name.decode() if isinstance(name, bytes) else str(name) for name in alignment.names]
+    return zip(names, alignment.alignment, strict=True)
+
+
+def _unified(texts: list[str], path: Path) -> list[str]:
+    """Return the rows in A2M notation, in which every letter shows whether it is in a column."""
+    widths = {sum(letter.isupper() or letter == GAP for letter in text) for text in texts}
+    if len(widths) == 1 and widths != {0}:
+        return texts
+    if len({len(text) for text in texts}) == 1:
+        return [text.upper().replace(".", GAP) for text in texts]
+    if not texts:
+        raise ValueError(f"{path} has no record: no line begins with '>'")
+    raise ValueError(
+        f"{path} is not an alignment: its records have from {min(widths)} to {max(widths)} "
+        "columns, but all must have the same number; align the sequences first (hmmalign, MAFFT, "
+        "Clustal Omega)"
+    )
+
+
+def _aligned(name: str, text: str) -> AlignedRecord:
+    columns, sequence, places = [], [], []
+    for letter in text:
+        if letter.isupper() or letter == GAP:
+            columns.append(letter)
+        if letter.isalpha():
+            sequence.append(letter.upper())
+            places.append(len(columns) - 1 if letter.isupper() else INSERTED)
+    return AlignedRecord(name, "".join(columns), "".join(sequence), tuple(places))
