@@ -14,7 +14,7 @@ MASK = 7  # right behind the vocabulary of `small_model`
 
 def wrap(core: Tracformer, kind: type = hf.TracformerForMaskedLM) -> hf.TracformerForMaskedLM:
     """The core's weights under transformers' class, in their precision."""
-    model = kind(hf.TracformerPretrainedConfig.from_core(core.config), attention="blocked").to(
+    model = kind(hf.TracformerPretrainedConfig(**core.config.to_dict()), attention="blocked").to(
         core.embedding.weight.dtype
     )
     model.load_state_dict(core.state_dict())
@@ -182,7 +182,7 @@ def test_no_label_is_no_loss() -> None:
         ({"input_ids": [[1, 2, 8, 4]]}, "token id 8 is out of range"),
         ({"mode": "mlm"}, "mode is 'mlm'"),
         ({"token_type_ids": [[0, 0, 1, 1]]}, "no segments"),
-        ({"output_attentions": True}, "output_attentions was asked for"),
+        ({"output_attentions": True}, "output_attentions is not supported"),
     ],
 )
 def test_wrong_inputs_are_named(inputs: dict[str, object], message: str) -> None:

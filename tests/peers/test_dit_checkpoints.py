@@ -433,7 +433,7 @@ def test_a_given_configuration_says_where_the_mask_is(tmp_path: Path) -> None:
     assert load_mdlm(file, config=changed, mask_token_id=2).config.vocab_size == 8
     with pytest.raises(ValueError, match="does not say"):
         load_mdlm(file, config=changed)
-    with pytest.raises(ValueError, match="not clear"):
+    with pytest.raises(ValueError, match="ambiguous"):
         load_mdlm(file, config=model.config, mask_token_id=2)  # type: ignore[arg-type]
     changed = MDLMConfig.from_dict({**model.config.to_dict(), "vocab_size": 9})
     with pytest.raises(ValueError, match=r"has 8 rows in vocab_embed\.embedding; config calls"):

@@ -1,24 +1,20 @@
 """Tracformer as `transformers` classes.
 
-The configuration as transformers wants it: the core's fields and checks, beside the keys that
-transformers keeps for itself.
+Importing this module makes "tracformer" known to `AutoConfig`, `AutoModel` and
+`AutoModelForMaskedLM`. A folder is the same on both sides: the same `config.json`, the same tensor
+names in `model.safetensors`.
 
-From transformers' inputs to the core's question: who is given, which tokens are true, how long each
-sequence is.
+- `TracformerPretrainedConfig`: the fields and checks of `TracformerConfig`, and the keys of
+  transformers.
+- `read_batch`: from `input_ids`, `labels` and `attention_mask` to given tokens, predicted tokens
+  and lengths.
+- `TracformerModel`, `TracformerForMaskedLM`: final states, and logits with a loss.
+- `hub.py`: model cards and uploads.
 
-transformers writes a question as `input_ids` with the mask id at the targets, and the answers as
-`labels`, -100 where there is none. The core wants `tokens`, the true text, and `context`, who of it
-is given. In mode `ac` the tokens under the mask are never read. In `car` and `ar` the prefix is: a
-target's true token comes from its label, or from `input_ids` where `context` says that a token
-which is spelled out is a target.
-
-The two model classes of transformers: hidden states, and the masked language model.
-
-Tracformer on the Hugging Face side: import this, and `AutoConfig`, `AutoModel` and
-`AutoModelForMaskedLM` know "tracformer".
-
-The folder is the core's own: the same `config.json`, the same tensor names in `model.safetensors`.
-Either side reads what the other wrote.
+transformers marks targets by the mask id in `input_ids`, and gives their true tokens as `labels`,
+-100 elsewhere. Mode `ac` never reads the tokens under the mask. In `car` and `ar` the prefix
+encoder reads the true tokens: they come from `labels`, or from `input_ids` if `context` says that a
+token which is not masked is a target.
 """
 
 import copy
@@ -44,7 +40,7 @@ from tracformer.renames import present_names, tensor_patterns
 transformers = optional_package("transformers", "tracformer.hf", "hf")
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TracformerConfig))
-# What PreTrainedConfig takes beside its own dataclass fields.
+# What PreTrainedConfig accepts beside its own dataclass fields.
 OPTIONS = {
     "attn_implementation",
     "experts_implementation",
@@ -56,8 +52,9 @@ OPTIONS = {
 
 
 class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore[misc, name-defined]
-    """Takes every field of `TracformerConfig`, by its name there or by transformers' usual one;
-    refuses a key that neither side knows.
+    """Configuration with every field of `TracformerConfig`.
+
+    Fields may have their usual names in transformers. An unknown key is an error.
     """
 
     model_type = TracformerConfig.model_type
@@ -67,7 +64,7 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
         "num_attention_heads": "n_head",
         "max_position_embeddings": "max_length",
     }
-    # declared, since transformers takes an undeclared `max_length` for one of `generate`
+    # Declared, since transformers would take an undeclared `max_length` for one of `generate`.
     max_length: int = TracformerConfig.max_length
 
     def __init__(self, **values: Any) -> None:
@@ -92,25 +89,23 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
             setattr(self, key, value)
         super().__init__(**{key: value for key, value in values.items() if key not in FIELDS})
 
-    @classmethod
-    def from_core(cls, config: TracformerConfig) -> "TracformerPretrainedConfig":
-        return cls(**config.to_dict())
-
     def to_core(self) -> TracformerConfig:
-        """The core's configuration, checked anew: transformers lets anyone set an attribute."""
+        """Return the `TracformerConfig`, checked again since attributes can be set."""
         return TracformerConfig.from_dict({name: getattr(self, name) for name in FIELDS})
 
     def get_text_config(
         self, decoder: Any = None, encoder: Any = None
     ) -> "TracformerPretrainedConfig":
-        """Itself: transformers would take our fields `encoder` and `decoder`, which are words, for
-        configurations inside this one.
+        """Return this configuration.
+
+        transformers would take the fields `encoder` and `decoder`, which are words, for nested
+        configurations.
         """
         return self
 
     @property
     def mask_id(self) -> int:
-        """The mask token's id, right behind the vocabulary."""
+        """The mask token's id, which follows the vocabulary."""
         return int(self.vocab_size)
 
 
@@ -126,9 +121,9 @@ class Batch(NamedTuple):
 
 
 def default_mode(config: TracformerConfig) -> str:
-    """A masked language model's question is `ac`: every target from what is given alone.
+    """Return `ac`, the task of a masked language model, if the weights were trained for it.
 
-    Else what the weights were trained for.
+    Otherwise it is the first of `car` and `ar` that they were trained for.
     """
     return next(mode for mode in ("ac", "car", "ar") if mode in config.modes)
 
@@ -189,9 +184,9 @@ def read_batch(
 
 
 def lengths_of(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
-    """(B,): how many tokens of each row are text.
+    """Return the number of tokens (B,) of each row that are not padding.
 
-    Padding stands on the right; anything else would shift positions.
+    Padding must be on the right, since it would shift positions elsewhere.
     """
     B, T = input_ids.shape
     if attention_mask is None:
@@ -210,7 +205,7 @@ def lengths_of(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
 def _with_labels(
     config: TracformerConfig, input_ids: Tensor, labels: Tensor, context: Tensor, inside: Tensor
 ) -> Tensor:
-    """The text with every labelled target spelled out."""
+    """Return the text with the true token at every labelled target."""
     labelled = labels != IGNORED
     if bool((wrong := labelled & ((labels < 0) | (labels >= config.vocab_size))).any()):
         raise ValueError(
@@ -237,11 +232,11 @@ HUB_OPTIONS = ("repo_id", "private", "token", "revision", "create_pr", "commit_m
 
 
 class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[misc, name-defined]
-    """Owns the core's modules under the core's names, so that both sides write the same file.
+    """Base class that holds a Tracformer's modules under their own names.
 
-    `core` is the same model as a `Tracformer`: log-probabilities, and whatever else the library
-    does with one. `attention` names one of the library's implementations; transformers'
-    `attn_implementation` has no say here and is refused.
+    So both libraries write the same file. `core` is the same model as a `Tracformer`, with
+    log-probabilities and generation. `attention` names one of this library's implementations;
+    transformers' `attn_implementation` does not apply and is refused.
     """
 
     config_class = TracformerPretrainedConfig
@@ -256,15 +251,15 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         for name, module in shell.named_children():
             self.add_module(name, module)
         shell._modules = {}
-        self.__dict__["_shell"] = shell  # past nn.Module's registration: it owns nothing
+        self.__dict__["_shell"] = shell  # not registered as a submodule: it owns nothing
         self.gradient_checkpointing = False
         self.post_init()
 
     @property
     def core(self) -> Tracformer:
-        """A `Tracformer` over these very modules.
+        """A `Tracformer` that shares these modules.
 
-        Made anew at each call: there is no second state that could fall behind.
+        It is made anew at each access, so that it cannot be out of date.
         """
         core: Tracformer = copy.copy(self._shell)
         core._modules = self._modules
@@ -275,10 +270,12 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
-        """transformers' own, but strict: it would fill a missing tensor with random numbers and
-        skip an unexpected one.
+        """Load a folder or an id of the hub, strictly.
+
+        transformers alone would fill a missing tensor with random numbers and skip an unexpected
+        one; here both are errors.
         """
-        # so that all complaints come at once, from here
+        # Mismatches are collected and reported together below.
         options = {"use_safetensors": True, **options, "ignore_mismatched_sizes": True}
         if TracformerConfig.old_tensor_names:
             options["key_mapping"] = tensor_patterns(TracformerConfig.old_tensor_names)
@@ -302,7 +299,7 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         evaluation: Evaluation | None = None,
         **options: Any,
     ) -> None:
-        """The core's folder. `evaluation`, if given, goes into a model card beside it."""
+        """Write the folder; with `evaluation`, also a model card (`hub.model_card`)."""
         hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         super().save_pretrained(save_directory, is_main_process, state_dict, **options)
         if evaluation is not None and is_main_process:
@@ -318,8 +315,9 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         evaluation: Evaluation | None = None,
         **options: Any,
     ) -> str:
-        """Upload weights, configuration, card and, if given, the tokeniser (of either library); see
-        `push_folder` for the options.
+        """Upload weights, configuration, card and, if given, a tokenizer of either library.
+
+        See `hub.push_folder` for the options.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
@@ -335,47 +333,46 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         offload: bool = False,
     ) -> None:
         """Recompute each block in the backward pass (`Tracformer.checkpoint_activations`)."""
-        asked = dict(gradient_checkpointing_kwargs or {})
-        if asked.pop("use_reentrant", False) or asked or every_n_layers != 1 or offload:
+        options = dict(gradient_checkpointing_kwargs or {})
+        if options.pop("use_reentrant", False) or options or every_n_layers != 1 or offload:
             raise ValueError(
-                "gradient checkpointing was asked for with "
+                "gradient checkpointing options are "
                 f"{dict(gradient_checkpointing_kwargs or {})}, every_n_layers={every_n_layers}, "
-                f"offload={offload}; Tracformer recomputes every block, without reentrance and "
-                "without offloading, and takes no options"
+                f"offload={offload}; Tracformer recomputes every block and takes no options"
             )
         super().gradient_checkpointing_enable({"use_reentrant": False})
 
     def set_attn_implementation(
         self, attn_implementation: Any, allow_all_kernels: bool = False
     ) -> None:
+        """Refuse every implementation but this library's own."""
         _require_own_attention(attn_implementation)
 
     def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding."""
         return self.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embedding."""
         self.embedding = value
 
     def get_output_embeddings(self) -> None:
-        """None: the head is the input embedding itself, less the mask."""
+        """Return None: the head is the input embedding without the mask."""
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **options: Any
     ) -> nn.Module:
-        """The embedding as it is: one row a token, and one for the mask behind them."""
+        """Return the embedding unchanged; another size is an error."""
         if new_num_tokens not in (None, self.config.vocab_size + 1):
             raise ValueError(
-                f"new_num_tokens is {new_num_tokens}, but the embedding has "
-                f"{self.config.vocab_size} tokens and the mask behind them, "
-                "which a resized table would misplace; fine-tune with a grown vocabulary through "
-                "`tracformer train init=FOLDER`"
+                f"new_num_tokens is {new_num_tokens}; the embedding has {self.config.vocab_size} "
+                "tokens followed by the mask, which resizing would misplace. To fine-tune with a "
+                "larger vocabulary, use `tracformer train init=FOLDER`"
             )
         return self.embedding
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the core's constructor has drawn the weights, and a tensor
-        missing from a file is an error.
-        """
+        """Do nothing: the constructor has initialised the weights."""
 
     def _states(
         self,
@@ -391,15 +388,17 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
             raise ValueError("token_type_ids names a second segment; Tracformer has no segments")
         if wanted := [name for name, value in unsupported.items() if value]:
             raise ValueError(
-                f"{wanted[0]} was asked for; Tracformer returns its final states alone"
+                f"{wanted[0]} is not supported; Tracformer returns only its final states"
             )
         batch = read_batch(core.config, **inputs)
         return core.hidden(batch.tokens, batch.context, batch.mode, batch.lengths, batch.answered)
 
 
 class TracformerModel(TracformerPreTrainedModel):
-    """`last_hidden_state` (B, T, d): what the model knows of each position from the others; a token
-    never enters its own state.
+    """Tracformer without a head.
+
+    `last_hidden_state` (B, T, d) describes each position given the others; a token never enters its
+    own state.
     """
 
     def forward(
@@ -432,7 +431,10 @@ class TracformerModel(TracformerPreTrainedModel):
 
 
 class TracformerForMaskedLM(TracformerPreTrainedModel):
-    """Fills the mask. `logits` has vocab_size columns: the mask itself is never predicted."""
+    """Tracformer as a masked language model.
+
+    `logits` have vocab_size columns: the mask is never predicted.
+    """
 
     def forward(
         self,
@@ -489,7 +491,7 @@ class TracformerForMaskedLM(TracformerPreTrainedModel):
 
 
 def _spread(values: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    """(N, K) values of some flat rows into (B, T, K), zero elsewhere."""
+    """Return (B, T, K) with values (N, K) at some flat rows, zero elsewhere."""
     if len(rows) == shape.numel():
         return values.unflatten(0, shape)
     return (
@@ -504,12 +506,15 @@ def _wants_dict(return_dict: bool | None, config: TracformerPretrainedConfig) ->
 
 
 def _require_own_attention(name: Any) -> None:
-    """ "eager" is what transformers writes for a model's own code."""
+    """Raise a ValueError for an attention of transformers.
+
+    "eager" is what transformers calls a model's own code.
+    """
     if name not in (None, "eager"):
         raise ValueError(
-            f"attn_implementation is {name!r}, but transformers' attentions do not know "
-            "Tracformer's geometry; leave it out and choose one "
-            f"of the library's with attention=: {', '.join(implementations())}"
+            f"attn_implementation is {name!r}, but transformers' attentions do not support "
+            "Tracformer's geometry; leave it out, and choose one with "
+            f"attention=: {', '.join(implementations())}"
         )
 
 

@@ -1,9 +1,7 @@
-"""Model cards, and upload to the hub.
+"""Model cards, and upload to the Hugging Face hub.
 
-The model card: what the model is, how to load it, and its evaluation, as markdown with the front
-matter that the hub reads.
-
-Upload a model's folder to the Hugging Face hub.
+A model card says what the model is, how to load it, and how it was evaluated, as Markdown with the
+front matter that the hub reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +18,10 @@ from tracformer.model import Tracformer, TracformerConfig, storage
 CARD_FILE = "README.md"
 Evaluation = Mapping[str, Mapping[str, float | str]]  # row -> column -> value
 
-QUESTIONS = {
-    "car": "each target from what is given and all before it; their product is exact",
-    "ac": "each target from what is given alone: a marginal",
-    "ar": "left to right, from what stands before; exact",
+ANSWERS = {
+    "car": "each predicted token from the given tokens and all before it; the product is exact",
+    "ac": "each predicted token from the given tokens alone: a marginal",
+    "ar": "left to right, from the tokens before; exact",
 }
 
 LOADING = """```python
@@ -53,8 +51,19 @@ def model_card(
     datasets: Sequence[str] = (),
     language: str | None = None,
 ) -> str:
-    """`evaluation` maps a row of the table (a data set and its contexts) to its columns. Name the
-    kind of answer in a column of perplexities, exact, marginal or bound: they do not compare.
+    """Return a model card as Markdown.
+
+    Args:
+        config: Configuration of the model.
+        tokenizer: Its tokenizer, to be named in the card.
+        evaluation: Maps a row of the table (a data set and its contexts) to its columns. Name the
+            kind of answer (exact, marginal or bound) in a column of perplexities: they cannot be
+            compared.
+        name: Title, and the model's name in the loading example.
+        license: License, as the hub names it.
+        tags: Further tags.
+        datasets: Names of the training data on the hub.
+        language: Language code.
     """
     front: dict[str, object] = {
         "license": license,
@@ -70,16 +79,16 @@ def model_card(
         size = Tracformer(config, attention="reference").num_parameters()
     facts = [
         f"A Tracformer of {size:,} parameters ({config.n_layer} encoder and {config.n_layer} "
-        f"decoder layers, width {config.d_model}) for "
-        f"sequences of up to {config.max_length} tokens out of {config.vocab_size:,}. It fills "
-        "holes anywhere in a sequence."
+        f"decoder layers, width {config.d_model}) for sequences of up to {config.max_length} "
+        f"tokens from a vocabulary of {config.vocab_size:,}. It fills blanks anywhere in a "
+        "sequence."
     ]
     if tokenizer is not None:
         facts.append(
-            f"Tokeniser: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 "
+            f"Tokenizer: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 "
             f"`{tokenizer.fingerprint}`."
         )
-    modes = "\n".join(f"- `{mode}`: {QUESTIONS[mode]}" for mode in config.modes)
+    modes = "\n".join(f"- `{mode}`: {ANSWERS[mode]}" for mode in config.modes)
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {name or 'Tracformer'}",
@@ -92,7 +101,7 @@ def model_card(
 
 
 def evaluation_table(evaluation: Evaluation) -> str:
-    """A markdown table with every column that any row has, in the order of first mention.
+    """Return a Markdown table with all columns of all rows, in order of first appearance.
 
     >>> wikitext = {"answer": "exact", "perplexity": 29.376}
     >>> print(evaluation_table({"wikitext103": wikitext, "ptb": {"perplexity": 100.0}}))
@@ -127,7 +136,10 @@ def write_model_card(
     datasets: Sequence[str] = (),
     language: str | None = None,
 ) -> Path:
-    """Write the card of the folder's model as its `README.md`, over one that is there."""
+    """Write the card of a folder's model as its `README.md`, replacing an existing one.
+
+    The arguments are those of `model_card`; the configuration is the folder's.
+    """
     config = storage.load_config(folder, TracformerConfig)
     card = model_card(
         config,
@@ -148,8 +160,7 @@ def _cell(value: float | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# What belongs to a model. A training run keeps its checkpoints and logs close by, and they are
-# nobody else's business.
+# The files of a model. A training run's checkpoints and logs, in the same folder, are not uploaded.
 FILES = [
     CARD_FILE,
     "LICENSE",
@@ -174,13 +185,23 @@ def push_folder(
     create_pr: bool = False,
     commit_message: str | None = None,
 ) -> str:
-    """Create the repository where there is none, upload what belongs to the model, and return the
-    address of the commit.
+    """Upload a model's folder to the hub, and return the address of the commit.
 
-    The card is written into the folder first, unless it has one and there is no evaluation to add.
+    Only the files of the model are uploaded. A repository that does not exist is created. The card
+    is written into the folder first, unless there is one and no `evaluation` to add.
+
+    Args:
+        folder: The model's folder.
+        repo_id: OWNER/NAME.
+        evaluation: Table for the card, see `model_card`.
+        private: Whether a new repository is private.
+        token: Access token; by default the one that is stored.
+        revision: Branch.
+        create_pr: Open a pull request instead of committing.
+        commit_message: Message of the commit.
     """
     huggingface_hub = optional_package("huggingface_hub", "uploading to the Hugging Face hub", "hf")
-    # a folder without a model stops here, before anything is created
+    # Fails for a folder without a model, before a repository is created.
     storage.load_config(folder, TracformerConfig)
     if evaluation is not None or not (Path(folder) / CARD_FILE).is_file():
         write_model_card(folder, evaluation=evaluation, name=repo_id)

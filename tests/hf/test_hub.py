@@ -1,7 +1,11 @@
+"""Model cards, uploads to the hub, and the guide in docs/huggingface.md."""
+
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import transformers
 import yaml
@@ -9,9 +13,10 @@ import yaml
 import tracformer.hf as hf
 from tests.helpers import small_model
 from tracformer import Tracformer
-from tracformer.data import Tokenizer
+from tracformer.data import Tokenizer, build_tokenizer
 from tracformer.hf.hub import evaluation_table
 
+GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 EVALUATION = {
     "wikitext103, span:p=0.5,mean=10": {"answer": "exact", "perplexity": 29.38},
     "a|b": {"answer": "marginal", "perplexity": 31.0},
@@ -19,7 +24,7 @@ EVALUATION = {
 
 
 class Hub:
-    """What would be uploaded, kept instead of sent."""
+    """Records uploads instead of sending them."""
 
     def __init__(self) -> None:
         self.repositories: list[dict[str, Any]] = []
@@ -48,8 +53,6 @@ class Hub:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    import huggingface_hub
-
     hub = Hub()
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda token=None: hub)
     return hub
@@ -79,15 +82,15 @@ def test_card_has_front_matter_and_evaluation(tokenizer: Tokenizer) -> None:
     assert "- `ac`" not in text
 
 
-def test_table_escapes_its_own_marks() -> None:
+def test_table_escapes_column_separators() -> None:
     assert evaluation_table(EVALUATION).splitlines()[-1] == r"| a\|b | marginal | 31 |"
 
 
-def test_no_evaluation_is_said_so() -> None:
+def test_a_card_says_that_there_is_no_evaluation() -> None:
     assert "None was recorded." in hf.model_card(small_model().config)
 
 
-def test_card_beside_the_weights(folder: Path, tmp_path: Path) -> None:
+def test_saving_with_an_evaluation_writes_a_card(folder: Path, tmp_path: Path) -> None:
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, attention="blocked")
     model.save_pretrained(tmp_path / "plain")
     assert not (tmp_path / "plain" / "README.md").exists()
@@ -116,7 +119,7 @@ def test_push_uploads_the_model_and_nothing_else(folder: Path, hub: Hub) -> None
     assert 'model="me/mine"' in hub.files["README.md"]
 
 
-def test_push_keeps_a_card_that_is_there(folder: Path, hub: Hub) -> None:
+def test_push_keeps_an_existing_card(folder: Path, hub: Hub) -> None:
     (folder / "README.md").write_text("mine")
     hf.push_folder(folder, "me/mine")
     assert hub.files["README.md"] == "mine"
@@ -129,7 +132,7 @@ def test_push_of_an_empty_folder_creates_nothing(tmp_path: Path, hub: Hub) -> No
 
 
 @pytest.mark.parametrize("by", ["core", "transformers"])
-def test_a_model_pushes_itself(folder: Path, tokenizer: Tokenizer, hub: Hub, by: str) -> None:
+def test_push_to_hub_of_a_model(folder: Path, tokenizer: Tokenizer, hub: Hub, by: str) -> None:
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, attention="blocked")
     given = tokenizer if by == "core" else transformers.AutoTokenizer.from_pretrained(folder)
     model.push_to_hub("me/mine", tokenizer=given, evaluation=EVALUATION, commit_message="first")
@@ -144,10 +147,34 @@ def test_a_model_pushes_itself(folder: Path, tokenizer: Tokenizer, hub: Hub, by:
     assert hub.upload["commit_message"] == "first"
 
 
-def test_saving_with_push(folder: Path, tmp_path: Path, hub: Hub) -> None:
+def test_saving_with_push_to_hub(folder: Path, tmp_path: Path, hub: Hub) -> None:
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder, attention="blocked")
     model.save_pretrained(
         tmp_path / "mine", push_to_hub=True, repo_id="me/mine", evaluation=EVALUATION
     )
     assert evaluation_table(EVALUATION) in hub.files["README.md"]
     assert Tracformer.from_pretrained(tmp_path / "mine").config.vocab_size == 7
+
+
+def test_the_guide_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = build_tokenizer("byte", [])
+    small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5).float().save_pretrained(
+        tmp_path / "model"
+    )
+    tokenizer.save(tmp_path / "model")
+    uploads: list[object] = []
+    hub = SimpleNamespace(
+        create_repo=lambda repo_id, **_: SimpleNamespace(repo_id=repo_id),
+        upload_folder=lambda **options: (
+            uploads.append(options) or SimpleNamespace(commit_url="here")
+        ),
+    )
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda token=None: hub)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 5
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(GUIDE), "exec"), names)
+    assert len(uploads) == 1
+    assert "41.2" in (tmp_path / "tuned" / "README.md").read_text()
