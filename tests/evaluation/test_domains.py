@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.test_identity import family, written
+from tests.data.test_split import family, write_family
 from tracformer import Tracformer, TracformerConfig
 from tracformer.data import char_tokenizer, prepare
 from tracformer.data.alignment import read_alignment
@@ -21,7 +21,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Domains:
     folder = tmp_path_factory.mktemp("domains")
     (folder / "pfam").mkdir()
     for name, width, seed in (("one", 30, 1), ("two", 24, 2)):
-        written(
+        write_family(
             folder / "pfam" / f"{name}.fasta", family(20, 8, width=width, seed=seed, conserved=0.7)
         )
     prepare(folder / "data", folder / "pfam", "protein", validation=0.1, identity=0.6)
@@ -86,8 +86,8 @@ def test_holes_lie_inside_and_repeat(task: Domains) -> None:
 
 
 def test_profile_by_hand(tmp_path: Path) -> None:
-    training = read_alignment(written(tmp_path / "t.fasta", ["AC", "AD", "A-"]))
-    held = read_alignment(written(tmp_path / "h.fasta", ["-C", "AW"]))
+    training = read_alignment(write_family(tmp_path / "t.fasta", ["AC", "AD", "A-"]))
+    held = read_alignment(write_family(tmp_path / "h.fasta", ["-C", "AW"]))
     found = _of_profile(Holes("x", training, held, np.array([0, 0]), np.array([1, 2])))
     # 3, 1 and 0 of 5, one more of each of the twenty
     background = {"A": 4 / 25, "C": 2 / 25, "W": 1 / 25}

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.data.test_identity import family
+from tests.data.test_split import family
 from tracformer.evaluation.domains import (
     RESIDUES,
     UNKNOWN,

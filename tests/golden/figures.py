@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.data.test_identity import family as protein_family
-from tests.data.test_identity import written
+from tests.data.test_split import family as protein_family
+from tests.data.test_split import write_family
 from tracformer.baselines import family_names, find_family, load_model, schema_of
 from tracformer.data import Tokenizer, char_tokenizer, prepare
 from tracformer.data.make_tokenizer import ALPHABETS
@@ -200,7 +200,7 @@ def task_of(name: str, folder: Path) -> Task:
     if name == "domains":
         (folder / "pfam").mkdir()
         rows = protein_family(20, 8, width=24, seed=2, conserved=0.7)
-        written(folder / "pfam" / "family.fasta", rows)
+        write_family(folder / "pfam" / "family.fasta", rows)
         how = {"validation": 0.1, "identity": 0.6, "quiet": True}
         prepare(folder / "data", folder / "pfam", "protein", **how)
         options |= {"data": str(folder / "data"), "alignments": str(folder / "pfam")}
