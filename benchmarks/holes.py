@@ -33,6 +33,7 @@ from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.search import search
 from tracformer.model.base import BOUND, EXACT
+from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 SHORTEST, LONGEST = 8, 16
@@ -74,7 +75,7 @@ def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, 
     sums: list[NDArray[np.float64]] = []
     for tokens, context in tqdm(list(holes.batches()), desc=f"{name} {mode}", leave=False):
         given = torch.zeros_like(context) if mode == "ar" else context
-        logits = lm.model.logits_at(tokens, given, mode, None, ~context).double()
+        logits = lm.model.logits_at(Batch(tokens, given), mode, ~context).double()
         truth = tokens[~context]
         nats = -logits.log_softmax(1).gather(1, truth[:, None])[:, 0]
         row = (~context).nonzero()[:, 0]
@@ -104,8 +105,7 @@ def sampled(lm: LanguageModel, holes: Holes, seed: int) -> Tensor:
     seeds = [derived_seed(seed, number) for number in range(len(holes.tokens))]
     return fill(
         lm.model,
-        holes.tokens,
-        holes.context,
+        Batch(holes.tokens, holes.context),
         "car",
         seed=seeds,
         sampler=Sampler(banned=tuple(lm.spelling.special)),
@@ -125,7 +125,7 @@ def searched(lm: LanguageModel, holes: Holes, width: int, reread: bool) -> Tenso
     for row in rows:
         found = search(
             lm.model,
-            *row,
+            Batch(*row),
             method="beam",
             width=width,
             n=width if reread else 1,

@@ -43,10 +43,7 @@ def main() -> None:
             loaded = time.perf_counter()
             optimizer.zero_grad()
             for group in batch.micro:
-                (
-                    model.nll(group.tokens, group.context, group.mode, group.lengths)[0]
-                    / batch.count
-                ).backward()
+                (model.nll(group.batch, group.mode)[0] / batch.count).backward()
             optimizer.step()
             loading.append(loaded - start)
             stepping.append(time.perf_counter() - loaded)

@@ -104,9 +104,7 @@ def take_step(
     optimizer.zero_grad()
     count = sum(question.count for question in questions)
     for group in group_by_mode(tokens, lengths, questions, []):
-        nll = model.nll(
-            group.tokens, group.context, group.mode, group.lengths, weights=group.weights
-        )[0]
+        nll = model.nll(group.batch, group.mode, weights=group.weights)[0]
         (nll / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip)
     optimizer.step()

@@ -151,7 +151,7 @@ def train(model: ConditionalModel, source: Source, objective: str, steps: int = 
         optimizer.set_rate(learning_rate(step, steps, config))
         optimizer.zero_grad()
         for asked in group_by_mode(tokens, lengths, questions, []):
-            total, _ = model.nll(asked.tokens, asked.context, asked.mode)
+            total, _ = model.nll(asked.batch, asked.mode)
             (total / sum(question.count for question in questions)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from tracformer import Tracformer, TracformerConfig
 from tracformer.devices import keep_freed_memory
 from tracformer.generation.decode import fill
+from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 WORDS = vocabulary()
@@ -53,7 +54,7 @@ def train(
                 peak * min(1.0, (step + 1) / 50) * (1.0 - 0.95 * step / steps)
             )
             tokens = draw_stories(rng, batch)
-            loss = model.loss(tokens, draw_context(rng, tokens), mode="car")
+            loss = model.loss(Batch(tokens, draw_context(rng, tokens)), mode="car")
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -112,7 +113,9 @@ def main() -> None:
     tokens = draw_stories(rng, CHECKED)
     context = draw_context(rng, tokens)
     seeds = [derived_seed(arguments.seed, i) for i in range(CHECKED)]
-    filled = fill(model, tokens, context, "car", seed=seeds).tokens  # sampled from left to right
+    filled = fill(
+        model, Batch(tokens, context), "car", seed=seeds
+    ).tokens  # sampled from left to right
     guesses = torch.where(context, tokens, torch.randint(len(WORDS), tokens.shape))
     print(
         f"\nNew stories with holes, and how the model fills them ({SHOWN} of {CHECKED}, the first "
@@ -122,7 +125,11 @@ def main() -> None:
         print(show(tokens[row], context[row], filled[row]))
     agree = sum(follows_the_rules([WORDS[i] for i in row]) for row in filled.tolist())
     chance = sum(follows_the_rules([WORDS[i] for i in row]) for row in guesses.tolist())
-    bits = -model.log_prob(tokens, context, "car").sum().item() / (~context).sum().item() / 0.6931
+    bits = (
+        -model.log_prob(Batch(tokens, context), "car").sum().item()
+        / (~context).sum().item()
+        / 0.6931
+    )
     print(f"{agree} of {CHECKED} filled stories keep every agreement (random words: {chance}).")
     print(f"The true words of the holes cost {bits:.2f} bits each, by exact log-probability.")
 

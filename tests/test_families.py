@@ -16,6 +16,7 @@ from tracformer import baselines as families
 from tracformer.baselines import Family, find_family, register
 from tracformer.cli import main
 from tracformer.model.base import MARGINAL, ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 
 
@@ -37,9 +38,7 @@ class Letters(ConditionalModel):
         self.config = config
         self.table = nn.Linear(1, config.vocab_size)
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         rows = wanted.flatten().nonzero()[:, 0]
         return self.table.weight.new_ones(len(rows), 1), rows
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.helpers import small_model
+from tracformer.model.batch import Batch
 from tracformer.training.objectives import OBJECTIVES, Questioner, low_discrepancy, parse_objective
 
 
@@ -73,7 +74,7 @@ def test_diffusion_is_the_nelbo_of_the_any_order_model() -> None:
         for mask in subsets:
             context = torch.tensor([[not mask >> t & 1 for t in range(n)]])
             exact -= (
-                float(model.log_prob(tokens, context, "ac").sum().detach())
+                float(model.log_prob(Batch(tokens, context), "ac").sum().detach())
                 * n
                 / k
                 / len(subsets)
@@ -83,7 +84,7 @@ def test_diffusion_is_the_nelbo_of_the_any_order_model() -> None:
     questions = [questioner.ask(number, n) for number in range(3000)]
     assert all(question.count == n for question in questions)
     contexts = torch.from_numpy(np.stack([question.context for question in questions]))
-    terms = -model.log_prob(tokens.expand(len(questions), -1), contexts, "ac").sum(1)
+    terms = -model.log_prob(Batch(tokens.expand(len(questions), -1), contexts), "ac").sum(1)
     estimate = terms * torch.tensor(
         [question.weight for question in questions], dtype=torch.float64
     )

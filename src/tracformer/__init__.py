@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tracformer.client import Client
     from tracformer.generation.language_model import LanguageModel, load
-    from tracformer.model import Tracformer, TracformerConfig
+    from tracformer.model import Batch, Tracformer, TracformerConfig
 
 __version__ = "0.1.0.dev0"
-__all__ = ["Client", "LanguageModel", "Tracformer", "TracformerConfig", "load"]
+__all__ = ["Batch", "Client", "LanguageModel", "Tracformer", "TracformerConfig", "load"]
 
 _HOMES = {
+    "Batch": "tracformer.model",
     "Client": "tracformer.client",
     "LanguageModel": "tracformer.generation.language_model",
     "Tracformer": "tracformer.model",

@@ -22,6 +22,7 @@ from tracformer.bench.attention_speed import (
     layers_of,
     whole_layout,
 )
+from tracformer.model.batch import Batch
 
 LONG = 8192
 
@@ -98,5 +99,5 @@ def test_a_whole_training_step_holds_no_square() -> None:
     model = Tracformer(config).train()
     tokens, context = torch.randint(50, (1, LONG)), torch.rand(1, LONG) < 0.5
     with Largest() as largest:
-        model.loss(tokens, context).backward()
+        model.loss(Batch(tokens, context)).backward()
     assert 0 < largest.elements < LONG**2 // 8

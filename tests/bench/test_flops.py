@@ -20,6 +20,7 @@ from tracformer.evaluation.flops import (
     weight_multiplies,
 )
 from tracformer.geometry import encoder_offsets
+from tracformer.model.batch import Batch
 
 ATEN = torch.ops.aten
 SMALL = {"vocab_size": 11, "max_length": 32, "n_layer": 2, "n_head": 2, "d_model": 8}
@@ -61,7 +62,7 @@ def test_as_many_as_torch_counts(family: str, mode: str) -> None:
     if asked(family)[1]:
         context = torch.zeros_like(context)
     with FlopCounterMode(display=False) as counter:
-        model.loss(tokens, context, mode).backward()
+        model.loss(Batch(tokens, context), mode).backward()
     by_operation = counter.get_flop_counts()["Global"]
     # attention's products are batched: bmm and others
     counted = sum(by_operation.get(operation, 0) for operation in (ATEN.mm, ATEN.addmm))

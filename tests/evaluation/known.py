@@ -10,6 +10,7 @@ from tracformer.data import Tokenizer, char_tokenizer
 from tracformer.evaluation.exact_sources import HiddenMarkov
 from tracformer.evaluation.task import Subject
 from tracformer.model.base import EXACT, MARGINAL, ConditionalModel, Estimate
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 
 LETTERS = "abcde"
@@ -44,21 +45,14 @@ class Known(ConditionalModel):
     def embedding_tables(self) -> list[Tensor]:
         return []
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
     def estimate(  # type: ignore[override]
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        **rest: object,
+        self, batch: Batch, mode: str = "car", **rest: object
     ) -> Estimate:
-        self.asked.append(len(tokens))
-        x, given = tokens.numpy(), context.numpy()
+        self.asked.append(len(batch))
+        x, given = batch.tokens.numpy(), batch.context.numpy()
         T = x.shape[1]
         if mode == "ac":
             log = np.log(

@@ -20,6 +20,7 @@ from tracformer.evaluation.exact import TruthModel
 from tracformer.evaluation.result_files import Result
 from tracformer.evaluation.task import Silent, Subject
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_bins_by_hand(data: Path) -> None:
     read = task.read(Subject(model, tokenizer(), "model", "car"))
     tokens, context = torch.from_numpy(read.tokens), torch.from_numpy(task.contexts(read)[0])
     with torch.no_grad():
-        top = model(tokens, context, "car")[~context].softmax(1).max(1)
+        top = model(Batch(tokens, context), "car")[~context].softmax(1).max(1)
     right = (top.indices == tokens[~context]).double()
     error = 0.0
     for entry in result.details[name]["bins"]:

@@ -14,6 +14,7 @@ from tracformer.evaluation.order_consistency import Orders, along_all_orders, or
 from tracformer.evaluation.result_files import Result
 from tracformer.evaluation.task import Silent, Subject, parse_task
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,11 @@ def test_every_order_by_the_chain_rule_itself(build: Any) -> None:
     tokens = torch.randint(6, (3, 4), generator=torch.Generator().manual_seed(0))
     found = along_all_orders(Subject(model, None, "model", "ac", batch=7), tokens.numpy())
     for number, order in enumerate(orders(4)):
-        expected = order_log_prob(model, tokens, torch.from_numpy(order)).sum(1)
+        expected = order_log_prob(
+            model,
+            Batch(tokens, torch.zeros_like(tokens).bool()),
+            torch.from_numpy(order),
+        ).sum(1)
         np.testing.assert_allclose(found[:, number], expected.numpy(), rtol=1e-10)
 
 
@@ -80,7 +85,9 @@ def test_rows_histogram_and_text(data: Path) -> None:
         for way in ("forward", "reverse")
     )
     text = torch.tensor([tokenizer().encode("ABBA")])
-    backwards = order_log_prob(model, text, torch.arange(4).flip(0))[0]
+    backwards = order_log_prob(
+        model, Batch(text, torch.zeros_like(text).bool()), torch.arange(4).flip(0)
+    )[0]
     assert result.details["text"]["reverse"] == pytest.approx(backwards.tolist())
     assert result.find("log_prob", text="ABBA", order="reverse").value == pytest.approx(
         float(backwards.sum())

@@ -37,6 +37,7 @@ from tracformer.evaluation.metrics import (
 )
 from tracformer.evaluation.result_files import Result
 from tracformer.evaluation.task import Silent, Subject
+from tracformer.model.batch import Batch
 
 SENTENCES = [
     f"the {a} cat sat on the {b} mat, and {c} dogs ran."
@@ -100,7 +101,7 @@ def test_fills_change_the_holes_alone_and_samples_differ(tokenizer: Tokenizer, d
     tokens, context = torch.from_numpy(drawn.tokens[:, 1]), torch.from_numpy(given[1:4])
     assert np.allclose(
         drawn.log_probs[:, 1],
-        subject.model.log_prob(tokens, context, "car").sum(1).detach().numpy(),
+        subject.model.log_prob(Batch(tokens, context), "car").sum(1).detach().numpy(),
     )
 
 

@@ -18,6 +18,7 @@ from tracformer.evaluation.questions import SHARED_NOISE, standard_error
 from tracformer.evaluation.result_files import Result
 from tracformer.evaluation.task import Silent
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 COUNT, LENGTH = 70, 20  # more than a block of sequences
@@ -133,7 +134,9 @@ def test_contexts_are_answered_as_the_model_answers_one(lines: str) -> None:
         for name in ("[0,0.3]&[0.6,0.8]", "[0.5,1]"):
             context = torch.from_numpy(read.contexts(parse(name), 0))
             expected = [
-                -model.log_prob(torch.from_numpy(read.tokens[[i]]), context[[i]], mode).sum().item()
+                -model.log_prob(Batch(torch.from_numpy(read.tokens[[i]]), context[[i]]), mode)
+                .sum()
+                .item()
                 for i in range(5)
             ]
             assert result.details[name]["nll"] == pytest.approx(expected, rel=1e-12)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.model.base import EXACT, ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 
 
@@ -50,9 +51,8 @@ class Chain(ConditionalModel):
     def embedding_tables(self) -> list[Tensor]:
         return []
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, context, lengths = batch.tokens, batch.context, batch.lengths
         before = torch.cat((torch.full_like(tokens[:, :1], len(self.steps) - 1), tokens[:, :-1]), 1)
         logits = self.steps[before]  # (B, T, V): the chain starts as after an end of text
         if mode == "car":

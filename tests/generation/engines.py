@@ -11,6 +11,7 @@ import torch
 
 from tracformer.generation.decode import Filled
 from tracformer.generation.engine import Engine, Request
+from tracformer.model.batch import Batch
 
 PATIENCE = 60.0  # seconds: only a failure waits so long
 
@@ -44,7 +45,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
 def question(length: int = 16, batch: int = 1, **options: Any) -> dict[str, Any]:
     """Nothing is given."""
     tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return {"tokens": tokens, "context": torch.zeros(batch, length, dtype=torch.bool), **options}
+    return {"batch": Batch(tokens, torch.zeros(batch, length, dtype=torch.bool)), **options}
 
 
 class Slow:

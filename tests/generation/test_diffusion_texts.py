@@ -21,7 +21,8 @@ from tracformer.generation.engine import Engine
 from tracformer.generation.orders import Ancestral, RandomOrder
 from tracformer.generation.results import Token
 from tracformer.generation.samplers import NOTHING_LEFT, Sampler
-from tracformer.model.base import ConditionalModel, targets_of
+from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 
 SYSTEMS = ("mdlm", "sedd", "d3pm", "plaid")
 
@@ -133,15 +134,19 @@ def test_candidates_are_the_models_own_when_a_token_is_revealed(
 
 def test_candidates_of_a_single_step_are_the_marginals_and_end_with_the_text() -> None:
     model, (tokens, context, lengths) = small_diffusion("mdlm"), question(3, 10)
-    found = fill(model, tokens, context, "diffusion", lengths, order=Ancestral(1), top=3).top
+    found = fill(model, Batch(tokens, context, lengths), "diffusion", order=Ancestral(1), top=3).top
     assert found is not None
-    expected = model.candidates(tokens, context, "ac", lengths, 3)
+    expected = model.candidates(Batch(tokens, context, lengths), "ac", 3)
     open_ = found.tokens[..., 0] >= 0
-    assert torch.equal(open_, targets_of(context, lengths))
+    assert torch.equal(open_, Batch(tokens, context, lengths).targets())
     assert torch.equal(found.tokens[open_], expected[0][open_])
     torch.testing.assert_close(found.log_probs[open_], expected[1][open_].double())
     ended = fill(
-        model, tokens, context, "diffusion", lengths, top=3, stop=lambda row, position, token: True
+        model,
+        Batch(tokens, context, lengths),
+        "diffusion",
+        top=3,
+        stop=lambda row, position, token: True,
     )
     assert ended.top is not None
     # the first target of each alone
@@ -193,7 +198,7 @@ def test_restricted_tokens_keep_their_shares_among_each_other() -> None:
     rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
     alike = fill(
         toy("mdlm"),
-        *rows,
+        Batch(*rows),
         "diffusion",
         seed=list(range(10**6, 10**6 + SAMPLES)),
         only=lambda row, position: [0, 1, 2],
@@ -201,7 +206,7 @@ def test_restricted_tokens_keep_their_shares_among_each_other() -> None:
     assert abs(chi_square(alike.tokens, conditional())) < 3.5
     some = fill(
         toy("mdlm"),
-        *rows,
+        Batch(*rows),
         "diffusion",
         seed=list(range(SAMPLES)),
         sampler=Sampler(banned=(1,)),
@@ -213,4 +218,4 @@ def test_restricted_tokens_keep_their_shares_among_each_other() -> None:
     ) * torch.tensor([1.0, 0.0, 1.0])
     torch.testing.assert_close(share, marginal / marginal.sum(), atol=0.05, rtol=0)
     with pytest.raises(ValueError, match=NOTHING_LEFT[:30]):
-        fill(toy("mdlm"), *(x[:1] for x in rows), "diffusion", only=lambda row, position: [])
+        fill(toy("mdlm"), Batch(*(x[:1] for x in rows)), "diffusion", only=lambda row, position: [])

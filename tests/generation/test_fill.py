@@ -19,7 +19,7 @@ from tracformer.generation.orders import (
     RandomOrder,
 )
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.model.base import targets_of
+from tracformer.model.batch import Batch
 
 ORDERS: list[Order] = [
     LeftToRight(),
@@ -54,27 +54,27 @@ def test_same_seed_same_sample_alone_and_in_any_batch(mode: str, order: Order) -
     model = small_model(seed=1)
     tokens, context, lengths = shared_batch(model)
     seeds = [11, 5, 11, 2**40, 0]
-    together = fill(model, tokens, context, mode, lengths, order=order, seed=seeds)
-    targets = targets_of(context, lengths)
+    together = fill(model, Batch(tokens, context, lengths), mode, order=order, seed=seeds)
+    targets = Batch(tokens, context, lengths).targets()
     assert torch.equal(together.tokens[context], tokens[context])
     assert torch.equal(together.steps >= 0, targets)
     for rows in ([3], [4, 1, 2, 2]):
         few = fill(
             model,
-            tokens[rows],
-            context[rows],
+            Batch(tokens[rows], context[rows], lengths[rows]),
             mode,
-            lengths[rows],
             order=order,
             seed=[seeds[row] for row in rows],
         )
         assert same(few, together, rows)
     length = int(lengths[3])
     # not padded at all
-    cut = fill(model, tokens[3:4, :length], context[3:4, :length], mode, order=order, seed=seeds[3])
+    cut = fill(
+        model, Batch(tokens[3:4, :length], context[3:4, :length]), mode, order=order, seed=seeds[3]
+    )
     assert torch.equal(cut.tokens[0], together.tokens[3, :length])
     other = fill(
-        model, tokens, context, mode, lengths, order=order, seed=[seed + 1 for seed in seeds]
+        model, Batch(tokens, context, lengths), mode, order=order, seed=[seed + 1 for seed in seeds]
     )
     assert not torch.equal(other.tokens[targets], together.tokens[targets])
 
@@ -96,7 +96,7 @@ def test_cached_or_not(mode: str) -> None:
         Sampler(repetition_penalty=1.5, no_repeat_ngram=3),
     ):
         cached, whole = (
-            fill(model, tokens, context, mode, lengths, seed=8, sampler=sampler, cached=each)
+            fill(model, Batch(tokens, context, lengths), mode, seed=8, sampler=sampler, cached=each)
             for each in (True, False)
         )
         assert same(cached, whole, list(range(5)))
@@ -106,10 +106,10 @@ def test_cached_or_not(mode: str) -> None:
 def test_one_number_is_each_sequences_own_seed() -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
-    expected = fill(model, tokens, context, lengths=lengths, seed=[9] * 5)
+    expected = fill(model, Batch(tokens, context, lengths), seed=[9] * 5)
     for seed in (9, np.int64(9), np.full(5, 9)):
         assert same(
-            fill(model, tokens, context, lengths=lengths, seed=seed), expected, list(range(5))
+            fill(model, Batch(tokens, context, lengths), seed=seed), expected, list(range(5))
         )  # type: ignore[arg-type]
 
 
@@ -131,16 +131,14 @@ def test_orders_and_samplers_of_ones_own_in_one_batch() -> None:
         Sampler(banned=(0, 1, 2)),
     ]
     together = fill(
-        model, tokens, context, "ac", lengths, order=orders, sampler=samplers, seed=range(5)
+        model, Batch(tokens, context, lengths), "ac", order=orders, sampler=samplers, seed=range(5)
     )
     for row in range(5):
         one = slice(row, row + 1)
         alone = fill(
             model,
-            tokens[one],
-            context[one],
+            Batch(tokens[one], context[one], lengths[one]),
             "ac",
-            lengths[one],
             order=orders[row],
             sampler=samplers[row],
             seed=row,
@@ -155,7 +153,7 @@ def test_what_stands_at_targets_and_in_the_padding_is_ignored(mode: str, order: 
     inside = torch.arange(14) < lengths[:, None]
     nonsense = tokens.masked_fill(~(context & inside), -5)
     plain, strange = (
-        fill(model, each, context & inside, mode, lengths, order=order, seed=4)
+        fill(model, Batch(each, context & inside, lengths), mode, order=order, seed=4)
         for each in (tokens, nonsense)
     )
     assert torch.equal(plain.tokens, strange.tokens)
@@ -176,10 +174,8 @@ def test_log_probs_are_the_models_own_given_what_was_revealed_before(
     tokens, context, lengths = shared_batch(model)
     filled = fill(
         model,
-        tokens,
-        context,
+        Batch(tokens, context, lengths),
         mode,
-        lengths,
         order=order,
         seed=3,
         sampler=Sampler(temperature=2.0, top_k=4),
@@ -189,11 +185,11 @@ def test_log_probs_are_the_models_own_given_what_was_revealed_before(
             expected = torch.zeros_like(filled.log_probs)
             for step in range(int(filled.steps.max()) + 1):
                 now = filled.steps == step
-                expected[now] = model.log_prob(filled.tokens, filled.steps < step, "ac", lengths)[
-                    now
-                ]
+                expected[now] = model.log_prob(
+                    Batch(filled.tokens, filled.steps < step, lengths), "ac"
+                )[now]
         else:
-            expected = model.log_prob(filled.tokens, context, mode, lengths)
+            expected = model.log_prob(Batch(filled.tokens, context, lengths), mode)
     torch.testing.assert_close(filled.log_probs, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(filled.log_prob, expected.sum(1), rtol=0, atol=1e-10)
 
@@ -204,15 +200,17 @@ def test_log_probs_are_the_models_own_given_what_was_revealed_before(
 def test_greedy_is_the_likeliest_token_at_each_step() -> None:
     model = small_model(seed=6)
     tokens, context, lengths = shared_batch(model)
-    filled = fill(model, tokens, context, "car", lengths, sampler=Sampler(temperature=0.0), seed=1)
+    filled = fill(
+        model, Batch(tokens, context, lengths), "car", sampler=Sampler(temperature=0.0), seed=1
+    )
     with torch.no_grad():
-        likeliest = model(filled.tokens, context, "car", lengths).argmax(-1)
-    targets = targets_of(context, lengths)
+        likeliest = model(Batch(filled.tokens, context, lengths), "car").argmax(-1)
+    targets = Batch(tokens, context, lengths).targets()
     assert torch.equal(filled.tokens[targets], likeliest[targets])
     assert torch.equal(
         filled.tokens,
         fill(
-            model, tokens, context, "car", lengths, sampler=Sampler(temperature=0.0), seed=2
+            model, Batch(tokens, context, lengths), "car", sampler=Sampler(temperature=0.0), seed=2
         ).tokens,
     )
 
@@ -225,8 +223,7 @@ def test_required_tokens_are_there_however_many_come_at_once(mode: str, order: O
     for required in ((6,), (3, 5, 6), (2, 3, 5, 6)):
         filled = fill(
             model,
-            tokens,
-            context,
+            Batch(tokens, context),
             mode,
             order=order,
             sampler=Sampler(required=required),
@@ -240,13 +237,11 @@ def test_only_restricts_a_position_of_a_row() -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
     allowed = {(0, 1): (3,), (1, 2): (0, 6), (4, 6): (5,)}
-    free = fill(model, tokens, context, "car", lengths, seed=2)
+    free = fill(model, Batch(tokens, context, lengths), "car", seed=2)
     bound = fill(
         model,
-        tokens,
-        context,
+        Batch(tokens, context, lengths),
         "car",
-        lengths,
         seed=2,
         only=lambda row, position: allowed.get((row, position)),
     )
@@ -269,7 +264,9 @@ def test_no_token_stands_twice() -> None:
         assert (
             len(
                 set(
-                    fill(model, tokens, context, sampler=Sampler(no_repeat_ngram=1), seed=seed)
+                    fill(
+                        model, Batch(tokens, context), sampler=Sampler(no_repeat_ngram=1), seed=seed
+                    )
                     .tokens[0]
                     .tolist()
                 )
@@ -281,8 +278,8 @@ def test_no_token_stands_twice() -> None:
 def test_the_stop_token_ends_its_own_sequence_and_no_other() -> None:
     model = small_model(seed=3)
     tokens, context = torch.zeros(8, 16, dtype=torch.int64), torch.zeros(8, 16, dtype=torch.bool)
-    free = fill(model, tokens, context, "ar", seed=range(8))
-    stopped = fill(model, tokens, context, "ar", seed=range(8), stop=2)
+    free = fill(model, Batch(tokens, context), "ar", seed=range(8))
+    stopped = fill(model, Batch(tokens, context), "ar", seed=range(8), stop=2)
     ends = []
     for row in range(8):
         stops = (free.tokens[row] == 2).nonzero()[:, 0].tolist()
@@ -300,8 +297,10 @@ def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
     heard: list[list[Revealed]] = []
-    filled = fill(model, tokens, context, mode, lengths, order=order, seed=6, watch=heard.append)
-    targets = targets_of(context, lengths)
+    filled = fill(
+        model, Batch(tokens, context, lengths), mode, order=order, seed=6, watch=heard.append
+    )
+    targets = Batch(tokens, context, lengths).targets()
     everything = [each for some in heard for each in some]
     assert sorted((each.row, each.position) for each in everything) == [
         tuple(pair) for pair in targets.nonzero().tolist()
@@ -316,7 +315,7 @@ def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
 def test_nothing_to_fill() -> None:
     model = small_model()
     tokens = torch.tensor([[1, 2, 3]])
-    filled = fill(model, tokens, torch.ones(1, 3, dtype=torch.bool))
+    filled = fill(model, Batch(tokens, torch.ones(1, 3, dtype=torch.bool)))
     assert torch.equal(filled.tokens, tokens)
     assert float(filled.log_prob) == 0.0
 
@@ -328,20 +327,20 @@ def test_complaints() -> None:
         with pytest.raises(
             ValueError, match=f"mode '{mode}' goes from left to right, one token at a time"
         ):
-            fill(model, tokens, context, mode, lengths, order=order)
+            fill(model, Batch(tokens, context, lengths), mode, order=order)
     with pytest.raises(ValueError, match="3 seeds were given for 5 sequences"):
-        fill(model, tokens, context, "car", lengths, seed=[1, 2, 3])
+        fill(model, Batch(tokens, context, lengths), "car", seed=[1, 2, 3])
     with pytest.raises(ValueError, match="1 samplers were given for 5 sequences"):
-        fill(model, tokens, context, "car", lengths, sampler=[PLAIN])
+        fill(model, Batch(tokens, context, lengths), "car", sampler=[PLAIN])
     with pytest.raises(ValueError, match="2 orders were given for 5 sequences"):
-        fill(model, tokens, context, "ac", lengths, order=[RandomOrder()] * 2)
+        fill(model, Batch(tokens, context, lengths), "ac", order=[RandomOrder()] * 2)
     with pytest.raises(ValueError, match="mode is 'up'"):
-        fill(model, tokens, context, "up", lengths)
+        fill(model, Batch(tokens, context, lengths), "up")
     few = torch.ones(1, 4, dtype=torch.bool)
     few[0, 2] = False
     with pytest.raises(
         ValueError, match="2 tokens are required, but sequence 0 has only 1 to fill"
     ):
-        fill(model, tokens[:1, :4], few, sampler=Sampler(required=(1, 2)))
+        fill(model, Batch(tokens[:1, :4], few), sampler=Sampler(required=(1, 2)))
     with pytest.raises(ValueError, match="context is bool of shape"):
-        fill(model, tokens, context[:, :-1], "car")
+        fill(model, Batch(tokens, context[:, :-1]), "car")

@@ -22,6 +22,7 @@ from tracformer.generation.orders import (
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.scheduler import Filling, Job, Revealed
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 
 SAMPLERS = [
     PLAIN,
@@ -56,10 +57,10 @@ def random_question(
     context[torch.arange(B), lengths // 2] = False
     mode = rng.choice(modes)
     return {
-        "tokens": torch.randint(model.config.vocab_size, (B, T), generator=generator),
-        "context": context,
+        "batch": Batch(
+            torch.randint(model.config.vocab_size, (B, T), generator=generator), context, lengths
+        ),
         "mode": mode,
-        "lengths": lengths,
         "sampler": [rng.choice(SAMPLERS) for _ in range(B)],
         "seed": [rng.randrange(1000) for _ in range(B)],
         "order": [rng.choice(ORDERS) for _ in range(B)] if mode == "ac" else None,
@@ -163,7 +164,9 @@ def open_job(
 ) -> Job:
     """Nothing is given."""
     tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return Job(model.config, tokens, torch.zeros(batch, length, dtype=torch.bool), mode, **options)
+    return Job(
+        model.config, Batch(tokens, torch.zeros(batch, length, dtype=torch.bool)), mode, **options
+    )
 
 
 # ---- coming and going
@@ -218,7 +221,7 @@ def test_a_dropped_job_makes_room_at_once() -> None:
         filling.step()
     assert not filling.waiting
     assert not first.done
-    assert_same(second.result(), fill(model, second.tokens, second.context, seed=1))
+    assert_same(second.result(), fill(model, second.batch, seed=1))
 
 
 # ---- what goes wrong for one
@@ -261,9 +264,9 @@ def test_an_error_of_one_job_leaves_the_others_alone(
     with pytest.raises(error, match=said):
         bad.result()
     for job in (good, late):
-        assert_same(job.result(), fill(model, job.tokens, job.context, seed=job.seeds))
+        assert_same(job.result(), fill(model, job.batch, seed=job.seeds))
     with pytest.raises(error, match=said):
-        fill(model, bad.tokens, bad.context, **options)
+        fill(model, bad.batch, **options)
 
 
 # ---- candidates and drafts
@@ -300,8 +303,7 @@ def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
             )
     few = fill(
         model,
-        job.tokens,
-        job.context,
+        job.batch,
         mode,
         seed=range(3),
         order=order,
@@ -311,11 +313,16 @@ def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
     assert few.top is not None
     assert torch.equal(few.top.tokens, filled.top.tokens[..., :2])
     if mode != "ac":
-        ids, values = model.candidates(filled.tokens, job.context, mode, None, 7)
+        ids, values = model.candidates(Batch(filled.tokens, job.batch.context), mode, 7)
         assert torch.equal(ids, filled.top.tokens)
         torch.testing.assert_close(values, filled.top.log_probs, rtol=0, atol=1e-10)
     greedy = fill(
-        model, job.tokens, job.context, mode, order=order, top=1, sampler=Sampler(temperature=0.0)
+        model,
+        job.batch,
+        mode,
+        order=order,
+        top=1,
+        sampler=Sampler(temperature=0.0),
     )
     assert greedy.top is not None
     assert torch.equal(greedy.top.tokens[..., 0], greedy.tokens)
@@ -324,10 +331,10 @@ def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
 def test_given_positions_have_no_candidates() -> None:
     model = small_model()
     context = torch.tensor([[True, False, True]])
-    filled = fill(model, torch.tensor([[1, 2, 3]]), context, top=3)
+    filled = fill(model, Batch(torch.tensor([[1, 2, 3]]), context), top=3)
     assert filled.top is not None
     assert (filled.top.tokens[0] >= 0).all(-1).tolist() == [False, True, False]
-    assert fill(model, torch.tensor([[1, 2, 3]]), context).top is None
+    assert fill(model, Batch(torch.tensor([[1, 2, 3]]), context)).top is None
 
 
 def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> None:
@@ -337,8 +344,7 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
     context[:, 4] = True
     filled = fill(
         model,
-        tokens,
-        context,
+        Batch(tokens, context),
         "ac",
         seed=[1, 2],
         order=ByConfidence(),
@@ -349,8 +355,7 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
     plain: list[list[Revealed]] = []
     fill(
         model,
-        tokens,
-        context,
+        Batch(tokens, context),
         "ac",
         seed=[1, 2],
         order=ByConfidence(),
@@ -362,7 +367,7 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
     known = context.clone()
     for some in heard:
         with torch.no_grad():
-            log_probs = model(filled.tokens.where(known, 0), known, "ac").log_softmax(-1)
+            log_probs = model(Batch(filled.tokens.where(known, 0), known), "ac").log_softmax(-1)
         log_probs[..., 3] = -torch.inf
         for row, position, token, value, _, draft in some:
             if draft:

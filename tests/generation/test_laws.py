@@ -15,6 +15,7 @@ from tracformer import Tracformer
 from tracformer.generation import sessions
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
+from tracformer.model.batch import Batch
 
 V, T, TARGETS, N = 3, 5, (0, 2, 3), 1000
 Filling = tuple[int, ...]
@@ -43,7 +44,7 @@ def law_of_steps(
         if not still:
             law[tuple(tokens[0, list(TARGETS)].tolist())] += probability
             return
-        p = model(tokens, context, "ac")[0].softmax(-1)
+        p = model(Batch(tokens, context), "ac")[0].softmax(-1)
         now = list(turn(still, p[still]))
         for drawn in itertools.product(range(V), repeat=len(now)):
             after, known = tokens.clone(), context.clone()
@@ -77,7 +78,7 @@ def joint(model: Tracformer, tokens: Tensor, context: Tensor, mode: str) -> dict
     many = tokens.repeat(len(fillings), 1)
     many[:, list(TARGETS)] = torch.tensor(fillings)
     with torch.no_grad():
-        values = model.log_prob(many, context.expand_as(many), mode).sum(1).exp().tolist()
+        values = model.log_prob(Batch(many, context.expand_as(many)), mode).sum(1).exp().tolist()
     return dict(zip(fillings, values, strict=True))
 
 
@@ -96,7 +97,7 @@ def check_law(
     assert sum(law.values()) == pytest.approx(1.0)
     monkeypatch.setattr(sessions, "AT_ONCE", N)
     filled = fill(
-        model, tokens.expand(N, T), context.expand(N, T), mode, order=order, seed=range(N)
+        model, Batch(tokens.expand(N, T), context.expand(N, T)), mode, order=order, seed=range(N)
     )
     counts = Counter(tuple(row) for row in filled.tokens[:, list(TARGETS)].tolist())
     rare = {filling for filling, p in law.items() if N * p < 5}

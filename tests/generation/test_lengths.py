@@ -21,6 +21,7 @@ from tracformer.generation.length_posterior import (
 )
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import Frame, Laid
+from tracformer.model.batch import Batch
 
 EOT = 3
 NO_END = Sampler(banned=(EOT,))
@@ -89,7 +90,7 @@ def test_the_drawn_distribution_sums_to_one_over_the_allowed_fillings() -> None:
     """
     model, laid, n = Chain(distortion=0.5), FRAME.blank([3]), 800
     tokens, context = torch.tensor([laid.tokens] * n), torch.tensor([laid.context] * n)
-    filled = fill(model, tokens, context, sampler=NO_END, seed=range(n), only=first_is_a)
+    filled = fill(model, Batch(tokens, context), sampler=NO_END, seed=range(n), only=first_is_a)
     assert filled.drawn is not None
     odds = {
         tuple(row): math.exp(value)

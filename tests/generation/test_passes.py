@@ -21,6 +21,7 @@ from tracformer.generation.decode import Filled, fill
 from tracformer.generation.engine import Cancelled, DeadlineExceeded, Engine, Request
 from tracformer.generation.orders import Ancestral
 from tracformer.model.base import ConditionalModel, at_once, finish
+from tracformer.model.batch import Batch
 
 MANY = 1000  # steps: far more than the tests let it take
 
@@ -151,9 +152,7 @@ def test_processes_that_take_turns_give_what_each_gives_alone(
         order = Ancestral(3 + number) if number % 2 else None
         asked.append(
             {
-                "tokens": tokens,
-                "context": context,
-                "lengths": lengths,
+                "batch": Batch(tokens, context, lengths),
                 "mode": "diffusion",
                 "seed": number,
                 "order": order,

@@ -14,6 +14,7 @@ from tracformer.generation.decode import fill
 from tracformer.generation.orders import ByConfidence, LeftToRight, Order, RandomOrder
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.scheduler import Job, fit
+from tracformer.model.batch import Batch
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,12 +49,11 @@ def test_a_required_token_comes_where_it_can_stand(mode: str, order: Order) -> N
     for only, required in asked:
         filled = fill(
             model,
-            tokens,
-            context,
+            Batch(tokens, context),
             mode,
             order=order,
             sampler=Sampler(required=required),
-            only=lambda _, position, only=only: only.get(position),  # type: ignore[misc]
+            only=lambda _, position, only=only: only.get(position),
             seed=range(4),
         )
         for row in filled.tokens.tolist():
@@ -68,10 +68,12 @@ def test_a_sequence_ends_only_behind_what_is_required(mode: str, order: Order) -
     context[:, 4] = True
     asked = {"mode": mode, "order": order, "seed": range(5), "sampler": Sampler(required=(5, 6))}
     for stop in (2, lambda row, position, token: token == 2):
-        ended = fill(model, tokens, context, stop=stop, **asked)  # type: ignore[arg-type]
+        ended = fill(model, Batch(tokens, context), stop=stop, **asked)  # type: ignore[arg-type]
         for row, length in zip(ended.tokens.tolist(), ended.lengths.tolist(), strict=True):
             assert {5, 6} <= set(row[:length])
-    itself = fill(model, tokens, context, stop=2, **{**asked, "sampler": Sampler(required=(2, 5))})  # type: ignore[arg-type]
+    itself = fill(
+        model, Batch(tokens, context), stop=2, **{**asked, "sampler": Sampler(required=(2, 5))}
+    )  # type: ignore[arg-type]
     for row, length in zip(itself.tokens.tolist(), itself.lengths.tolist(), strict=True):
         assert {2, 5} <= set(row[:length])
 
@@ -87,8 +89,7 @@ def test_what_must_wait_is_what_the_order_ranks_last() -> None:
     def turn(order: Order) -> list[int]:
         [row] = Job(
             small_model().config,
-            tokens,
-            context,
+            Batch(tokens, context),
             "ac",
             order=order,
             sampler=Sampler(required=(3, 4, 5)),

@@ -12,6 +12,7 @@ from tests.helpers import small_model
 from tracformer import Tracformer
 from tracformer.generation import search as module
 from tracformer.generation.search import Found, search
+from tracformer.model.batch import Batch
 
 
 def holes(
@@ -38,7 +39,7 @@ def brute_force(
     many[:, targets] = torch.tensor(fillings)
     each = None if lengths is None else lengths.expand(len(many))
     with torch.no_grad():
-        values = model.log_prob(many, context.expand_as(many), mode, each).sum(1)
+        values = model.log_prob(Batch(many, context.expand_as(many), each), mode).sum(1)
     return sorted(
         ((float(value), filling) for value, filling in zip(values, fillings, strict=True)),
         reverse=True,
@@ -65,7 +66,9 @@ def test_best_first_finds_the_n_best(
     model = small_model(vocab_size=vocab_size, seed=seed)
     tokens, context = holes(model, 12, targets, seed)
     truth = brute_force(model, tokens, context, mode)[:n]
-    found = search(model, tokens, context, mode, n=n, width=width, budget=10_000, cached=cached)
+    found = search(
+        model, Batch(tokens, context), mode, n=n, width=width, budget=10_000, cached=cached
+    )
     assert fillings(found, context) == [filling for _, filling in truth]
     torch.testing.assert_close(
         [each.log_prob for each in found], [value for value, _ in truth], rtol=0, atol=1e-10
@@ -78,8 +81,8 @@ def test_log_probs_are_the_models_own_shares() -> None:
     model = small_model()
     tokens, context = holes(model, 10, [2, 3, 7])
     for method in ("best-first", "beam"):
-        for each in search(model, tokens, context, method=method, n=4, width=2, banned=[1]):
-            shares = model.log_prob(each.tokens[None], context)[0].detach()
+        for each in search(model, Batch(tokens, context), method=method, n=4, width=2, banned=[1]):
+            shares = model.log_prob(Batch(each.tokens[None], context))[0].detach()
             torch.testing.assert_close(each.log_probs, shares, rtol=0, atol=1e-10)
             assert each.log_prob == pytest.approx(float(shares.sum()), abs=1e-10)
 
@@ -89,9 +92,9 @@ def test_a_node_with_more_children_than_are_remembered(monkeypatch: pytest.Monke
     model = small_model(vocab_size=5)
     tokens, context = holes(model, 8, [1, 2, 6])
     truth = brute_force(model, tokens, context, "car")
-    few = search(model, tokens, context, n=1, budget=10_000, width=1)
+    few = search(model, Batch(tokens, context), n=1, budget=10_000, width=1)
     assert fillings(few, context) == [truth[0][1]]
-    every = search(model, tokens, context, n=200, budget=10_000)
+    every = search(model, Batch(tokens, context), n=200, budget=10_000)
     # all 125, and not one more
     assert fillings(every, context) == [filling for _, filling in truth]
 
@@ -103,9 +106,9 @@ def test_every_sibling_is_reached_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     model = small_model(vocab_size=7, seed=3)
     tokens, context = holes(model, 9, [0, 4, 5])
     truth = brute_force(model, tokens, context, "car")
-    plain = search(model, tokens, context, n=3, width=1, budget=10_000)
+    plain = search(model, Batch(tokens, context), n=3, width=1, budget=10_000)
     monkeypatch.setattr(module, "SIBLINGS", 0)  # then n children
-    found = search(model, tokens, context, n=3, width=1, budget=10_000)
+    found = search(model, Batch(tokens, context), n=3, width=1, budget=10_000)
     assert (
         fillings(found, context)
         == fillings(plain, context)
@@ -122,7 +125,7 @@ def test_giving_up_returns_different_fillings_and_claims_nothing_false(
     model = small_model(vocab_size=4, seed=2)
     tokens, context = holes(model, 12, [1, 3, 4, 8, 9])
     truth = brute_force(model, tokens, context, "car")
-    found = search(model, tokens, context, budget=budget, n=3, width=4)
+    found = search(model, Batch(tokens, context), budget=budget, n=3, width=4)
     assert 1 <= len(found) <= 3
     assert len(set(fillings(found, context))) == len(found)
     assert [each.log_prob for each in found] == sorted(
@@ -143,10 +146,10 @@ def test_giving_up_returns_different_fillings_and_claims_nothing_false(
 def test_giving_up_at_once_is_greedy() -> None:
     model = small_model(seed=1)
     tokens, context = holes(model, 10, [2, 5, 6])
-    (found,) = search(model, tokens, context, budget=1)
+    (found,) = search(model, Batch(tokens, context), budget=1)
     greedy = tokens.clone()
     for target in (2, 5, 6):
-        greedy[0, target] = model(greedy, context)[0, target].argmax()
+        greedy[0, target] = model(Batch(greedy, context))[0, target].argmax()
     assert torch.equal(found.tokens, greedy[0])
     assert not found.proven
 
@@ -155,7 +158,7 @@ def test_the_budget_bounds_what_is_opened() -> None:
     model = small_model(seed=4)
     tokens, context = holes(model, 12, [0, 1, 2, 3, 4, 5])
     for budget in (1, 7, 30):
-        (found,) = search(model, tokens, context, budget=budget, width=4)
+        (found,) = search(model, Batch(tokens, context), budget=budget, width=4)
         # completing greedily opens at most one node a target beyond the first
         assert found.expanded <= budget + 5
 
@@ -166,18 +169,20 @@ def test_a_beam_that_drops_nothing_is_exact(mode: str, cached: bool) -> None:
     model = small_model(vocab_size=4)
     tokens, context = holes(model, 11, [0, 4, 5, 9])
     truth = brute_force(model, tokens, context, mode)[:6]
-    found = search(model, tokens, context, mode, method="beam", width=64, n=6, cached=cached)
+    found = search(model, Batch(tokens, context), mode, method="beam", width=64, n=6, cached=cached)
     assert fillings(found, context) == [filling for _, filling in truth]
     assert all(each.proven for each in found)
-    narrow = search(model, tokens, context, mode, method="beam", width=63, n=6, cached=cached)
+    narrow = search(
+        model, Batch(tokens, context), mode, method="beam", width=63, n=6, cached=cached
+    )
     assert not any(each.proven for each in narrow)
 
 
 def test_a_beam_of_one_is_greedy() -> None:
     model = small_model(seed=1)
     tokens, context = holes(model, 10, [2, 5, 6])
-    (found,) = search(model, tokens, context, method="beam", width=1)
-    (greedy,) = search(model, tokens, context, budget=1)
+    (found,) = search(model, Batch(tokens, context), method="beam", width=1)
+    (greedy,) = search(model, Batch(tokens, context), budget=1)
     assert torch.equal(found.tokens, greedy.tokens)
 
 
@@ -186,7 +191,7 @@ def test_cached_and_whole_passes_agree(method: str) -> None:
     model = small_model(seed=6)
     tokens, context = holes(model, 16, [3, 4, 10, 15], seed=1)
     with_cache, without = (
-        search(model, tokens, context, method=method, n=5, width=8, cached=cached)
+        search(model, Batch(tokens, context), method=method, n=5, width=8, cached=cached)
         for cached in (True, False)
     )
     assert fillings(with_cache, context) == fillings(without, context)
@@ -200,8 +205,8 @@ def test_padding_is_neither_read_nor_filled(cached: bool) -> None:
     model = small_model(vocab_size=5)
     tokens, context = holes(model, 12, [1, 2, 6, 9, 10, 11])
     lengths = torch.tensor([8])
-    padded = search(model, tokens, context, lengths=lengths, n=3, cached=cached)
-    alone = search(model, tokens[:, :8], context[:, :8], n=3, cached=cached)
+    padded = search(model, Batch(tokens, context, lengths), n=3, cached=cached)
+    alone = search(model, Batch(tokens[:, :8], context[:, :8]), n=3, cached=cached)
     truth = brute_force(model, tokens, context, "car", lengths)[:3]
     for a, b, (value, _) in zip(padded, alone, truth, strict=True):
         assert torch.equal(a.tokens[:8], b.tokens)
@@ -216,8 +221,7 @@ def test_banned_and_only_restrict_without_renormalising(method: str) -> None:
     allowed = {4: (0, 2, 5)}
     found = search(
         model,
-        tokens,
-        context,
+        Batch(tokens, context),
         method=method,
         width=36,
         n=5,
@@ -241,7 +245,7 @@ def test_fewer_fillings_than_asked_for() -> None:
     tokens, context = holes(model, 6, [1, 4])
     for method in ("best-first", "beam"):
         found = search(
-            model, tokens, context, method=method, n=50, only=lambda row, position: (3, 5)
+            model, Batch(tokens, context), method=method, n=50, only=lambda row, position: (3, 5)
         )
         assert sorted(fillings(found, context)) == [(3, 3), (3, 5), (5, 3), (5, 5)]
         assert all(each.proven for each in found)
@@ -250,7 +254,7 @@ def test_fewer_fillings_than_asked_for() -> None:
 def test_nothing_to_fill() -> None:
     model = small_model()
     tokens, context = holes(model, 6, [])
-    (found,) = search(model, tokens, context, n=4)
+    (found,) = search(model, Batch(tokens, context), n=4)
     assert torch.equal(found.tokens, tokens[0])
     assert (found.log_prob, found.proven, found.expanded) == (0.0, True, 0)
 
@@ -260,7 +264,8 @@ def test_what_stands_at_targets_is_ignored() -> None:
     tokens, context = holes(model, 8, [2, 3])
     other = tokens.masked_fill(~context, -1)
     assert torch.equal(
-        search(model, tokens, context)[0].tokens, search(model, other, context)[0].tokens
+        search(model, Batch(tokens, context))[0].tokens,
+        search(model, Batch(other, context))[0].tokens,
     )
 
 
@@ -274,16 +279,16 @@ def test_complaints() -> None:
             "ar"
         ),
     ):
-        search(model, tokens, context, "ac")
+        search(model, Batch(tokens, context), "ac")
     with pytest.raises(ValueError, match="which this model has in: no mode"):
-        search(small_model(modes=("ac",)), tokens, context, "ac")
+        search(small_model(modes=("ac",)), Batch(tokens, context), "ac")
     with pytest.raises(ValueError, match="method is 'dfs'; allowed: best-first, beam"):
-        search(model, tokens, context, method="dfs")
+        search(model, Batch(tokens, context), method="dfs")
     with pytest.raises(ValueError, match="one sequence at a time"):
-        search(model, tokens.repeat(2, 1), context.repeat(2, 1))
+        search(model, Batch(tokens.repeat(2, 1), context.repeat(2, 1)))
     with pytest.raises(ValueError, match="width is 0"):
-        search(model, tokens, context, width=0)
+        search(model, Batch(tokens, context), width=0)
     with pytest.raises(ValueError, match="banned token 7 is out of range"):
-        search(model, tokens, context, banned=[7])
+        search(model, Batch(tokens, context), banned=[7])
     with pytest.raises(ValueError, match="no token is left to choose from at position 1"):
-        search(model, tokens, context, banned=[3], only=lambda row, position: [3])
+        search(model, Batch(tokens, context), banned=[3], only=lambda row, position: [3])

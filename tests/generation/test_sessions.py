@@ -6,7 +6,7 @@ import torch
 from tests.helpers import random_batch, small_model
 from tracformer.generation import sessions
 from tracformer.generation.sessions import WholePasses, open_session
-from tracformer.model.base import without_targets
+from tracformer.model.batch import Batch
 from tracformer.model.cache import Cache
 
 
@@ -20,7 +20,7 @@ def test_a_selection_keeps_what_was_revealed_and_stands_alone(
     context[:, 2:5] = False
     lengths = torch.tensor([9, 7])
     session = open_session(
-        model, tokens, context | (torch.arange(9) < 2), mode, lengths, cached=False
+        model, Batch(tokens, context | (torch.arange(9) < 2), lengths), mode, cached=False
     )
     rows, positions = torch.arange(2), torch.tensor([3, 3])
     session.reveal(rows, torch.tensor([2, 2]), torch.tensor([4, 5]))
@@ -47,12 +47,12 @@ def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.Mon
     for batch in (1, 2, 16):
         monkeypatch.setattr(sessions, "AT_ONCE", batch)
         answers.append(
-            open_session(model, tokens, context, "ac", lengths, cached=False).logits(
+            open_session(model, Batch(tokens, context, lengths), "ac", cached=False).logits(
                 *wanted.unbind(1)
             )
         )
     with torch.no_grad():
-        whole = model(tokens, context, "ac", lengths)[*wanted.unbind(1)]
+        whole = model(Batch(tokens, context, lengths), "ac")[*wanted.unbind(1)]
     for answer in answers:
         torch.testing.assert_close(answer, whole, rtol=0, atol=1e-12)
 
@@ -60,14 +60,13 @@ def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.Mon
 def test_the_cache_where_there_is_one() -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 2, 9)
-    assert isinstance(open_session(model, tokens, context, "car", lengths), Cache)
+    assert isinstance(open_session(model, Batch(tokens, context, lengths), "car"), Cache)
     assert isinstance(
-        open_session(model, tokens, context, "car", lengths, cached=False), WholePasses
+        open_session(model, Batch(tokens, context, lengths), "car", cached=False), WholePasses
     )
-    assert isinstance(open_session(model, tokens, context, "ac", lengths), WholePasses)
+    assert isinstance(open_session(model, Batch(tokens, context, lengths), "ac"), WholePasses)
 
 
 def test_without_targets() -> None:
     tokens, context = torch.tensor([[5, -1, 6]]), torch.tensor([[True, False, True]])
-    assert without_targets(tokens, context).tolist() == [[5, 0, 6]]
-    assert without_targets(tokens, context[:, :2]) is tokens  # the batch's check complains in words
+    assert Batch(tokens, context).without_targets().tokens.tolist() == [[5, 0, 6]]

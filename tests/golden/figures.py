@@ -24,6 +24,7 @@ from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.exact import UniformModel, find_source
 from tracformer.evaluation.task import Silent, task_class, task_names
 from tracformer.model.base import BOUND, ConditionalModel
+from tracformer.model.batch import Batch
 
 FOLDER = Path(__file__).parent
 RECORD = FOLDER / "figures.json"
@@ -162,14 +163,14 @@ def _mode_figures(model: ConditionalModel, mode: str) -> dict[str, list[float | 
     figures: dict[str, list[float | None]] = {}
     with torch.no_grad():
         if model.answers[mode] != BOUND:
-            figures["logits"] = model(tokens, context, mode, lengths)[0, 1, :3].tolist()
-        log_probs = model.log_prob(tokens, context, mode, lengths, draws=2, seed=1)
+            figures["logits"] = model(Batch(tokens, context, lengths), mode)[0, 1, :3].tolist()
+        log_probs = model.log_prob(Batch(tokens, context, lengths), mode, draws=2, seed=1)
         figures["log_prob"] = log_probs.sum(1).tolist()
     copies = 8 if model.answers[mode] == BOUND else 1  # draws of noise
     tokens, context, lengths = (torch.cat([each] * copies) for each in (tokens, context, lengths))
     torch.manual_seed(1)
     model.train().zero_grad()
-    total, count = model.nll(tokens, context, mode, lengths)
+    total, count = model.nll(Batch(tokens, context, lengths), mode)
     total.backward()
     model.eval()
     squares = [float((p.grad**2).sum()) for p in model.parameters() if p.grad is not None]

@@ -21,6 +21,7 @@ from tracformer.distributed import Ranks
 from tracformer.evaluation.provenance import weights_hash
 from tracformer.evaluation.result_files import FORMAT, Result
 from tracformer.evaluation.runner import evaluate
+from tracformer.model.batch import Batch
 from tracformer.renames import first_names
 from tracformer.reproduce.pilots import recipe_hash
 from tracformer.training import train_config as training
@@ -73,7 +74,7 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
 def logits_of(model: torch.nn.Module) -> list[float]:
     tokens, context, lengths = batch()
     with torch.no_grad():
-        logits: Tensor = model(tokens, context, "car", lengths)
+        logits: Tensor = model(Batch(tokens, context, lengths), "car")
     return logits[0, 1, :3].tolist()
 
 

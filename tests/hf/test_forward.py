@@ -8,6 +8,7 @@ from torch import Tensor
 import tracformer.hf as hf
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
+from tracformer.model.batch import Batch
 
 MASK = 7  # right behind the vocabulary of `small_model`
 
@@ -45,15 +46,15 @@ def test_logits_are_the_cores_bit_for_bit(mode: str) -> None:
     core = small_model()
     tokens, context, lengths, inputs = question(core, mode)
     output = wrap(core)(**inputs, mode=mode)
-    assert torch.equal(output.logits, core(tokens, context, mode, lengths))
-    assert torch.allclose(output.loss, core.loss(tokens, context, mode, lengths), rtol=1e-12)
+    assert torch.equal(output.logits, core(Batch(tokens, context, lengths), mode))
+    assert torch.allclose(output.loss, core.loss(Batch(tokens, context, lengths), mode), rtol=1e-12)
 
 
 def test_context_names_targets_that_are_spelled_out() -> None:
     core = small_model()
     tokens, context, lengths, inputs = question(core, "car")
     logits = wrap(core)(tokens, inputs["attention_mask"], context=context, mode="car").logits
-    assert torch.equal(logits, core(tokens, context, "car", lengths))
+    assert torch.equal(logits, core(Batch(tokens, context, lengths), "car"))
 
 
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
@@ -62,7 +63,7 @@ def test_loss_has_the_cores_gradients(mode: str) -> None:
     tokens, context, lengths, inputs = question(core, mode)
     model = wrap(core)
     model(**inputs, mode=mode).loss.backward()
-    core.loss(tokens, context, mode, lengths).backward()
+    core.loss(Batch(tokens, context, lengths), mode).backward()
     for name, parameter in model.named_parameters():
         assert torch.allclose(
             parameter.grad, core.get_parameter(name).grad, rtol=1e-9, atol=1e-12
@@ -111,7 +112,7 @@ def test_default_mode_follows_the_training(modes: tuple[str, ...], expected: str
     # whatever stands under the mask, its own logits do not see it
     truth = ids.masked_fill(ids == MASK, 5)
     assert torch.allclose(
-        logits[0, 2], core(truth, ids != MASK, expected)[0, 2], rtol=1e-12, atol=1e-12
+        logits[0, 2], core(Batch(truth, ids != MASK), expected)[0, 2], rtol=1e-12, atol=1e-12
     )
     with pytest.raises(ValueError, match="trained for"):
         wrap(small_model(modes=("car",)))(ids, mode="ac")
@@ -205,8 +206,8 @@ def test_core_is_the_same_model() -> None:
     tokens, context, lengths, _ = question(core, "car")
     model = wrap(core)
     assert torch.equal(
-        model.core.log_prob(tokens, context, "car", lengths),
-        core.log_prob(tokens, context, "car", lengths),
+        model.core.log_prob(Batch(tokens, context, lengths), "car"),
+        core.log_prob(Batch(tokens, context, lengths), "car"),
     )
     assert model.core.embedding is model.embedding
     assert model.train().core.training
@@ -219,7 +220,7 @@ def test_fill_mask_pipeline(folder: Path, core: Tracformer) -> None:
     )
     (best, *_), ids = fill("ab<|mask|>d", top_k=3), torch.tensor([[0, 1, MASK, 3]])
     probabilities = (
-        core(ids.masked_fill(ids == MASK, 0), ids != MASK, "ac")[0, 2].detach().softmax(-1)
+        core(Batch(ids.masked_fill(ids == MASK, 0), ids != MASK), "ac")[0, 2].detach().softmax(-1)
     )
     assert best["token"] == int(probabilities.argmax())
     assert best["score"] == pytest.approx(float(probabilities.max()), rel=1e-4)

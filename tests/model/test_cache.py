@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer, TracformerConfig
 from tracformer.model import cache as slots
-from tracformer.model.base import targets_of
+from tracformer.model.batch import Batch
 from tracformer.model.cache import Cache
 
 
@@ -19,7 +19,7 @@ def open_cache(
     model: Tracformer, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor
 ) -> Cache:
     # targets hold nonsense: it may not matter
-    cache = model.cache(tokens.masked_fill(~context, -1), context, mode, lengths)
+    cache = model.cache(Batch(tokens.masked_fill(~context, -1), context, lengths), mode)
     assert cache is not None
     return cache
 
@@ -72,9 +72,9 @@ def every_step_equals_a_whole_pass(
     )
     tokens, context, lengths = random_batch(model, batch, length, seed)
     context[0, seed % length] = False  # something to answer
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     with torch.no_grad():
-        whole = model(tokens, context, mode, lengths)[targets]
+        whole = model(Batch(tokens, context, lengths), mode)[targets]
     cached = answers(open_cache(model, tokens, context, mode, lengths), tokens, targets)
     torch.testing.assert_close(cached, whole, rtol=0, atol=1e-10)
 
@@ -113,9 +113,9 @@ def test_long_sequences_in_float32(mode: str) -> None:
     context[0, [0, 3, 511, 512, 900, 1023]] = False
     context[1, torch.randint(1000, (4,), generator=generator)] = False
     lengths = torch.tensor([1024, 1001])
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     with torch.no_grad():
-        whole = model.logits_at(tokens, context, mode, lengths, targets)
+        whole = model.logits_at(Batch(tokens, context, lengths), mode, targets)
     assert whole.std() > 0.1  # not all alike
     torch.testing.assert_close(
         answers(open_cache(model, tokens, context, mode, lengths), tokens, targets),
@@ -134,7 +134,7 @@ def test_a_given_prefix_equals_the_same_tokens_one_by_one(mode: str) -> None:
     tokens, _, _ = random_batch(model, 2, 30)
     lengths, prefix = torch.tensor([30, 27]), 20
     given = (torch.arange(30) < prefix).expand(2, 30)
-    rows, targets = torch.arange(2), targets_of(given, lengths)
+    rows, targets = torch.arange(2), Batch(tokens, given, lengths).targets()
     prefilled = answers(open_cache(model, tokens, given, mode, lengths), tokens, targets)
 
     stepwise = open_cache(model, tokens, torch.zeros_like(given), mode, lengths)
@@ -153,7 +153,7 @@ def test_a_selection_and_its_source_do_not_touch_each_other(mode: str) -> None:
     tokens, context, lengths = random_batch(model, 3, 14, seed=4)
     context[:, [2, 3, 6]] = False
     lengths = lengths.clamp(min=8)
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     expected = answers(open_cache(model, tokens, context, mode, lengths), tokens, targets)
 
     source = open_cache(model, tokens, context, mode, lengths)
@@ -163,7 +163,7 @@ def test_a_selection_and_its_source_do_not_touch_each_other(mode: str) -> None:
     mixed = torch.where(context, tokens, others)
     first = answers(fork, others[chosen], targets[chosen])
     with torch.no_grad():
-        whole = model(mixed[chosen], context[chosen], mode, lengths[chosen])[targets[chosen]]
+        whole = model(Batch(mixed[chosen], context[chosen], lengths[chosen]), mode)[targets[chosen]]
     torch.testing.assert_close(first, whole, rtol=0, atol=1e-10)
     late = source.select(chosen)
     torch.testing.assert_close(answers(source, tokens, targets), expected, rtol=0, atol=1e-10)
@@ -176,7 +176,7 @@ def test_a_fork_in_the_middle_keeps_what_was_revealed() -> None:
     model = small_model()
     tokens, context = torch.arange(12)[None] % 7, torch.zeros(1, 12, dtype=torch.bool)
     with torch.no_grad():
-        whole = model(tokens, context, "car")[0]
+        whole = model(Batch(tokens, context), "car")[0]
     cache, row = open_cache(model, tokens, context, "car", torch.tensor([12])), torch.tensor([0])
     for position in range(6):
         cache.logits(row, torch.tensor([position]))
@@ -202,7 +202,7 @@ def test_asking_again_answers_the_same() -> None:
 def test_arbitrary_context_has_no_cache() -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 2, 10)
-    assert model.cache(tokens, context, "ac", lengths) is None
+    assert model.cache(Batch(tokens, context, lengths), "ac") is None
 
 
 # ---- rows that come and go
@@ -225,13 +225,13 @@ def test_a_row_shows_no_trace_of_who_had_it_before(mode: str, dtype: torch.dtype
     model = small_model(seed=2).to(dtype)
     tokens, context, lengths = random_batch(model, 6, 15, seed=5)
     context[torch.arange(6), lengths // 2] = False
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     used = Cache(model, mode, 1, 16)
     for i in range(6):
         one = slice(i, i + 1)
         fresh = Cache(model, mode, 1, 16)
         for cache in (used, fresh):
-            assert cache.admit(tokens[one], context[one], lengths[one]).tolist() == [0]
+            assert cache.admit(Batch(tokens[one], context[one], lengths[one])).tolist() == [0]
         assert torch.equal(
             *(one_answer(cache, 0, tokens[i], targets[i]) for cache in (used, fresh))
         )
@@ -243,9 +243,9 @@ def test_sequences_come_and_go_while_others_are_halfway(mode: str) -> None:
     model = small_model(seed=3)
     tokens, context, lengths = random_batch(model, 5, 15, seed=8)
     context[torch.arange(5), lengths // 2] = False
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     with torch.no_grad():
-        whole = model(tokens, context, mode, lengths)
+        whole = model(Batch(tokens, context, lengths), mode)
     cache = Cache(model, mode, 3, 16)
     left = {i: targets[i].nonzero()[:, 0].tolist() for i in range(5)}
     rows: dict[int, int] = {}
@@ -254,7 +254,7 @@ def test_sequences_come_and_go_while_others_are_halfway(mode: str) -> None:
         if coming and cache.free and (steps % 2 == 0 or not rows):
             i = coming.pop(0)
             [rows[i]] = cache.admit(
-                tokens[i : i + 1], context[i : i + 1], lengths[i : i + 1]
+                Batch(tokens[i : i + 1], context[i : i + 1], lengths[i : i + 1])
             ).tolist()
         now = sorted(rows, key=lambda i: rows[i])
         at = torch.tensor([rows[i] for i in now]), torch.tensor([left[i][0] for i in now])
@@ -286,9 +286,9 @@ def test_equal_sequences_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cache, "_read_suffix", counted)
     cache = open_cache(model, tokens[which], context[which], "car", lengths)
     assert read == [3]
-    targets = targets_of(context[which], lengths)
+    targets = Batch(tokens[which], context[which], lengths).targets()
     with torch.no_grad():
-        whole = model(tokens[which], context[which], "car", lengths)[targets]
+        whole = model(Batch(tokens[which], context[which], lengths), "car")[targets]
     torch.testing.assert_close(answers(cache, tokens[which], targets), whole, rtol=0, atol=1e-10)
 
 
@@ -299,9 +299,9 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken() -> None:
     with pytest.raises(
         ValueError, match="3 sequences of 9 tokens do not fit: 2 rows are free, each of 8"
     ):
-        cache.admit(tokens, context, lengths)
+        cache.admit(Batch(tokens, context, lengths))
     assert cache.free == [0, 1]
-    rows = cache.admit(tokens[:2, :8], context[:2, :8], torch.tensor([8, 3]))
+    rows = cache.admit(Batch(tokens[:2, :8], context[:2, :8], torch.tensor([8, 3])))
     cache.release(rows[:1])
     with pytest.raises(ValueError, match="row 0 holds no sequence"):
         cache.release([0])

@@ -6,6 +6,7 @@ import torch
 from tests.helpers import small_model
 from tracformer import Tracformer, TracformerConfig
 from tracformer.model import PRESETS
+from tracformer.model.batch import Batch
 
 
 def test_paper_sizes() -> None:
@@ -80,7 +81,10 @@ CONTEXT = torch.zeros(2, 4, dtype=torch.bool)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": torch.zeros(1, 17, dtype=torch.int64)}, "17 tokens long.*max_length = 16"),
+        (
+            {"tokens": torch.zeros(1, 17).long(), "context": torch.zeros(1, 17).bool()},
+            "17 tokens long.*max_length = 16",
+        ),
         ({"tokens": TOKENS + 7}, r"token id 7 is out of range; ids must lie in 0\.\.6"),
         ({"tokens": TOKENS - 1}, "token id -1 is out of range"),
         (
@@ -93,7 +97,6 @@ CONTEXT = torch.zeros(2, 4, dtype=torch.bool)
         ({"tokens": TOKENS[:, :0]}, r"shape \(2, 0\): an empty batch"),
         ({"context": CONTEXT[:, :3]}, r"context is bool of shape \(2, 3\).*shape \(2, 4\)"),
         ({"context": CONTEXT.long()}, r"context is int64"),
-        ({"mode": "mlm"}, "mode is 'mlm'; allowed for tracformer: car, ac, ar"),
         ({"lengths": torch.tensor([4, 5])}, r"lengths range from 4 to 5; each must lie in 1\.\.4"),
         ({"lengths": torch.tensor([0, 4])}, "lengths range from 0 to 4"),
         ({"lengths": torch.tensor([4])}, r"lengths is int64 of shape \(1,\)"),
@@ -104,14 +107,21 @@ def test_bad_batches(arguments: dict[str, Any], message: str) -> None:
     model = small_model()
     for call in (model, model.log_prob, model.loss, model.candidates):
         with pytest.raises(ValueError, match=message):
-            call(**{"tokens": TOKENS, "context": CONTEXT, "mode": "car", **arguments})
+            call(Batch(**{"tokens": TOKENS, "context": CONTEXT, **arguments}), "car")
+
+
+def test_three_tensors_are_not_a_batch() -> None:
+    with pytest.raises(TypeError, match=r"is a Tensor; it must be a Batch: Batch\(tokens, context"):
+        small_model().log_prob(TOKENS, "car")  # type: ignore[arg-type]
+
+
+def test_a_mode_the_model_does_not_have() -> None:
+    with pytest.raises(ValueError, match="mode is 'mlm'; allowed for tracformer: car, ac, ar"):
+        small_model().log_prob(Batch(TOKENS, CONTEXT), "mlm")
 
 
 def test_a_mode_the_weights_were_not_trained_in() -> None:
     model = small_model(modes=("car",))
-    with pytest.raises(
-        ValueError, match=r"mode is 'ac', but these weights were trained for: car; pass insist=True"
-    ):
-        model(TOKENS, CONTEXT, "ac")
-    model(TOKENS, CONTEXT, "ac", insist=True)
-    model(TOKENS, CONTEXT, "car")
+    with pytest.raises(ValueError, match=r"mode is 'ac', but these weights were trained for: car$"):
+        model(Batch(TOKENS, CONTEXT), "ac")
+    model(Batch(TOKENS, CONTEXT), "car")

@@ -11,6 +11,7 @@ from tests.helpers import random_batch, small_model
 from tests.model.literal import Literal
 from tracformer.attention import implementations
 from tracformer.model import MODES
+from tracformer.model.batch import Batch
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -32,7 +33,7 @@ def test_equals_the_literal_model(variant: dict[str, Any], mode: str, attention:
     literal = Literal(model)
     for length in (1, 2, 5, model.config.max_length):
         tokens, context, lengths = random_batch(model, 2, length, seed=length)
-        logits = model(tokens, context, mode, lengths)
+        logits = model(Batch(tokens, context, lengths), mode)
         for b, n in enumerate(lengths.tolist()):
             expected = literal.logits(tokens[b, :n].tolist(), context[b, :n].tolist(), mode)
             torch.testing.assert_close(logits[b, :n], expected, atol=1e-10, rtol=0)
@@ -74,7 +75,7 @@ def test_blocked_equals_reference_with_all_gradients(
     for attention in ("reference", "blocked"):
         model = small_model(attention, seed, **config)
         tokens, context, lengths = random_batch(model, batch, length, seed)
-        logits = model(tokens, context, mode, lengths)
+        logits = model(Batch(tokens, context, lengths), mode)
         weight = torch.randn(
             logits.shape, generator=torch.Generator().manual_seed(seed), dtype=logits.dtype
         )
@@ -94,9 +95,9 @@ def test_padded_batch_equals_its_sequences_alone(mode: str, attention: str) -> N
     model = small_model(attention, max_length=60, n_layer=6, n_max=5)
     tokens, context, _ = random_batch(model, 4, 60)
     lengths = torch.tensor([60, 1, 33, 17])
-    together = model.log_prob(tokens, context, mode, lengths)
+    together = model.log_prob(Batch(tokens, context, lengths), mode)
     for b, n in enumerate(lengths.tolist()):
-        alone = model.log_prob(tokens[b : b + 1, :n], context[b : b + 1, :n], mode)
+        alone = model.log_prob(Batch(tokens[b : b + 1, :n], context[b : b + 1, :n]), mode)
         torch.testing.assert_close(together[b, :n], alone[0], atol=1e-12, rtol=0)
         assert not together[b, n:].any()
 
@@ -105,7 +106,7 @@ def test_what_stands_in_the_padding_is_never_read() -> None:
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 12)
     lengths = torch.tensor([12, 5])
-    before = model.log_prob(tokens, context, "car", lengths)
+    before = model.log_prob(Batch(tokens, context, lengths), "car")
     tokens[1, 5:] = -999
     context[1, 5:] = ~context[1, 5:]
-    assert torch.equal(model.log_prob(tokens, context, "car", lengths), before)
+    assert torch.equal(model.log_prob(Batch(tokens, context, lengths), "car"), before)

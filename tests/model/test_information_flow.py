@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.helpers import small_model
 from tracformer.attention import implementations
 from tracformer.model import MODES
+from tracformer.model.batch import Batch
 
 T = 13
 
@@ -36,11 +37,11 @@ def test_answers_depend_on_what_they_may_see_and_on_nothing_else(
     assert context.any()
     assert not context.all()
     with torch.no_grad():
-        before = model(tokens, context, mode)[0]
+        before = model(Batch(tokens, context), mode)[0]
         for i in range(T):
             changed = tokens.clone()
             changed[0, i] = (changed[0, i] + 1) % 7
-            difference = (model(changed, context, mode)[0] - before).abs().amax(-1)
+            difference = (model(Batch(changed, context), mode)[0] - before).abs().amax(-1)
             for t in range(T):
                 if visible(mode, context[0], i, t):
                     assert difference[t] > 1e-9
@@ -53,6 +54,10 @@ def test_empty_context_car_is_not_ar() -> None:
     model = small_model()
     tokens = torch.arange(6)[None]
     nothing = torch.zeros(1, 6, dtype=torch.bool)
-    assert (model(tokens, nothing, "car") - model(tokens, nothing, "ar"))[0, 0].abs().max() > 1e-6
-    shorter = model(tokens[:, :4], nothing[:, :4], "ar")
-    torch.testing.assert_close(model(tokens, nothing, "ar")[:, :4], shorter, atol=1e-12, rtol=0)
+    assert (model(Batch(tokens, nothing), "car") - model(Batch(tokens, nothing), "ar"))[
+        0, 0
+    ].abs().max() > 1e-6
+    shorter = model(Batch(tokens[:, :4], nothing[:, :4]), "ar")
+    torch.testing.assert_close(
+        model(Batch(tokens, nothing), "ar")[:, :4], shorter, atol=1e-12, rtol=0
+    )

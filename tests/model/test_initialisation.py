@@ -6,6 +6,7 @@ from torch import nn
 
 from tracformer import Tracformer, TracformerConfig
 from tracformer.model import MODES
+from tracformer.model.batch import Batch
 
 
 def deep_model(seed: int = 0) -> Tracformer:
@@ -20,7 +21,8 @@ def gradient_norm(model: Tracformer, mode: str, length: int) -> float:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(50, (8, length), generator=generator)
     gradients = torch.autograd.grad(
-        model.loss(tokens, torch.zeros(8, length, dtype=torch.bool), mode), list(model.parameters())
+        model.loss(Batch(tokens, torch.zeros(8, length, dtype=torch.bool)), mode),
+        list(model.parameters()),
     )
     return float(torch.stack([gradient.norm() for gradient in gradients]).norm())
 

@@ -14,7 +14,7 @@ from tests.marks import needs_compiler
 from tests.model.test_cache import answers, open_cache
 from tracformer import Tracformer
 from tracformer.baselines.gpt2 import GPT2, GPT2Config
-from tracformer.model.base import targets_of
+from tracformer.model.batch import Batch
 from tracformer.model.fast_step import KINDS, bytes_read, packed, unpacked
 
 LEAN = [kind for kind in KINDS if kind != "float32"]
@@ -40,7 +40,7 @@ def cached(
         assert cache.step is not None
     else:
         cache.step = None
-    return answers(cache, tokens, targets_of(context, lengths))
+    return answers(cache, tokens, Batch(tokens, context, lengths).targets())
 
 
 SHAPES = {
@@ -74,11 +74,11 @@ def compiled_step_equals_whole_passes(
     )
     tokens, context, lengths = random_batch(model, batch, length, seed)
     context[0, seed % length] = False  # something to answer
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     got = cached(model, tokens, context, mode, lengths, compiled=True)
     with torch.no_grad():
         whole, exact = (
-            each.logits_at(tokens, context, mode, lengths, targets)
+            each.logits_at(Batch(tokens, context, lengths), mode, targets)
             for each in (model, copy.deepcopy(model).double())
         )
     torch.testing.assert_close(got, whole, rtol=1e-4, atol=1e-4)
@@ -139,7 +139,9 @@ def test_many_rows_are_shared_out_among_threads(mode: str, threads: int) -> None
     context[:, 24] = False
     lengths = lengths.clamp(min=25)
     with torch.no_grad():
-        whole = model.logits_at(tokens, context, mode, lengths, targets_of(context, lengths))
+        whole = model.logits_at(
+            Batch(tokens, context, lengths), mode, Batch(tokens, context, lengths).targets()
+        )
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

@@ -8,6 +8,7 @@ from tests.attention.test_exactness import Largest
 from tests.helpers import random_batch, small_model
 from tests.marks import needs_compiler
 from tracformer.model import MODES, likelihood
+from tracformer.model.batch import Batch
 
 
 @pytest.mark.parametrize("given", [(), (0,), (3,), (1, 4), (0, 2, 4)])
@@ -27,7 +28,7 @@ def test_completions_sum_to_one(mode: str, given: tuple[int, ...]) -> None:
     tokens[:, targets] = fills
     context = torch.zeros_like(tokens, dtype=torch.bool)
     context[:, list(given)] = True
-    total = model.log_prob(tokens, context, mode).sum(1).exp().sum()
+    total = model.log_prob(Batch(tokens, context), mode).sum(1).exp().sum()
     assert abs(total.item() - 1.0) < 1e-9
 
 
@@ -37,9 +38,9 @@ def test_a_view_of_lengths_is_as_good_as_a_copy(mode: str) -> None:
     model = small_model("native")
     tokens, context, _ = random_batch(model, 3, 11)
     length = torch.tensor([9])
-    actual = model.log_prob(tokens, context, mode, length.expand(3))
+    actual = model.log_prob(Batch(tokens, context, length.expand(3)), mode)
     torch.testing.assert_close(
-        actual, model.log_prob(tokens, context, mode, length.repeat(3)), atol=0, rtol=0
+        actual, model.log_prob(Batch(tokens, context, length.repeat(3)), mode), atol=0, rtol=0
     )
 
 
@@ -50,18 +51,18 @@ def test_log_prob_and_loss_agree_with_the_logits(
     monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", 7 * 5)  # five rows at a time
     model = small_model()
     tokens, context, lengths = random_batch(model, 3, 11)
-    expected = log_softmax(model(tokens, context, mode, lengths), -1).gather(2, tokens[..., None])[
-        ..., 0
-    ]
+    expected = log_softmax(model(Batch(tokens, context, lengths), mode), -1).gather(
+        2, tokens[..., None]
+    )[..., 0]
     target = ~context & (torch.arange(11) < lengths[:, None])
     expected = torch.where(target, expected, 0.0)
-    actual = model.log_prob(tokens, context, mode, lengths)
+    actual = model.log_prob(Batch(tokens, context, lengths), mode)
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
-    loss = model.loss(tokens, context, mode, lengths)
+    loss = model.loss(Batch(tokens, context, lengths), mode)
     torch.testing.assert_close(loss, -expected.sum() / target.sum(), atol=1e-12, rtol=0)
     parameters = list(model.parameters())
     weights = torch.rand(3, 11, dtype=torch.float64)
-    weighted, count = model.nll(tokens, context, mode, lengths, weights=weights)
+    weighted, count = model.nll(Batch(tokens, context, lengths), mode, weights=weights)
     assert count == int(target.sum())
     by_hand = torch.autograd.grad(
         -(expected * weights).sum(), parameters, retain_graph=True, allow_unused=True
@@ -81,7 +82,7 @@ def test_training_holds_logits_of_a_few_targets_only(monkeypatch: pytest.MonkeyP
     model = small_model(vocab_size=vocab_size, max_length=64, n_layer=6)
     tokens, context, _ = random_batch(model, 2, 64)
     with Largest() as largest:
-        model.loss(tokens, context).backward()
+        model.loss(Batch(tokens, context)).backward()
     # the embedding's gradient; 4 rows of logits are smaller
     assert largest.numel <= (vocab_size + 1) * model.config.d_model
 
@@ -92,26 +93,26 @@ def test_without_gradients_nothing_is_prepared_for_them(monkeypatch: pytest.Monk
     """
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 8)
-    expected = model.log_prob(tokens, context)
+    expected = model.log_prob(Batch(tokens, context))
     monkeypatch.setattr(likelihood, "checkpoint", None)
     with torch.no_grad():
-        assert torch.equal(model.log_prob(tokens, context), expected)
+        assert torch.equal(model.log_prob(Batch(tokens, context)), expected)
 
 
 def test_everything_given() -> None:
     model = small_model()
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     context = torch.ones(1, 4, dtype=torch.bool)
-    assert not model.log_prob(tokens, context).any()
+    assert not model.log_prob(Batch(tokens, context)).any()
     with pytest.raises(ValueError, match="at least one target"):
-        model.loss(tokens, context)
-    total, count = model.nll(tokens, context)
+        model.loss(Batch(tokens, context))
+    total, count = model.nll(Batch(tokens, context))
     assert (float(total), count) == (0.0, 0)
 
 
 def test_dropout_acts_in_training_only() -> None:
     model = small_model(dropout=0.5)
     tokens, context, _ = random_batch(model, 2, 8)
-    assert torch.equal(model.loss(tokens, context), model.loss(tokens, context))
+    assert torch.equal(model.loss(Batch(tokens, context)), model.loss(Batch(tokens, context)))
     model.train()
-    assert not torch.equal(model.loss(tokens, context), model.loss(tokens, context))
+    assert not torch.equal(model.loss(Batch(tokens, context)), model.loss(Batch(tokens, context)))

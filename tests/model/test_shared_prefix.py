@@ -7,6 +7,7 @@ import torch
 
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
+from tracformer.model.batch import Batch
 
 
 @pytest.mark.parametrize("attention", ["reference", "blocked"])
@@ -16,10 +17,10 @@ def test_neighbours_with_the_same_text_change_nothing(attention: str, mode: str)
     tokens, _, lengths = random_batch(model, 4, 13)
     number = torch.tensor([0, 0, 0, 1, 2, 2, 3, 0])
     context = torch.rand(len(number), 13, generator=torch.Generator().manual_seed(3)) < 0.5
-    together = model.log_prob(tokens[number], context, mode, lengths[number])
+    together = model.log_prob(Batch(tokens[number], context, lengths[number]), mode)
     alone = torch.cat(
         [
-            model.log_prob(tokens[[i]], context[[row]], mode, lengths[[i]])
+            model.log_prob(Batch(tokens[[i]], context[[row]], lengths[[i]]), mode)
             for row, i in enumerate(number.tolist())
         ]
     )
@@ -35,9 +36,9 @@ def test_the_same_beginning_of_a_longer_text_is_another_text(attention: str) -> 
     )
     # what lies behind the first and what is masked in the second read alike
     lengths = torch.tensor([3, 5])
-    together = model.log_prob(tokens, context, "ac", lengths)
+    together = model.log_prob(Batch(tokens, context, lengths), "ac")
     alone = [
-        model.log_prob(tokens[[i], :length], context[[i], :length], "ac")[0]
+        model.log_prob(Batch(tokens[[i], :length], context[[i], :length]), "ac")[0]
         for i, length in enumerate((3, 5))
     ]
     for row, own in zip(together, alone, strict=True):
@@ -59,5 +60,5 @@ def test_the_shared_text_is_encoded_once(
     monkeypatch.setattr(Tracformer, "_encode", counted)
     tokens, context, _ = random_batch(model, 6, 9)
     context[:, 0] = torch.arange(6) % 2 == 0  # no two neighbours are given the same
-    model.log_prob(tokens[torch.tensor([0, 0, 0, 1, 1, 1])], context, mode)
+    model.log_prob(Batch(tokens[torch.tensor([0, 0, 0, 1, 1, 1])], context), mode)
     assert encoded == [rows]

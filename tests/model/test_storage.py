@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.model import storage
+from tracformer.model.batch import Batch
 
 
 @pytest.fixture
@@ -28,7 +29,8 @@ def test_round_trip_is_bit_identical(folder: Path) -> None:
     assert not loaded.training
     tokens, context, lengths = random_batch(model, 2, 9)
     assert torch.equal(
-        loaded(tokens, context, "car", lengths), model(tokens, context, "car", lengths)
+        loaded(Batch(tokens, context, lengths), "car"),
+        model(Batch(tokens, context, lengths), "car"),
     )
 
 
@@ -38,7 +40,8 @@ def test_loading_and_asking_need_no_compiler_of_torch(folder: Path) -> None:
         import sys, torch, tracformer
         model = tracformer.Tracformer.from_pretrained({str(folder)!r}, attention="blocked")
         with torch.no_grad():
-            model.log_prob(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[True, False, False, True]]))
+            given = torch.tensor([[True, False, False, True]])
+            model.log_prob(tracformer.Batch(torch.zeros(1, 4, dtype=torch.int64), given))
         assert "torch._dynamo" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", script], check=True)

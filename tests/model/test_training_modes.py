@@ -5,12 +5,15 @@ import torch
 
 from tests.helpers import random_batch, small_model
 from tracformer.model import MODES, Tracformer
+from tracformer.model.batch import Batch
 
 
 def gradients(model: Tracformer, mode: str) -> list[torch.Tensor]:
     tokens, context, lengths = random_batch(model, 3, 16)
     return list(
-        torch.autograd.grad(model.loss(tokens, context, mode, lengths), list(model.parameters()))
+        torch.autograd.grad(
+            model.loss(Batch(tokens, context, lengths), mode), list(model.parameters())
+        )
     )
 
 
@@ -28,9 +31,9 @@ def test_recomputed_activations_give_the_same_gradients(mode: str, n_max: int) -
 def test_bfloat16_stays_close(mode: str) -> None:
     model = small_model(d_model=32).float()
     tokens, context, lengths = random_batch(model, 3, 16)
-    exact = model.loss(tokens, context, mode, lengths)
+    exact = model.loss(Batch(tokens, context, lengths), mode)
     with torch.autocast("cpu", torch.bfloat16):
-        rough = model.loss(tokens, context, mode, lengths)
+        rough = model.loss(Batch(tokens, context, lengths), mode)
     rough.backward()
     assert rough.dtype == torch.float32
     assert rough.item() == pytest.approx(exact.item(), rel=0.02)

@@ -7,6 +7,7 @@ from tests.peers.small import random_question, small_peer
 from tracformer.baselines.bart import Bart
 from tracformer.baselines.bert import Bert
 from tracformer.baselines.gpt2 import GPT2, GPT2Fim
+from tracformer.model.batch import Batch
 
 transformers = pytest.importorskip("transformers")
 SHAPE = {
@@ -57,7 +58,7 @@ def test_bart(tied: bool, norm: str) -> None:
         input_ids=masked, decoder_input_ids=torch.cat((start, tokens[:, :-1]), 1)
     ).logits[..., :7]
     torch.testing.assert_close(
-        ours(tokens, context, "car")[~context], expected[~context], rtol=0, atol=1e-6
+        ours(Batch(tokens, context), "car")[~context], expected[~context], rtol=0, atol=1e-6
     )
 
 
@@ -84,7 +85,7 @@ def test_bert(tied: bool, norm: str) -> None:
         input_ids=masked, attention_mask=torch.ones_like(masked), position_ids=places
     ).logits[..., :7]
     torch.testing.assert_close(
-        ours(tokens, context, "ac")[~context], expected[~context], rtol=0, atol=1e-6
+        ours(Batch(tokens, context), "ac")[~context], expected[~context], rtol=0, atol=1e-6
     )
 
 
@@ -104,7 +105,7 @@ def test_gpt2() -> None:
     expected = bare_gpt2(ours)(
         input_ids=torch.cat((torch.full((3, 1), 4), tokens[:, :-1]), 1)
     ).logits
-    torch.testing.assert_close(ours(tokens, context, "ar"), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours(Batch(tokens, context), "ar"), expected, rtol=0, atol=1e-6)
 
 
 def test_gpt2_fim() -> None:
@@ -120,9 +121,9 @@ def test_gpt2_fim() -> None:
     assert made.tolist() == [reading[:-1]]
     assert slots[~context].tolist() == [9, 10, 12]
     logits = bare_gpt2(ours)(input_ids=torch.tensor([reading])).logits[0, :, :7]
-    log_prob = ours.log_prob(tokens, context, "car")
+    log_prob = ours.log_prob(Batch(tokens, context), "car")
     for position, slot in ((2, 9), (3, 10), (6, 12)):
         expected = logits[slot - 1].log_softmax(-1)[tokens[0, position]]
         assert abs(float((log_prob[0, position] - expected).detach())) < 1e-6
     plain = bare_gpt2(ours)(input_ids=torch.tensor([[bos, a, b, c, d, e, f, g]])).logits[..., :7]
-    torch.testing.assert_close(ours(tokens, context, "ar"), plain, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours(Batch(tokens, context), "ar"), plain, rtol=0, atol=1e-6)

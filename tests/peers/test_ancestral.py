@@ -10,6 +10,7 @@ from tracformer.baselines.reverse_process import pick
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, RandomOrder
 from tracformer.generation.samplers import Sampler
+from tracformer.model.batch import Batch
 
 GIVEN = torch.tensor([False, True, False, False])
 ROW = torch.tensor([0, 2, 0, 0])
@@ -38,7 +39,9 @@ def conditional() -> Tensor:
 def filled(system: str, steps: int | None, **changes: int) -> tuple[Tensor, Tensor]:
     model = toy(system, **changes)
     rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
-    tokens, log_probs = model.ancestral(*rows, steps=steps, seeds=torch.arange(SAMPLES) + 10**6)
+    tokens, log_probs = model.ancestral(
+        Batch(*rows), steps=steps, seeds=torch.arange(SAMPLES) + 10**6
+    )
     return tokens, log_probs
 
 
@@ -75,12 +78,12 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(
     model = small_diffusion(system, **changes)
     tokens, context, lengths = question(4, 9)
     seeds = torch.tensor([11, 12, 13, 14])
-    together = model.ancestral(tokens, context, lengths, steps=6, seeds=seeds)
+    together = model.ancestral(Batch(tokens, context, lengths), steps=6, seeds=seeds)
     inside = torch.arange(9) < lengths[:, None]
     assert torch.equal(together.tokens[context & inside], tokens[context & inside])
     for b, n in enumerate(lengths.tolist()):
         alone = model.ancestral(
-            tokens[b : b + 1, :n], context[b : b + 1, :n], steps=6, seeds=seeds[b : b + 1]
+            Batch(tokens[b : b + 1, :n], context[b : b + 1, :n]), steps=6, seeds=seeds[b : b + 1]
         )
         assert torch.equal(alone.tokens[0], together.tokens[b, :n])
         torch.testing.assert_close(
@@ -88,7 +91,7 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(
         )
     others = torch.where(context, tokens, (tokens + 3) % 7)  # what stands at a target is ignored
     assert torch.equal(
-        model.ancestral(others, context, lengths, steps=6, seeds=seeds).tokens[inside],
+        model.ancestral(Batch(others, context, lengths), steps=6, seeds=seeds).tokens[inside],
         together.tokens[inside],
     )
 
@@ -104,7 +107,8 @@ def test_the_network_runs_only_when_something_is_revealed(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(type(model), "states", counted)
     model.ancestral(
-        torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.bool), steps=10_000
+        Batch(torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.bool)),
+        steps=10_000,
     )
     assert sum(calls) == 10  # a run for each revealed token, though there are ten thousand steps
 
@@ -130,9 +134,9 @@ def test_wrong_requests_are_refused() -> None:
         ("temperature is -1", {"temperature": -1.0}),
     ):
         with pytest.raises(ValueError, match=words):
-            model.ancestral(row, empty, **changes)  # type: ignore[arg-type]
+            model.ancestral(Batch(row, empty), **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="context is"):
-        model.ancestral(row, empty[:, :2])
+        model.ancestral(Batch(row, empty[:, :2]))
 
 
 def test_the_filling_loop_runs_the_reverse_process() -> None:
@@ -141,45 +145,46 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
     for name in ("mdlm", "sedd", "d3pm"):
         model = small_diffusion(name)
         filled = fill(
-            model, tokens, context, "diffusion", lengths, seed=[1, 2, 3], order=Ancestral(4)
+            model, Batch(tokens, context, lengths), "diffusion", seed=[1, 2, 3], order=Ancestral(4)
         )
-        expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]))
+        expected = model.ancestral(Batch(tokens, context, lengths), 4, torch.tensor([1, 2, 3]))
         assert torch.equal(filled.tokens, expected.tokens)
         assert torch.allclose(filled.log_probs, expected.log_probs)
     with pytest.raises(ValueError, match="required mean nothing to it"):
-        fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(required=(2,)))
+        fill(model, Batch(tokens, context, lengths), "diffusion", sampler=Sampler(required=(2,)))
     with pytest.raises(ValueError, match="repetition_penalty"):
-        fill(model, tokens, context, "diffusion", lengths, sampler=Sampler(repetition_penalty=2.0))
+        fill(
+            model,
+            Batch(tokens, context, lengths),
+            "diffusion",
+            sampler=Sampler(repetition_penalty=2.0),
+        )
     # three ways to the likeliest
     rules = [Sampler(top_k=1), Sampler(temperature=0.0), Sampler(top_p=1e-9, temperature=3.0)]
     coldest = fill(
         model,
-        tokens,
-        context,
+        Batch(tokens, context, lengths),
         "diffusion",
-        lengths,
         seed=[1, 2, 3],
         order=Ancestral(4),
         sampler=rules,
     )
-    expected = model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 0.0)
+    expected = model.ancestral(Batch(tokens, context, lengths), 4, torch.tensor([1, 2, 3]), 0.0)
     assert torch.equal(coldest.tokens, expected.tokens)
     warm = fill(
         model,
-        tokens,
-        context,
+        Batch(tokens, context, lengths),
         "diffusion",
-        lengths,
         seed=[1, 2, 3],
         order=Ancestral(4),
         sampler=Sampler(temperature=2.0),
     )
     assert torch.equal(
         warm.tokens,
-        model.ancestral(tokens, context, lengths, 4, torch.tensor([1, 2, 3]), 2.0).tokens,
+        model.ancestral(Batch(tokens, context, lengths), 4, torch.tensor([1, 2, 3]), 2.0).tokens,
     )
     with pytest.raises(ValueError, match="Ancestral"):
-        fill(model, tokens, context, "diffusion", lengths, order=RandomOrder())
+        fill(model, Batch(tokens, context, lengths), "diffusion", order=RandomOrder())
 
 
 def test_the_coldest_draw_is_the_likeliest_token() -> None:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from tests.peers.small import random_question, small_peer
 from tracformer.evaluation.order_consistency import order_log_prob
-from tracformer.model.base import ConditionalModel, targets_of
+from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.likelihood import token_log_probs
 from tracformer.training.train_config import from_dict
 
@@ -15,7 +16,7 @@ def along(
     model: ConditionalModel, tokens: Tensor, context: Tensor, lengths: Tensor, ranks: Tensor
 ) -> Tensor:
     """(B, T) log-probabilities of one pass along the order."""
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     states = model.in_order(tokens, context, lengths, targets, ranks)
     values = token_log_probs(states, model.head, tokens[targets])
     return torch.zeros(tokens.shape, dtype=values.dtype).masked_scatter(targets, values)
@@ -32,7 +33,7 @@ def test_marginals_along_an_order_are_its_chain(family: str) -> None:
     ranks = torch.rand(3, 9, generator=torch.Generator().manual_seed(1)).argsort(1)
     with torch.no_grad():
         whole = along(model, tokens, context, lengths, ranks)
-        chain = order_log_prob(model, tokens, ranks.argsort(1), context, lengths)
+        chain = order_log_prob(model, Batch(tokens, context, lengths), ranks.argsort(1))
     torch.testing.assert_close(whole, chain, rtol=0, atol=1e-10)
 
 
@@ -59,10 +60,11 @@ def test_every_order_sums_to_one(family: str, mode: str) -> None:
 def test_training_in_a_random_order_draws_one_and_answers_in_text_order(family: str) -> None:
     model = small_peer(family, order="random")
     tokens, context, lengths = random_question(4, 12, seed=2)
-    calm = [float(model.loss(tokens, context, "car", lengths).detach()) for _ in range(2)]
+    calm = [float(model.loss(Batch(tokens, context, lengths), "car").detach()) for _ in range(2)]
     model.train()
     drawn = {
-        round(float(model.loss(tokens, context, "car", lengths).detach()), 9) for _ in range(4)
+        round(float(model.loss(Batch(tokens, context, lengths), "car").detach()), 9)
+        for _ in range(4)
     }
     assert calm[0] == calm[1]
     assert len(drawn) == 4

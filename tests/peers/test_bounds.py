@@ -15,6 +15,7 @@ from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
 from tracformer.baselines import diffusion as bounds
 from tracformer.baselines.diffusion import draw_noise
 from tracformer.evaluation.order_consistency import order_log_prob
+from tracformer.model.batch import Batch
 
 TOKENS = torch.tensor([[0, 2, 1, 1], [1, 1, 0, 2], [2, 0, 0, 1]])
 CONTEXT = torch.tensor(
@@ -60,7 +61,7 @@ def enumerated(system: str, warp: float, tokens: Tensor, context: Tensor) -> flo
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_estimate_is_the_enumerated_bound(system: str, warp: float) -> None:
     model = toy(system, warp, **({"n_step": STEPS} if system == "d3pm" else {}))
-    values, error = model.estimate(TOKENS, CONTEXT, "diffusion", draws=2000, seed=5)
+    values, error = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=2000, seed=5)
     assert not values[CONTEXT].any()
     assert bool((values <= 1e-6).all())
     for b in range(len(TOKENS)):
@@ -71,7 +72,7 @@ def test_the_estimate_is_the_enumerated_bound(system: str, warp: float) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_exact_denoiser_gives_the_true_conditional(system: str) -> None:
-    values, error = toy(system).estimate(TOKENS, CONTEXT, "diffusion", draws=2000, seed=1)
+    values, error = toy(system).estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=2000, seed=1)
     slack = 5e-3 if system == "d3pm" else 0.0  # of order 1/T
     assert bool(((values.sum(1) - truth(TOKENS, CONTEXT)).abs() < 3 * error + slack).all())
 
@@ -82,7 +83,7 @@ def test_a_wrong_denoiser_costs_more_on_average(system: str) -> None:
     context = torch.tensor([False, True, False, False]).expand(len(SEQUENCES), -1)
     entropy = -(joint() * truth(SEQUENCES, context)).sum()
     right, wrong = (
-        toy(system, warp).estimate(SEQUENCES, context, "diffusion", draws=100)
+        toy(system, warp).estimate(Batch(SEQUENCES, context), "diffusion", draws=100)
         for warp in (0.0, 0.9)
     )
     # all sequences share their noise, so their errors add up
@@ -100,17 +101,19 @@ def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
 ) -> None:
     model = toy(system, warp=0.3)
     alone = [
-        model.estimate(TOKENS[b : b + 1], CONTEXT[b : b + 1], "diffusion", draws=20, seed=9)
+        model.estimate(Batch(TOKENS[b : b + 1], CONTEXT[b : b + 1]), "diffusion", draws=20, seed=9)
         for b in range(3)
     ]
     padded = [torch.cat((x.flip(0), torch.zeros(3, 3).to(x)), 1) for x in (TOKENS, CONTEXT)]
     monkeypatch.setattr(bounds, "TOKENS_AT_ONCE", 64)  # other chunks of draws, too
-    together = model.estimate(*padded, "diffusion", torch.tensor([4, 4, 4]), draws=20, seed=9)
+    together = model.estimate(
+        Batch(*padded, torch.tensor([4, 4, 4])), "diffusion", draws=20, seed=9
+    )
     for b in range(3):
         assert torch.equal(together.values[2 - b, :4], alone[b].values[0])
         assert torch.equal(together.standard_error[2 - b], alone[b].standard_error[0])
     assert not together.values[:, 4:].any()
-    other = model.estimate(TOKENS, CONTEXT, "diffusion", draws=20, seed=10)
+    other = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=20, seed=10)
     assert not torch.equal(other.values[0], alone[0].values[0])
 
 
@@ -118,10 +121,10 @@ def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
 def test_networks_too_give_the_same_in_any_batch(system: str) -> None:
     model = small_diffusion(system)
     tokens, context, lengths = question(3, 9)
-    together = model.estimate(tokens, context, "diffusion", lengths, draws=6, seed=2)
+    together = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=6, seed=2)
     for b, n in enumerate(lengths.tolist()):
         alone = model.estimate(
-            tokens[b : b + 1, :n], context[b : b + 1, :n], "diffusion", draws=6, seed=2
+            Batch(tokens[b : b + 1, :n], context[b : b + 1, :n]), "diffusion", draws=6, seed=2
         )
         torch.testing.assert_close(together.values[b, :n], alone.values[0], atol=1e-11, rtol=0)
         torch.testing.assert_close(
@@ -140,16 +143,19 @@ def test_a_network_estimate_is_the_mean_over_all_orders() -> None:
     )
     orders = torch.tensor([[1, *order] for order in itertools.permutations([0, 2, 3, 4])])
     exact = (
-        order_log_prob(model, tokens.expand(24, -1), orders, context.expand(24, -1)).sum(1).mean()
+        order_log_prob(model, Batch(tokens.expand(24, -1), context.expand(24, -1)), orders)
+        .sum(1)
+        .mean()
     )
-    estimate = model.estimate(tokens, context, "diffusion", draws=1500)
+    estimate = model.estimate(Batch(tokens, context), "diffusion", draws=1500)
     assert abs(float(estimate.values.sum() - exact)) < 3 * float(estimate.standard_error)
 
 
 def test_the_standard_error_is_honest() -> None:
     model = toy("mdlm", warp=0.4)
     estimates = [
-        model.estimate(TOKENS, CONTEXT, "diffusion", draws=16, seed=seed) for seed in range(150)
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=16, seed=seed)
+        for seed in range(150)
     ]
     spread = torch.stack([estimate.values.sum(1) for estimate in estimates]).std(0)
     claimed = (
@@ -157,7 +163,9 @@ def test_the_standard_error_is_honest() -> None:
     )
     assert bool((claimed > 0.85 * spread).all())
     assert bool((claimed < 2.0 * spread).all())
-    assert bool(model.estimate(TOKENS, CONTEXT, "diffusion", draws=1).standard_error.isnan().all())
+    assert bool(
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=1).standard_error.isnan().all()
+    )
 
 
 def test_counts_are_stratified_and_times_follow_them() -> None:
@@ -183,16 +191,16 @@ def test_given_sequences_and_single_targets(system: str, changes: dict[str, obje
     model = small_diffusion(system, **changes)
     tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
     context = torch.tensor([[True, True, True], [True, False, True]])
-    values, error = model.estimate(tokens, context, "diffusion", draws=4)
+    values, error = model.estimate(Batch(tokens, context), "diffusion", draws=4)
     assert not values[0].any()
     assert float(error[0]) == 0.0
     if system == "mdlm":  # one target: the bound is the marginal, without any noise
         torch.testing.assert_close(
-            values, model.log_prob(tokens, context, "ac"), atol=1e-11, rtol=0
+            values, model.log_prob(Batch(tokens, context), "ac"), atol=1e-11, rtol=0
         )
         assert float(error[1]) < 1e-11
 
 
 def test_draws_must_be_positive() -> None:
     with pytest.raises(ValueError, match="draws is 0"):
-        toy("mdlm").estimate(TOKENS, CONTEXT, "diffusion", draws=0)
+        toy("mdlm").estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=0)

@@ -6,6 +6,7 @@ import torch
 from tests.helpers import random_batch
 from tests.peers.small import small_peer
 from tracformer.baselines import transformer as dense
+from tracformer.model.batch import Batch
 
 FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim", "mdlm"]
 
@@ -15,7 +16,7 @@ def loss_and_gradients(family: str, used: str) -> tuple[float, list[torch.Tensor
     mode = model.config.modes[0]
     tokens, context, lengths = random_batch(model, 3, 12, seed=4)
     torch.manual_seed(0)  # diffusion draws its noise
-    loss = model.loss(tokens, context, mode, lengths)
+    loss = model.loss(Batch(tokens, context, lengths), mode)
     loss.backward()
     if family != "mdlm":
         assert model.network.config._attn_implementation == used

@@ -11,6 +11,7 @@ import torch
 from tests.peers.diffusion_literal import d3pm_loss, mdlm_loss, sedd_loss, sigma_of
 from tests.peers.test_dit import SYSTEMS, TRACFORMER, literal_logits, question, small_diffusion
 from tracformer.baselines import find_family
+from tracformer.model.batch import Batch
 
 WEIGHTS = torch.linspace(0.5, 2.0, 3 * 9, dtype=torch.float64).view(3, 9)
 
@@ -23,7 +24,7 @@ def test_training_losses_equal_the_literal_ones(system: str, weighted: bool) -> 
     weights = WEIGHTS if weighted else torch.ones(3, 9, dtype=torch.float64)
     torch.manual_seed(3)
     found, count = model.nll(
-        tokens, context, "diffusion", lengths, weights=WEIGHTS if weighted else None
+        Batch(tokens, context, lengths), "diffusion", weights=WEIGHTS if weighted else None
     )
     torch.manual_seed(3)
     u = torch.randint(1, 6, (3,)) / 5.0 if system == "d3pm" else torch.rand(3, dtype=torch.float64)
@@ -70,11 +71,11 @@ def test_the_tracformer_backbone_trains_on_the_same_loss() -> None:
     model = small_diffusion("mdlm", **TRACFORMER)
     tokens, context, lengths = question(3, 9)
     torch.manual_seed(3)
-    found, _ = model.nll(tokens, context, "diffusion", lengths)
+    found, _ = model.nll(Batch(tokens, context, lengths), "diffusion")
     torch.manual_seed(3)
     t = 1e-3 + 0.999 * (torch.arange(3) + torch.rand(3, dtype=torch.float64)) / 3
     masked = ~context & (torch.rand(3, 9) < 0.999 * t[:, None])
-    values = model.backbone.log_prob(tokens, ~masked, "ac", lengths)
+    values = model.backbone.log_prob(Batch(tokens, ~masked, lengths), "ac")
     assert abs(float((found + (values / t[:, None]).sum()).detach())) < 1e-5 * float(found.detach())
 
 
@@ -83,7 +84,7 @@ def test_gradients_reach_every_parameter_that_can_matter(system: str) -> None:
     model = small_diffusion(system)
     tokens, context, lengths = question(3, 9)
     torch.manual_seed(0)
-    model.nll(tokens, context, "diffusion", lengths)[0].backward()
+    model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert bool(torch.isfinite(parameter.grad).all()), name
@@ -98,7 +99,9 @@ def test_a_new_model_is_uniform(system: str) -> None:
     kind = find_family(system).model_class
     model = kind(kind.config_class.preset("tiny")).eval()
     tokens = torch.randint(256, (2, 16))
-    values = model.log_prob(tokens, torch.zeros(2, 16, dtype=torch.bool), "diffusion", draws=16)
+    values = model.log_prob(
+        Batch(tokens, torch.zeros(2, 16, dtype=torch.bool)), "diffusion", draws=16
+    )
     expected = 16 * math.log(256)
     if system == "d3pm":  # a mask's share of probability, and the clean text to be repeated
         expected += 16 * math.log(257)

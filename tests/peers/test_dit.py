@@ -8,6 +8,7 @@ import torch
 from tests.peers.diffusion_literal import dit_logits, sigma_of, subs_log_probs
 from tracformer.baselines import find_family, load_model
 from tracformer.baselines.diffusion import DiffusionModel
+from tracformer.model.batch import Batch
 
 SYSTEMS = ("mdlm", "sedd", "d3pm")
 SMALL = {
@@ -61,7 +62,7 @@ def literal_logits(
 def test_marginals_equal_the_literal_network_and_padding_is_invisible(system: str) -> None:
     model = small_diffusion(system)
     tokens, context, lengths = question(3, 9)
-    values = model.log_prob(tokens, context, "ac", lengths)
+    values = model.log_prob(Batch(tokens, context, lengths), "ac")
     for b, n in enumerate(lengths.tolist()):
         masked = (~context[b, :n]).tolist()
         share = sum(masked) / n
@@ -95,7 +96,8 @@ def test_hidden_tokens_and_padding_are_never_seen(system: str, changes: dict[str
     other = torch.where(context & inside, tokens, (tokens + 1) % 7)
     assert not torch.equal(tokens, other)
     given, changed = (
-        model.logits_at(x, context, "ac", lengths, ~context & inside) for x in (tokens, other)
+        model.logits_at(Batch(x, context, lengths), "ac", ~context & inside)
+        for x in (tokens, other)
     )
     assert torch.equal(given, changed)
 
@@ -106,12 +108,12 @@ def test_a_given_position_is_answered_as_if_it_alone_were_unknown(
 ) -> None:
     model = small_diffusion(system, **changes)
     tokens, context, lengths = question(2, 6)
-    logits = model(tokens, context, "ac", lengths)
+    logits = model(Batch(tokens, context, lengths), "ac")
     for b, n in enumerate(lengths.tolist()):
         for t in range(n):
             without, wanted = context[b : b + 1, :n].clone(), torch.zeros(1, n, dtype=torch.bool)
             without[0, t], wanted[0, t] = False, True
-            alone = model.logits_at(tokens[b : b + 1, :n], without, "ac", None, wanted)[0]
+            alone = model.logits_at(Batch(tokens[b : b + 1, :n], without), "ac", wanted)[0]
             torch.testing.assert_close(logits[b, t], alone, atol=1e-10, rtol=0)
         assert not logits[b, n:].any()
 
@@ -123,7 +125,7 @@ def test_checkpointed_activations_change_nothing() -> None:
         model = small_diffusion("sedd").train()
         model.checkpoint_activations = checkpointed
         torch.manual_seed(0)
-        model.nll(tokens, context, "diffusion", lengths)[0].backward()
+        model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for first, second in zip(*gradients, strict=True):
         assert torch.equal(first, second)
@@ -152,7 +154,7 @@ def test_a_folder_gives_the_model_back(system: str, changes: dict[str, Any], tmp
     tokens, context, lengths = question(2, 6)
     assert again.config == model.config
     first, second = (
-        m.estimate(tokens, context, "diffusion", lengths, draws=2) for m in (model, again)
+        m.estimate(Batch(tokens, context, lengths), "diffusion", draws=2) for m in (model, again)
     )
     assert torch.equal(first.values, second.values)
 
@@ -161,8 +163,8 @@ def test_the_tracformer_backbone_is_its_ac_network() -> None:
     model = small_diffusion("mdlm", **TRACFORMER)
     tokens, context, lengths = question(3, 9)
     torch.testing.assert_close(
-        model.log_prob(tokens, context, "ac", lengths),
-        model.backbone.log_prob(tokens, context, "ac", lengths),
+        model.log_prob(Batch(tokens, context, lengths), "ac"),
+        model.backbone.log_prob(Batch(tokens, context, lengths), "ac"),
         atol=1e-12,
         rtol=0,
     )

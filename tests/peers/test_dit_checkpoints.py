@@ -24,6 +24,7 @@ from tracformer.baselines.diffusion import DiffusionModel
 from tracformer.baselines.mdlm import MDLMConfig
 from tracformer.baselines.published import load_mdlm, load_sedd
 from tracformer.data import build_tokenizer
+from tracformer.model.batch import Batch
 
 SHAPE = {"hidden_size": 8, "cond_dim": 6, "length": 12, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
 SEDD_CONFIG: dict[str, Any] = {
@@ -153,7 +154,7 @@ def same(found: DiffusionModel, expected: DiffusionModel) -> bool:
     tokens, context, lengths = question(2, 6)
 
     def values(model: DiffusionModel) -> Tensor:
-        return model.double().log_prob(tokens, context, "diffusion", lengths, draws=3)
+        return model.double().log_prob(Batch(tokens, context, lengths), "diffusion", draws=3)
 
     return torch.allclose(values(found), values(expected), atol=1e-5)
 
@@ -331,17 +332,17 @@ def test_a_mask_token_of_the_tokenizer(source: str, tmp_path: Path) -> None:
     assert found.config.vocab_size == 8
     weights = published(model, "backbone.")
     expected = literal_log_prob(weights, TOKENS[0].tolist(), (~CONTEXT[0]).tolist())
-    values = found.log_prob(TOKENS, CONTEXT, "ac")[0].detach()
+    values = found.log_prob(Batch(TOKENS, CONTEXT), "ac")[0].detach()
     torch.testing.assert_close(values, expected, rtol=0, atol=1e-9)
-    everything = found.logits_at(TOKENS, CONTEXT, "ac", None, ~CONTEXT).softmax(-1)
+    everything = found.logits_at(Batch(TOKENS, CONTEXT), "ac", ~CONTEXT).softmax(-1)
     assert everything.shape == (4, 8)
     assert not everything[:, 2].any()
-    filled = found.ancestral(TOKENS.repeat(50, 1), CONTEXT.repeat(50, 1)).tokens
+    filled = found.ancestral(Batch(TOKENS.repeat(50, 1), CONTEXT.repeat(50, 1))).tokens
     assert not (filled[:, :6] == 2).any()
     if source == "argument":  # with the last row as the mask it would be another model
         wrong = load_mdlm(file, dtype=torch.float64, mask_token_id=7)
         shown = TOKENS.clamp(max=6)
-        assert (wrong.log_prob(shown, CONTEXT, "ac")[0] - values).abs().max() > 0.1
+        assert (wrong.log_prob(Batch(shown, CONTEXT), "ac")[0] - values).abs().max() > 0.1
 
 
 def test_such_a_model_is_saved_and_read_in_narrow_types(tmp_path: Path) -> None:
@@ -354,7 +355,7 @@ def test_such_a_model_is_saved_and_read_in_narrow_types(tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         narrow = load_mdlm(file, dtype=dtype)
         assert torch.isfinite(narrow.head_bias).all()  # type: ignore[arg-type]
-        probabilities = narrow.logits_at(TOKENS, CONTEXT, "ac", None, ~CONTEXT).float().softmax(-1)
+        probabilities = narrow.logits_at(Batch(TOKENS, CONTEXT), "ac", ~CONTEXT).float().softmax(-1)
         assert not probabilities[:, 2].any()
 
 

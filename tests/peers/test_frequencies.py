@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tracformer.baselines.frequencies import Frequencies, FrequenciesConfig
+from tracformer.model.batch import Batch
 
 
 def model(**changes: int) -> Frequencies:
@@ -16,9 +17,11 @@ def test_what_is_given_changes_nothing(mode: str) -> None:
     with torch.no_grad():
         frequencies.scores.normal_()
     tokens = torch.randint(5, (3, 12))
-    whole = frequencies.log_prob(tokens, torch.zeros(3, 12, dtype=torch.bool), mode)
+    whole = frequencies.log_prob(Batch(tokens, torch.zeros(3, 12, dtype=torch.bool)), mode)
     context = torch.rand(3, 12) < 0.5
-    assert torch.equal(frequencies.log_prob(tokens, context, mode), whole.masked_fill(context, 0.0))
+    assert torch.equal(
+        frequencies.log_prob(Batch(tokens, context), mode), whole.masked_fill(context, 0.0)
+    )
 
 
 def test_the_least_loss_is_at_the_frequencies() -> None:
@@ -32,10 +35,10 @@ def test_the_least_loss_is_at_the_frequencies() -> None:
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        value = frequencies.loss(tokens, nothing, "ac")
+        value = frequencies.loss(Batch(tokens, nothing), "ac")
         value.backward()
         return value
 
     optimizer.step(loss)
-    found = frequencies(tokens[:1], nothing[:1], "ac")[0, 0].softmax(0)
+    found = frequencies(Batch(tokens[:1], nothing[:1]), "ac")[0, 0].softmax(0)
     torch.testing.assert_close(found, counts / counts.sum(), rtol=1e-3, atol=0.0)

@@ -12,6 +12,7 @@ from tests.peers.small import random_question
 from tracformer.baselines import load_model
 from tracformer.baselines.bart import Bart
 from tracformer.baselines.gpt2 import GPT2, GPT2Fim
+from tracformer.model.batch import Batch
 
 transformers = pytest.importorskip("transformers")
 
@@ -72,7 +73,7 @@ def test_published_folders_give_the_same_logits(layout: str, tmp_path: Path) -> 
     tokens, context, _ = random_question(3, 12)
     with torch.no_grad():  # the same attention in both
         expected = theirs(input_ids=torch.cat((torch.full((3, 1), 6), tokens[:, :-1]), 1)).logits
-        torch.testing.assert_close(ours(tokens, context, "ar"), expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(ours(Batch(tokens, context), "ar"), expected, rtol=0, atol=1e-6)
 
 
 def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
     again = load_model(tmp_path / "ours")
     assert again.config == ours.config
     tokens, context, _ = random_question(2, 12)
-    assert torch.equal(again(tokens, context, "ar"), ours(tokens, context, "ar"))
+    assert torch.equal(again(Batch(tokens, context), "ar"), ours(Batch(tokens, context), "ar"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import torch
 
 from tests.peers.small import random_question, small_peer
 from tracformer.baselines.gpt2 import GPT2Fim
+from tracformer.model.batch import Batch
 
 
 def test_one_hole_is_prefix_suffix_middle() -> None:
@@ -37,22 +38,22 @@ def test_readings_of_a_batch_are_those_of_its_rows() -> None:
 def test_the_length_of_a_hole_is_not_seen_before_it_ends() -> None:
     model = small_peer("gpt2-fim")
     short, long = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[1, 2, 3, 6, 6, 4, 5]])
-    first = model(short, torch.tensor([[True, False, False, True, True]]), "car")[0, 1:3]
-    second = model(long, torch.tensor([[True, False, False, False, False, True, True]]), "car")[
-        0, 1:3
-    ]
+    first = model(Batch(short, torch.tensor([[True, False, False, True, True]])), "car")[0, 1:3]
+    second = model(
+        Batch(long, torch.tensor([[True, False, False, False, False, True, True]])), "car"
+    )[0, 1:3]
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
 
 
 def test_every_pattern_has_positions_by_default_and_too_many_holes_are_told() -> None:
     tokens = torch.zeros(1, 11, dtype=torch.int64)
     context = torch.arange(11)[None] % 2 == 1
-    small_peer("gpt2-fim", max_length=11).log_prob(tokens, context, "car")
+    small_peer("gpt2-fim", max_length=11).log_prob(Batch(tokens, context), "car")
     model = small_peer("gpt2-fim", max_length=11, max_holes=5)
     with pytest.raises(
         ValueError,
         match=r"11 tokens with 6 holes takes 23 positions; this model has 21 \(max_length 11 \+ 2 max_holes 5\)",
     ):
-        model.log_prob(tokens, context, "car")
+        model.log_prob(Batch(tokens, context), "car")
     # a shorter text leaves room for its markers
-    model.log_prob(tokens[:, :9], context[:, :9], "car")
+    model.log_prob(Batch(tokens[:, :9], context[:, :9]), "car")

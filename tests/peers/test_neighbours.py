@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.peers.small import random_question, small_peer
+from tracformer.model.batch import Batch
 
 LENGTH = 9
 CONTEXT = [True, False, False, True, True, False, True, False, True]
@@ -16,12 +17,12 @@ def reads(family: str, mode: str, t: int) -> set[int]:
     """Positions whose tokens move the logits at target t."""
     model = small_peer(f"{family} n_layer=1")
     tokens, context = random_question(1, LENGTH)[0], torch.tensor([CONTEXT])
-    before = model(tokens, context, mode)[0, t]
+    before = model(Batch(tokens, context), mode)[0, t]
     moved = set()
     for changed in range(LENGTH):
         other = tokens.clone()
         other[0, changed] = (other[0, changed] + 3) % 7
-        if bool((model(other, context, mode)[0, t] != before).any()):
+        if bool((model(Batch(other, context), mode)[0, t] != before).any()):
             moved.add(changed)
     return moved
 

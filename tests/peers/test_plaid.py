@@ -17,6 +17,7 @@ from tracformer.baselines import find_family, load_model
 from tracformer.baselines.gaussian import gaussians
 from tracformer.baselines.plaid import Plaid, PlaidConfig
 from tracformer.cli import main
+from tracformer.model.batch import Batch
 from tracformer.rng import TIME, derived_seed, uniforms
 from tracformer.training.log import read_log
 
@@ -35,7 +36,7 @@ def test_the_estimate_is_the_literal_sum(self_conditioning: bool) -> None:
     model = small_plaid(self_conditioning=self_conditioning)
     tokens, context, lengths = question(2, 6)
     w, draws = weights_of(model), 3
-    values, _ = model.estimate(tokens, context, "diffusion", lengths, draws=draws, seed=4)
+    values, _ = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=draws, seed=4)
     seeds = [derived_seed(4, number) for number in range(draws)]
     times = [(number + float(uniforms([s], [0], TIME))) / draws for number, s in enumerate(seeds)]
     for b, n in enumerate(lengths.tolist()):
@@ -64,7 +65,7 @@ def test_the_training_loss_is_the_literal_one(weighted: bool, seed: int) -> None
     context[0] = False  # a row without given tokens may get some
     torch.manual_seed(seed)
     found, count = model.nll(
-        tokens, context, "diffusion", lengths, weights=WEIGHTS if weighted else None
+        Batch(tokens, context, lengths), "diffusion", weights=WEIGHTS if weighted else None
     )
     torch.manual_seed(seed)
     shift, offset = float(torch.rand(1, dtype=torch.float64)), int(torch.randint(4, (1,)))
@@ -117,7 +118,7 @@ def test_gradients_reach_every_parameter() -> None:
     for seed in range(3):
         torch.manual_seed(seed)
         model.zero_grad()
-        model.nll(tokens, context, "diffusion", lengths)[0].backward()
+        model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None, name
             assert bool(torch.isfinite(parameter.grad).all()), name
@@ -133,9 +134,11 @@ def test_networks_too_give_the_same_in_any_batch(self_conditioning: bool) -> Non
     model = small_plaid(self_conditioning=self_conditioning)
     tokens, context, lengths = question(4, 9)
     tokens[torch.arange(9) >= lengths[:, None]] = 10**6  # padding may hold anything
-    together = model.estimate(tokens, context, "diffusion", lengths, draws=6)
+    together = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=6)
     for b, n in enumerate(lengths.tolist()):
-        alone = model.estimate(tokens[b : b + 1, :n], context[b : b + 1, :n], "diffusion", draws=6)
+        alone = model.estimate(
+            Batch(tokens[b : b + 1, :n], context[b : b + 1, :n]), "diffusion", draws=6
+        )
         torch.testing.assert_close(together.values[b, :n], alone.values[0], atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(
             together.standard_error[b], alone.standard_error[0], atol=1e-10, rtol=1e-10
@@ -184,25 +187,25 @@ def test_logits_at_the_noisiest_time() -> None:
     model = small_plaid()
     tokens, context, lengths = question(3, 9)
     inside = torch.arange(9) < lengths[:, None]
-    logits = model(tokens, context, "diffusion", lengths)
+    logits = model(Batch(tokens, context, lengths), "diffusion")
     others = torch.where(context & inside, tokens, (tokens + 1) % 7)
-    assert torch.equal(model(others, context, "diffusion", lengths)[~context], logits[~context])
+    assert torch.equal(
+        model(Batch(others, context, lengths), "diffusion")[~context], logits[~context]
+    )
     for b, n in enumerate(lengths.tolist()):
         for t in range(n):
             without, wanted = context[b : b + 1, :n].clone(), torch.zeros(1, n, dtype=torch.bool)
             without[0, t], wanted[0, t] = False, True
             alone = model.logits_at(
-                others[b : b + 1, :n] if t == 1 else tokens[b : b + 1, :n],
-                without,
+                Batch(others[b : b + 1, :n] if t == 1 else tokens[b : b + 1, :n], without),
                 "diffusion",
-                None,
                 wanted,
             )[0]
             torch.testing.assert_close(logits[b, t], alone, atol=1e-10, rtol=0)
         assert not logits[b, n:].any()
     # an exact denoiser at so much noise: the marginals given the context
     toy = toy_plaid(gamma_1=12.0)
-    found = toy.logits_at(ROW[None], GIVEN[None], "diffusion", None, ~GIVEN[None]).softmax(-1)
+    found = toy.logits_at(Batch(ROW[None], GIVEN[None]), "diffusion", ~GIVEN[None]).softmax(-1)
     marginals = [[conditional()[SEQUENCES[:, t] == v].sum() for v in range(3)] for t in (0, 2, 3)]
     torch.testing.assert_close(
         found, torch.tensor(marginals, dtype=torch.float64), atol=0.02, rtol=0
@@ -214,11 +217,13 @@ def test_logits_at_the_noisiest_time() -> None:
 
 def test_many_steps_follow_the_exact_conditional() -> None:
     rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
-    tokens, log_probs = toy_plaid().ancestral(*rows, steps=100, seeds=torch.arange(SAMPLES) + 10**6)
+    tokens, log_probs = toy_plaid().ancestral(
+        Batch(*rows), steps=100, seeds=torch.arange(SAMPLES) + 10**6
+    )
     assert bool((tokens[:, GIVEN] == ROW[GIVEN]).all())
     assert not log_probs[:, GIVEN].any()
     assert abs(chi_square(tokens, conditional())) < 3.5
-    few, _ = toy_plaid().ancestral(*rows, steps=1, seeds=torch.arange(SAMPLES) + 10**6)
+    few, _ = toy_plaid().ancestral(Batch(*rows), steps=1, seeds=torch.arange(SAMPLES) + 10**6)
     assert chi_square(few, conditional().clamp(min=1e-12)) > 10  # one step is not enough
 
 
@@ -227,12 +232,12 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bo
     model = small_plaid(self_conditioning=self_conditioning)
     tokens, context, lengths = question(4, 9)
     seeds = torch.tensor([11, 12, 13, 14])
-    together = model.ancestral(tokens, context, lengths, steps=6, seeds=seeds)
+    together = model.ancestral(Batch(tokens, context, lengths), steps=6, seeds=seeds)
     inside = torch.arange(9) < lengths[:, None]
     assert torch.equal(together.tokens[context & inside], tokens[context & inside])
     for b, n in enumerate(lengths.tolist()):
         alone = model.ancestral(
-            tokens[b : b + 1, :n], context[b : b + 1, :n], steps=6, seeds=seeds[b : b + 1]
+            Batch(tokens[b : b + 1, :n], context[b : b + 1, :n]), steps=6, seeds=seeds[b : b + 1]
         )
         assert torch.equal(alone.tokens[0], together.tokens[b, :n])
         torch.testing.assert_close(
@@ -240,12 +245,12 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bo
         )
     others = torch.where(context, tokens, (tokens + 3) % 7)  # what stands at a target is ignored
     assert torch.equal(
-        model.ancestral(others, context, lengths, steps=6, seeds=seeds).tokens[inside],
+        model.ancestral(Batch(others, context, lengths), steps=6, seeds=seeds).tokens[inside],
         together.tokens[inside],
     )
-    again = model.ancestral(tokens, context, lengths, steps=6, seeds=seeds + 1)
+    again = model.ancestral(Batch(tokens, context, lengths), steps=6, seeds=seeds + 1)
     assert not torch.equal(again.tokens[inside], together.tokens[inside])
-    cold = model.ancestral(tokens, context, lengths, steps=6, seeds=seeds, temperature=0.0)
+    cold = model.ancestral(Batch(tokens, context, lengths), steps=6, seeds=seeds, temperature=0.0)
     assert bool((cold.log_probs >= together.log_probs - 1e-12).all())
 
 
@@ -255,9 +260,9 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bo
 def test_a_sequence_given_whole_costs_nothing_and_stays_as_it_is() -> None:
     model, tokens = small_plaid().float(), torch.tensor([[1, 2, 3], [4, 5, 6]])
     context = torch.ones(2, 3, dtype=torch.bool)
-    assert torch.equal(model.ancestral(tokens, context, steps=2).tokens, tokens)
+    assert torch.equal(model.ancestral(Batch(tokens, context), steps=2).tokens, tokens)
     context[1, 1] = False
-    values, error = model.estimate(tokens, context, "diffusion", draws=4)
+    values, error = model.estimate(Batch(tokens, context), "diffusion", draws=4)
     assert not values[context].any()
     assert float(error[0]) == 0.0
     assert float(values[1, 1]) < 0.0
@@ -267,11 +272,11 @@ def test_reduced_precision_comes_near() -> None:
     """Products with z are large where there is little noise; autocast must not round them."""
     model = small_plaid().float()
     tokens, context, lengths = question(3, 9)
-    plain = model.estimate(tokens, context, "diffusion", lengths, draws=8).values
+    plain = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=8).values
     with torch.autocast("cpu", torch.bfloat16):
-        cast = model.estimate(tokens, context, "diffusion", lengths, draws=8).values
+        cast = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=8).values
         torch.manual_seed(0)
-        model.nll(tokens, context, "diffusion", lengths)[0].backward()
+        model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
     assert cast.dtype == torch.float32
     torch.testing.assert_close(cast.sum(1), plain.sum(1), rtol=0.02, atol=0.0)
     assert all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters())
@@ -284,11 +289,11 @@ def test_wrong_requests_are_refused() -> None:
         torch.zeros(1, 3, dtype=torch.bool),
     )
     with pytest.raises(ValueError, match="mode is 'ac'; allowed for plaid: diffusion"):
-        model.estimate(row, nothing, "ac")
+        model.estimate(Batch(row, nothing), "ac")
     with pytest.raises(ValueError, match="draws is 0"):
-        model.estimate(row, nothing, "diffusion", draws=0)
+        model.estimate(Batch(row, nothing), "diffusion", draws=0)
     with pytest.raises(ValueError, match="steps is 0"):
-        model.ancestral(row, nothing, steps=0)
+        model.ancestral(Batch(row, nothing), steps=0)
     with pytest.raises(ValueError, match=r"gamma_0 is 2\.0 and gamma_1 2\.0"):
         PlaidConfig(**SMALL, gamma_0=2.0, gamma_1=2.0)
     with pytest.raises(ValueError, match=r"given_share is 1\.5"):
@@ -316,7 +321,7 @@ def test_a_folder_gives_the_model_back(tmp_path: Path) -> None:
     tokens, context, lengths = question(2, 6)
     assert again.config == model.config
     first, second = (
-        m.estimate(tokens, context, "diffusion", lengths, draws=2) for m in (model, again)
+        m.estimate(Batch(tokens, context, lengths), "diffusion", draws=2) for m in (model, again)
     )
     assert torch.equal(first.values, second.values)
 

@@ -12,6 +12,7 @@ from tests.peers.plaid_toys import ToyPlaid, toy_plaid
 from tests.peers.test_bounds import CONTEXT, TOKENS
 from tracformer.baselines import plaid
 from tracformer.baselines.plaid import Plaid, PlaidConfig
+from tracformer.model.batch import Batch
 
 
 def integrated(model: ToyPlaid, tokens: Tensor, context: Tensor) -> float:
@@ -77,7 +78,7 @@ def test_an_exact_denoiser_gives_the_truth_and_others_lie_above() -> None:
 
 
 def test_an_exact_denoiser_gives_the_true_conditional_of_many_targets() -> None:
-    values, error = toy_plaid().estimate(TOKENS, CONTEXT, "diffusion", draws=4000, seed=1)
+    values, error = toy_plaid().estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=4000, seed=1)
     assert bool(((values.sum(1) - truth(TOKENS, CONTEXT)).abs() < 3 * error + 0.01).all())
     assert bool((error < 0.05 * -truth(TOKENS, CONTEXT)).all())
 
@@ -92,7 +93,9 @@ def test_a_wrong_denoiser_costs_more_on_average() -> None:
         """
         model = toy_plaid(**changes)
         values = [
-            model.estimate(SEQUENCES, context, "diffusion", draws=50, seed=seed).values.sum(1)
+            model.estimate(Batch(SEQUENCES, context), "diffusion", draws=50, seed=seed).values.sum(
+                1
+            )
             for seed in range(6)
         ]
         means = torch.stack([-(joint() * value).sum() - entropy for value in values])
@@ -114,7 +117,7 @@ def test_a_new_model_is_uniform() -> None:
     model = Plaid(PlaidConfig.preset("tiny", gamma_0=-8.0, gamma_1=8.0)).eval()
     tokens, context = torch.randint(256, (4, 16)), torch.zeros(4, 16, dtype=torch.bool)
     context[2:, ::2] = True
-    values, error = model.estimate(tokens, context, "diffusion", draws=200)
+    values, error = model.estimate(Batch(tokens, context), "diffusion", draws=200)
     expected = math.log(256) * (~context).sum(1)
     assert bool(((-values.sum(1) - expected).abs() < 3 * error).all())
     assert bool((error < 0.08 * expected).all())
@@ -123,7 +126,8 @@ def test_a_new_model_is_uniform() -> None:
 def test_the_standard_error_is_honest() -> None:
     model = toy_plaid(warp=0.4)
     estimates = [
-        model.estimate(TOKENS, CONTEXT, "diffusion", draws=16, seed=seed) for seed in range(200)
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=16, seed=seed)
+        for seed in range(200)
     ]
     spread = torch.stack([estimate.values.sum(1) for estimate in estimates]).std(0)
     claimed = (
@@ -131,7 +135,9 @@ def test_the_standard_error_is_honest() -> None:
     )
     assert bool((claimed > 0.8 * spread).all())
     assert bool((claimed < 1.6 * spread).all())
-    assert bool(model.estimate(TOKENS, CONTEXT, "diffusion", draws=1).standard_error.isnan().all())
+    assert bool(
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=1).standard_error.isnan().all()
+    )
 
 
 def test_the_training_loss_is_the_bound_on_average() -> None:
@@ -141,11 +147,11 @@ def test_the_training_loss_is_the_bound_on_average() -> None:
     with torch.no_grad():
         found = torch.stack(
             [
-                model.nll(TOKENS.repeat(64, 1), CONTEXT.repeat(64, 1), "diffusion")[0] / 64
+                model.nll(Batch(TOKENS.repeat(64, 1), CONTEXT.repeat(64, 1)), "diffusion")[0] / 64
                 for _ in range(60)
             ]
         )
-    values, error = model.estimate(TOKENS, CONTEXT, "diffusion", draws=8000)
+    values, error = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=8000)
     spread = float(found.std()) / 60**0.5 + float(error.sum())
     assert abs(float(found.mean() + values.sum())) < 3 * spread
     # sharp enough to miss neither a share of the rows nor the prior
@@ -157,15 +163,17 @@ def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
 ) -> None:
     model = toy_plaid(warp=0.3)
     alone = [
-        model.estimate(TOKENS[b : b + 1], CONTEXT[b : b + 1], "diffusion", draws=20, seed=9)
+        model.estimate(Batch(TOKENS[b : b + 1], CONTEXT[b : b + 1]), "diffusion", draws=20, seed=9)
         for b in range(3)
     ]
     padded = [torch.cat((x.flip(0), torch.zeros(3, 3).to(x)), 1) for x in (TOKENS, CONTEXT)]
     monkeypatch.setattr(plaid, "TOKENS_AT_ONCE", 64)  # other chunks of draws, too
-    together = model.estimate(*padded, "diffusion", torch.tensor([4, 4, 4]), draws=20, seed=9)
+    together = model.estimate(
+        Batch(*padded, torch.tensor([4, 4, 4])), "diffusion", draws=20, seed=9
+    )
     for b in range(3):
         assert torch.equal(together.values[2 - b, :4], alone[b].values[0])
         assert torch.equal(together.standard_error[2 - b], alone[b].standard_error[0])
     assert not together.values[:, 4:].any()
-    other = model.estimate(TOKENS, CONTEXT, "diffusion", draws=20, seed=10)
+    other = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=20, seed=10)
     assert not torch.equal(other.values[0], alone[0].values[0])

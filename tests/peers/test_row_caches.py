@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.peers.small import MODES, random_question, small_peer
 from tracformer.generation.decode import fill
 from tracformer.generation.sessions import empty_session, open_session
-from tracformer.model.base import targets_of
+from tracformer.model.batch import Batch
 
 CACHED = [
     (family, mode)
@@ -46,13 +46,15 @@ def test_every_step_equals_a_whole_pass(family: str, mode: str, seed: int) -> No
     tokens, context, lengths = random_question(4, 11, seed)
     if seed == 2:
         context[1] = False  # nothing given
-    targets = targets_of(context, lengths)
+    targets = Batch(tokens, context, lengths).targets()
     with torch.no_grad():
-        whole = model(tokens, context, mode, lengths)[targets]
+        whole = model(Batch(tokens, context, lengths), mode)[targets]
     session = empty_session(model, mode, 6, 12)
-    stale = session.admit(tokens[:2, :5], torch.ones_like(context[:2, :5]), torch.tensor([5, 5]))
+    stale = session.admit(
+        Batch(tokens[:2, :5], torch.ones_like(context[:2, :5]), torch.tensor([5, 5]))
+    )
     session.release(stale)  # rows are used again, and nothing of their earlier sequences remains
-    rows = session.admit(tokens.masked_fill(~context, 6), context, lengths)
+    rows = session.admit(Batch(tokens.masked_fill(~context, 6), context, lengths))
     torch.testing.assert_close(stepwise(session, tokens, targets, rows), whole, rtol=0, atol=1e-10)
 
 
@@ -60,14 +62,14 @@ def test_every_step_equals_a_whole_pass(family: str, mode: str, seed: int) -> No
 def test_a_selection_and_its_source_do_not_touch_each_other(family: str, mode: str) -> None:
     model = small_peer(family)
     tokens, context, lengths = random_question(3, 9, 5)
-    targets = targets_of(context, lengths)
-    session = open_session(model, tokens, context, mode, lengths)
+    targets = Batch(tokens, context, lengths).targets()
+    session = open_session(model, Batch(tokens, context, lengths), mode)
     first = torch.tensor([int(row.nonzero()[0]) for row in targets])
     session.logits(torch.arange(3), first)
     chosen = session.select([2, 2, 0])
     chosen.reveal(torch.arange(3), first[[2, 2, 0]], torch.tensor([1, 2, 3]))
     with torch.no_grad():
-        whole = model(tokens, context, mode, lengths)[targets]
+        whole = model(Batch(tokens, context, lengths), mode)[targets]
     torch.testing.assert_close(
         stepwise(session, tokens, targets, torch.arange(3)), whole, rtol=0, atol=1e-10
     )
@@ -77,13 +79,13 @@ def test_a_selection_and_its_source_do_not_touch_each_other(family: str, mode: s
 def test_a_position_may_be_asked_twice(family: str, mode: str) -> None:
     model = small_peer(family)
     tokens, context, lengths = random_question(2, 9, 3)
-    targets = targets_of(context, lengths)
-    session = open_session(model, tokens, context, mode, lengths)
+    targets = Batch(tokens, context, lengths).targets()
+    session = open_session(model, Batch(tokens, context, lengths), mode)
     first = torch.tensor([int(row.nonzero()[0]) for row in targets])
     once, again = (session.logits(torch.arange(2), first) for _ in range(2))
     torch.testing.assert_close(once, again, rtol=0, atol=1e-12)
     with torch.no_grad():
-        whole = model(tokens, context, mode, lengths)[targets]
+        whole = model(Batch(tokens, context, lengths), mode)[targets]
     torch.testing.assert_close(
         stepwise(session, tokens, targets, torch.arange(2)), whole, rtol=0, atol=1e-10
     )
@@ -94,7 +96,7 @@ def test_samples_do_not_depend_on_the_cache(family: str, mode: str) -> None:
     model = small_peer(family)
     tokens, context, lengths = random_question(5, 10, 7)
     cached, plain = (
-        fill(model, tokens, context, mode, lengths, seed=3, cached=cached)
+        fill(model, Batch(tokens, context, lengths), mode, seed=3, cached=cached)
         for cached in (True, False)
     )
     assert torch.equal(cached.tokens, plain.tokens)

@@ -9,6 +9,7 @@ import torch
 
 from tests.peers.small import FAMILIES, MODES, SMALL, UNTIED, random_question, small_peer
 from tracformer.baselines import find_family, load_model
+from tracformer.model.batch import Batch
 
 pytest.importorskip("transformers")
 
@@ -19,9 +20,11 @@ def test_padding_is_out_of_sight(family: str, mode: str) -> None:
     tokens, context, lengths = random_question(5, 10)
     inside = torch.arange(10) < lengths[:, None]
     for rubbish in (99, -5):
-        padded = model(tokens.masked_fill(~inside, rubbish), context, mode, lengths)
+        padded = model(Batch(tokens.masked_fill(~inside, rubbish), context, lengths), mode)
         for row, length in enumerate(lengths.tolist()):
-            alone = model(tokens[row : row + 1, :length], context[row : row + 1, :length], mode)
+            alone = model(
+                Batch(tokens[row : row + 1, :length], context[row : row + 1, :length]), mode
+            )
             torch.testing.assert_close(padded[row : row + 1, :length], alone, rtol=0, atol=1e-10)
             assert not padded[row, length:].any()
 
@@ -35,11 +38,11 @@ def test_each_logit_reads_what_its_mode_allows_and_nothing_else(family: str, mod
     model = small_peer(family)
     tokens = random_question(1, length)[0]
     context = torch.tensor([[True, False, False, True, True, False, True, False]])
-    before = model(tokens, context, mode)[0]
+    before = model(Batch(tokens, context), mode)[0]
     for changed in range(length):
         other = tokens.clone()
         other[0, changed] = (other[0, changed] + 3) % 7
-        moved = (model(other, context, mode)[0] != before).any(-1)
+        moved = (model(Batch(other, context), mode)[0] != before).any(-1)
         for t in range(length):
             given, earlier = bool(context[0, changed]), changed < t
             seen = {"car": given or earlier, "ac": given, "ar": earlier}[mode] and changed != t
@@ -56,7 +59,7 @@ def test_all_completions_sum_to_one(family: str, mode: str) -> None:
     fillings = torch.tensor(list(itertools.product(range(3), repeat=len(free))))
     tokens = torch.ones(len(fillings), context.shape[1], dtype=torch.int64)
     tokens[:, free] = fillings
-    log_prob = model.log_prob(tokens, context.expand(len(tokens), -1), mode)
+    log_prob = model.log_prob(Batch(tokens, context.expand(len(tokens), -1)), mode)
     assert abs(float(log_prob.sum(1).exp().sum().detach()) - 1) < 1e-9
     assert bool((log_prob[:, context[0]] == 0).all())
 
@@ -65,13 +68,13 @@ def test_all_completions_sum_to_one(family: str, mode: str) -> None:
 def test_wanted_rows_are_the_same_asked_alone_or_together(family: str, mode: str) -> None:
     model = small_peer(family)
     tokens, context, lengths = random_question(3, 9)
-    everything = model(tokens, context, mode, lengths)
+    everything = model(Batch(tokens, context, lengths), mode)
     for wanted in (
         ~context & (torch.arange(9) < lengths[:, None]),
         torch.arange(9).expand(3, 9) < 2,
     ):
         torch.testing.assert_close(
-            model.logits_at(tokens, context, mode, lengths, wanted),
+            model.logits_at(Batch(tokens, context, lengths), mode, wanted),
             everything[wanted],
             rtol=0,
             atol=1e-10,
@@ -86,7 +89,7 @@ def test_every_parameter_learns(family: str, mode: str, tied: bool) -> None:
     """None is left without a gradient: data-parallel training would stop at it."""
     model = small_peer(family, dropout=0.1, **({} if tied else {"tied": False})).train()
     tokens, context, lengths = random_question(4, 12)
-    model.loss(tokens, context, mode, lengths).backward()
+    model.loss(Batch(tokens, context, lengths), mode).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         # the same for every key: the softmax does not see it
@@ -102,7 +105,7 @@ def test_every_given_token_can_learn(family: str, mode: str) -> None:
     """
     model = small_peer(family, tied=False)
     tokens = torch.arange(7)[None]
-    model.loss(tokens, tokens < 6, mode).backward()
+    model.loss(Batch(tokens, tokens < 6), mode).backward()
     grad = model.embedding_tables()[0].grad
     assert grad is not None
     assert bool(grad[:6].any(1).all())
@@ -117,7 +120,7 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
         model.checkpoint_activations = recompute
         model.zero_grad()
         torch.manual_seed(0)  # sigma-gpt draws its orders
-        model.loss(tokens, context, mode, lengths).backward()
+        model.loss(Batch(tokens, context, lengths), mode).backward()
         gradients.append(
             {
                 name: parameter.grad.clone()
@@ -141,8 +144,8 @@ def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_p
     assert again.config == model.config
     tokens, context, lengths = random_question(2, 12)
     torch.testing.assert_close(
-        again(tokens, context, mode, lengths),
-        model(tokens, context, mode, lengths),
+        again(Batch(tokens, context, lengths), mode),
+        model(Batch(tokens, context, lengths), mode),
         rtol=0,
         atol=1e-13,
     )

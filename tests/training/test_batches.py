@@ -40,20 +40,16 @@ def asked(groups: list[Group]) -> Counter[tuple[str, tuple[int, ...], tuple[bool
     """Every sequence with its question, wherever it stands."""
     found: Counter[tuple[str, tuple[int, ...], tuple[bool, ...]]] = Counter()
     for group in groups:
-        lengths = (
-            [group.tokens.shape[1]] * len(group.tokens)
-            if group.lengths is None
-            else group.lengths.tolist()
-        )
+        lengths = group.batch.lengths.tolist()
         for tokens, context, length in zip(
-            group.tokens.tolist(), group.context.tolist(), lengths, strict=True
+            group.batch.tokens.tolist(), group.batch.context.tolist(), lengths, strict=True
         ):
             found[group.mode, tuple(tokens[:length]), tuple(context[:length])] += 1
     return found
 
 
 def padded(groups: list[Group]) -> int:
-    return sum(group.tokens.numel() for group in groups)
+    return sum(group.batch.tokens.numel() for group in groups)
 
 
 def test_the_questions_are_the_same_however_the_batch_is_cut() -> None:
@@ -62,7 +58,7 @@ def test_the_questions_are_the_same_however_the_batch_is_cut() -> None:
         cut = stream(size).at(32)
         assert asked(cut.micro) == asked(whole.micro)
         assert (cut.count, cut.tokens) == (whole.count, whole.tokens)
-        assert all(len(group.tokens) <= size for group in cut.micro)
+        assert all(len(group.batch.tokens) <= size for group in cut.micro)
 
 
 def test_like_lengths_go_together() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.baselines import find_family
+from tracformer.model.batch import Batch
 from tracformer.training.optimizer import Optimizer, build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.train_config import OptimizerConfig
 
@@ -64,7 +65,7 @@ def take_steps(model: Tracformer, optimizer: Optimizer, steps: range) -> None:
     for step in steps:
         tokens, context, lengths = random_batch(model, 2, 8, seed=step)
         optimizer.zero_grad()
-        model.loss(tokens, context & (torch.arange(8) > 0), "car", lengths).backward()
+        model.loss(Batch(tokens, context & (torch.arange(8) > 0), lengths), "car").backward()
         optimizer.set_rate(1e-2 / (1 + step))
         optimizer.step()
 

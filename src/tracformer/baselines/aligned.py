@@ -26,8 +26,9 @@ from tracformer.baselines.modern import (
     two_sided,
 )
 from tracformer.baselines.row_cache import RowCache, compressed
-from tracformer.baselines.transformer import attend, inside_of, pick, shifted_right, size_presets
+from tracformer.baselines.transformer import attend, pick, shifted_right, size_presets
 from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import initialise, run_blocks
 from tracformer.model.fast_step import Linear
 
@@ -79,19 +80,17 @@ class Aligned(ModernModel):
         """The id of the start token, behind the mask."""
         return self.config.vocab_size + 1
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        T = tokens.shape[1]
-        given = tokens.masked_fill(~context, self.config.mask_id)
-        x = self.embed(shifted_right(given if mode == "ac" else tokens, self.start_id))
-        x = x + (self.nothing() if mode == "ar" else self.features(given, lengths))
-        mask = causal_mask(T, tokens.device)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        T = batch.width
+        given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
+        x = self.embed(shifted_right(given if mode == "ac" else batch.tokens, self.start_id))
+        x = x + (self.nothing() if mode == "ar" else self.features(given, batch.lengths))
+        mask = causal_mask(T, batch.device)
 
         def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, mask)
 
-        angles = self.angles(torch.arange(T, device=tokens.device))
+        angles = self.angles(torch.arange(T, device=batch.device))
         return self.norm(
             pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked)
         )
@@ -136,12 +135,10 @@ class AlignedCache(RowCache):
             "feature": weight.new_zeros(rows, length if self.mode == "car" else 0, weight.shape[1])
         }
 
-    def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
+    def read_given(self, rows: Tensor, batch: Batch) -> None:
         if self.mode == "car":
-            given = tokens.masked_fill(
-                ~context & inside_of(tokens, lengths), self.model.config.mask_id
-            )
-            self.feature[rows, : tokens.shape[1]] = self.model.features(given, lengths)
+            given = batch.tokens.masked_fill(batch.targets(), self.model.config.mask_id)
+            self.feature[rows, : batch.width] = self.model.features(given, batch.lengths)
 
     def states(self, rows: Tensor, positions: Tensor) -> Tensor:
         row, t, answers = self.pending(

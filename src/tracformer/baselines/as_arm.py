@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from tracformer.baselines.given_first import GPT_PRESETS, packed
 from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask
 from tracformer.baselines.row_cache import RowCache, compressed
-from tracformer.baselines.transformer import attend, attend_at, inside_of
+from tracformer.baselines.transformer import attend, attend_at
 from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import initialise, run_blocks
 
 ORDERS = ("text", "random")
@@ -109,32 +110,25 @@ class AsArm(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        targets = ~context & inside_of(tokens, lengths)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        targets = batch.targets()
         random = self.training and self.config.order == "random" and mode == "car"
         ranks = draw_ranks(targets, random)
-        return self.in_order(tokens, context, lengths, asked, None if mode == "ac" else ranks)
+        return self.in_order(batch, asked, None if mode == "ac" else ranks)
 
-    def in_order(
-        self, tokens: Tensor, context: Tensor, lengths: Tensor, asked: Tensor, ranks: Tensor | None
-    ) -> Tensor:
+    def in_order(self, batch: Batch, asked: Tensor, ranks: Tensor | None) -> Tensor:
         """Return final query states (N, d) of some targets.
 
         Each target reads the given tokens and the targets of lower rank.
 
         Args:
-            tokens: (B, T) ids.
-            context: (B, T) bool, True where given.
-            lengths: (B,) true lengths.
+            batch: Sequences with their given tokens.
             asked: (B, T) bool, some of the targets.
             ranks: (B, T) place of each target in the order; None: no target reads another.
         """
-        B = len(tokens)
-        inside = inside_of(tokens, lengths)
-        targets = ~context & inside
-        prefix, present = packed(context & inside)
+        B = len(batch)
+        targets = batch.targets()
+        prefix, present = packed(batch.given())
         # (B, S)
         query = packed_by_rank(
             targets, draw_ranks(targets, random=False) if ranks is None else ranks
@@ -143,15 +137,17 @@ class AsArm(ModernModel):
         content = query[:, :0] if ranks is None else query
         M = content.shape[1]
         masks = torch.full_like(query, self.config.mask_id)
-        ids = torch.cat((tokens.gather(1, prefix), tokens.gather(1, content), masks), dim=1)
+        ids = torch.cat(
+            (batch.tokens.gather(1, prefix), batch.tokens.gather(1, content), masks), dim=1
+        )
         positions = torch.cat((prefix, content, query), dim=1)
-        seen = causal_mask(max(M, 1), tokens.device)[:, :M, :M]
+        seen = causal_mask(max(M, 1), batch.device)[:, :M, :M]
         # content, then query rows
         reads = torch.cat((seen, seen.tril(-1)), dim=1) if M else seen.new_zeros(1, S, 0)
         # (B, M + S, P + M)
         mask = torch.cat((present[:, None].expand(-1, M + S, -1), reads.expand(B, -1, -1)), dim=2)
         near = (
-            self._near(context & inside, targets, positions, P, M, S)
+            self._near(batch.given(), targets, positions, P, M, S)
             if self.config.neighbours
             else None
         )
@@ -176,8 +172,8 @@ class AsArm(ModernModel):
         x = run_blocks(
             self.layers, self.embed(ids), angles, read, answer_from=P + M, recompute=self.recompute
         )
-        column = torch.zeros_like(tokens).scatter(
-            1, query, torch.arange(S, device=tokens.device).expand(B, -1)
+        column = torch.zeros_like(batch.tokens).scatter(
+            1, query, torch.arange(S, device=batch.device).expand(B, -1)
         )
         row, position = asked.nonzero(as_tuple=True)
         return self.norm(x[row, column[row, position]])
@@ -228,9 +224,9 @@ class AsArmCache(RowCache):
     def row_state(self, rows: int, length: int, weight: Tensor) -> dict[str, Tensor]:
         return {"given": torch.zeros(rows, length, dtype=torch.bool, device=weight.device)}
 
-    def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
-        self.given[rows, : tokens.shape[1]] = context
-        number, t = context.nonzero(as_tuple=True)
+    def read_given(self, rows: Tensor, batch: Batch) -> None:
+        self.given[rows, : batch.width] = batch.context
+        number, t = batch.context.nonzero(as_tuple=True)
         if len(t):
             row = rows[number]
             self._run(row, t, self.tokens[row, t], self.given[row], content=True)

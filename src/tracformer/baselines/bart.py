@@ -15,7 +15,6 @@ from tracformer.baselines.transformer import (
     TransformerConfig,
     TransformerPeer,
     check_norm,
-    inside_of,
     pick,
     shifted_right,
     size_presets,
@@ -23,6 +22,7 @@ from tracformer.baselines.transformer import (
     transformers_for,
 )
 from tracformer.model.base import EXACT
+from tracformer.model.batch import Batch
 
 PRESETS = size_presets((8, 9, 576), (6, 3, 96, 0.06), (8, 3, 96, 0.06), (7, 3, 192, 0.04))
 PRESETS["paper"]["d_feedforward"] = 4096
@@ -123,15 +123,13 @@ class Bart(TransformerPeer):
             *([] if self.untied is None else [self.untied.weight]),
         ]
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        inside = inside_of(tokens, lengths)
-        given = tokens.masked_fill(~context, self.config.mask_id)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        inside = batch.inside()
+        given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         # (B, T, d)
         memory = self.network.encoder(input_ids=given, attention_mask=inside).last_hidden_state
         decoded = self.network.decoder(  # causal, so that padding on the right is out of sight
-            input_ids=shifted_right(tokens, self.config.mask_id),
+            input_ids=shifted_right(batch.tokens, self.config.mask_id),
             encoder_hidden_states=memory,
             encoder_attention_mask=inside,
             use_cache=False,

@@ -33,13 +33,13 @@ from tracformer.baselines.transformer import (
     TransformerConfig,
     TransformerPeer,
     check_norm,
-    inside_of,
     pick,
     size_presets,
     start_positions,
     transformers_for,
 )
 from tracformer.model.base import MARGINAL
+from tracformer.model.batch import Batch
 
 PRESETS = size_presets((10, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
 PRESETS["paper"]["tied"] = False
@@ -128,13 +128,11 @@ class Bert(TransformerPeer):
         ]
         return tables if self.config.tied else [*tables, self.output.decoder.weight]
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        given = tokens.masked_fill(~context, self.config.mask_id)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
+        positions = torch.arange(batch.width, device=batch.device)[None]
         read = self.network.base_model(
-            input_ids=given, attention_mask=inside_of(tokens, lengths), position_ids=positions
+            input_ids=given, attention_mask=batch.inside(), position_ids=positions
         )
         features = pick(read.last_hidden_state, asked)  # (N, d)
         if self.config.norm == "post":
@@ -208,14 +206,12 @@ class BertBidir(TransformerPeer):
             *([] if self.untied is None else [self.untied.weight]),
         ]
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        inside = inside_of(tokens, lengths)
-        forwards = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        inside = batch.inside()
+        forwards = torch.arange(batch.width, device=batch.device).expand_as(batch.tokens)
         # its own inverse; padding stays on the right
-        backwards = torch.where(inside, lengths[:, None] - 1 - forwards, forwards)
-        given = tokens.masked_fill(~context, self.config.mask_id)
+        backwards = torch.where(inside, batch.lengths[:, None] - 1 - forwards, forwards)
+        given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         before = self._read(self.network, given, forwards, inside)  # (B, T, d)
         after = self._read(
             self.backwards or self.network, given.gather(1, backwards), backwards, inside

@@ -42,11 +42,11 @@ from tracformer.model.base import (
     ConditionalModel,
     Estimate,
     Passes,
+    check_batch,
     each_given_alone,
     finish,
-    targets_of,
-    without_targets,
 )
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 from tracformer.model.likelihood import logits_of, recomputed, row_chunks
 from tracformer.rng import TIME, derived_seed, uniforms
@@ -73,9 +73,7 @@ class Noise(NamedTuple):
 @torch.no_grad()
 def conditional_bound(
     costs: Costs,
-    tokens: Tensor,
-    context: Tensor,
-    lengths: Tensor,
+    batch: Batch,
     *,
     draws: int = DRAWS,
     seed: int = 0,
@@ -102,8 +100,8 @@ def conditional_bound(
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; it must be at least 1")
+    tokens, lengths, targets = batch.tokens, batch.lengths, batch.targets()
     B, T = tokens.shape
-    targets = targets_of(context, lengths)
     size = max(1, TOKENS_AT_ONCE // (B * T))
     total = torch.zeros(B, T, dtype=torch.float64, device=tokens.device)
     sums: list[Tensor] = []
@@ -263,23 +261,16 @@ class Denoiser(ConditionalModel):
     # ---- training
 
     def nll(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "diffusion",
-        lengths: Tensor | None = None,
-        *,
-        weights: Tensor | None = None,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "diffusion", *, weights: Tensor | None = None
     ) -> tuple[Tensor, int]:
         """In mode `diffusion`, the system's training loss, with noise from torch's global
         generator: a sum, and the number of targets.
         """
         if mode != "diffusion":
-            return super().nll(tokens, context, mode, lengths, weights=weights, insist=insist)
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        targets = targets_of(context, lengths)
-        return self.training_loss(tokens, targets, lengths, weights), int(targets.sum())
+            return super().nll(batch, mode, weights=weights)
+        check_batch(self.config, batch, mode)
+        targets = batch.targets()
+        return self.training_loss(batch.tokens, targets, batch.lengths, weights), int(targets.sum())
 
     @abstractmethod
     def training_loss(
@@ -291,15 +282,12 @@ class Denoiser(ConditionalModel):
 
     def ancestral(
         self,
-        tokens: Tensor,
-        context: Tensor,
-        lengths: Tensor | None = None,
+        batch: Batch,
         steps: int | None = None,
         seeds: Tensor | None = None,
         temperature: float = 1.0,
         *,
         restrict: Restrict | None = None,
-        insist: bool = False,
     ) -> Denoised:
         """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ...
         What stands at a target is ignored.
@@ -307,35 +295,21 @@ class Denoiser(ConditionalModel):
         `restrict` says which tokens may stand where: a position that is revealed gets one of them,
         by their share among each other.
         """
-        return finish(
-            self.ancestral_passes(
-                tokens,
-                context,
-                lengths,
-                steps,
-                seeds,
-                temperature,
-                restrict=restrict,
-                insist=insist,
-            )
-        )
+        return finish(self.ancestral_passes(batch, steps, seeds, temperature, restrict=restrict))
 
     def ancestral_passes(
         self,
-        tokens: Tensor,
-        context: Tensor,
-        lengths: Tensor | None = None,
+        batch: Batch,
         steps: int | None = None,
         seeds: Tensor | None = None,
         temperature: float = 1.0,
         *,
         restrict: Restrict | None = None,
-        insist: bool = False,
     ) -> Passes[Denoised]:
         """`ancestral`, one pass of the network at a time."""
-        B = len(tokens)
-        tokens = without_targets(tokens, context)
-        lengths = self._check(tokens, context, "diffusion", lengths, insist)
+        B = len(batch)
+        batch = batch.without_targets()
+        check_batch(self.config, batch, "diffusion")
         if seeds is None:
             seeds = torch.arange(B)
         if seeds.shape != (B,):
@@ -347,14 +321,10 @@ class Denoiser(ConditionalModel):
             raise ValueError(f"steps is {steps}; it must be at least 1")
         if not temperature >= 0.0:
             raise ValueError(f"temperature is {temperature!r}; it must be zero or more")
-        return self.reverse(
-            tokens, context, lengths, steps, Draws(seeds, tokens.shape[1], temperature, restrict)
-        )
+        return self.reverse(batch, steps, Draws(seeds, batch.width, temperature, restrict))
 
     @abstractmethod
-    def reverse(
-        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Denoised]: ...
+    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]: ...
 
 
 class DiffusionModel(Denoiser):
@@ -424,9 +394,7 @@ class DiffusionModel(Denoiser):
         checkpointed = self.checkpoint_activations and self.training
         return self.dit(read, self.noise_level(t), lengths, checkpointed)[wanted]
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """All targets masked, at the time whose share of masks is that of the sequence, targets /
         length.
 
@@ -435,10 +403,11 @@ class DiffusionModel(Denoiser):
         """
 
         def states(row: Tensor, masked: Tensor, asked: Tensor) -> Tensor:
-            share = masked.sum(1).double() / lengths[row]
-            return self.states(tokens[row], masked, lengths[row], self.time_of(share), asked)
+            lengths = batch.lengths[row]
+            time = self.time_of(masked.sum(1).double() / lengths)
+            return self.states(batch.tokens[row], masked, lengths, time, asked)
 
-        return each_given_alone(wanted, targets_of(context, lengths), states, TOKENS_AT_ONCE)
+        return each_given_alone(wanted, batch.targets(), states, TOKENS_AT_ONCE)
 
     # ---- the bound
 
@@ -462,27 +431,17 @@ class DiffusionModel(Denoiser):
         return values.new_zeros(masked.shape).masked_scatter(masked, values)
 
     def estimate(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "diffusion",
-        lengths: Tensor | None = None,
-        *,
-        draws: int | None = None,
-        seed: int = 0,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
         """In mode `diffusion`, shares of a lower bound, without gradients; see
         `bounds.conditional_bound` for draws and seed.
         """
         if mode != "diffusion":
-            return super().estimate(tokens, context, mode, lengths, insist=insist)
-        lengths = self._check(tokens, context, mode, lengths, insist)
+            return super().estimate(batch, mode)
+        check_batch(self.config, batch, mode)
         return conditional_bound(
             self.costs,
-            tokens,
-            context,
-            lengths,
+            batch,
             draws=self.default_draws if draws is None else draws,
             seed=seed,
             steps=self.steps,

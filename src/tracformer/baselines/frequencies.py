@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.model.base import EXACT, MARGINAL, ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.config import MODES, ModelConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -54,9 +55,7 @@ class Frequencies(ConditionalModel):
     def head(self) -> Tensor:
         return self.scores[:, None]
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         rows = wanted.flatten().nonzero()[:, 0]
         return self.scores.new_full((len(rows), 1), STRETCH), rows
 

@@ -32,8 +32,9 @@ from torch import Tensor, nn
 
 from tracformer.baselines.modern import ModernConfig, ModernModel, causal_mask
 from tracformer.baselines.row_cache import RowCache, compressed
-from tracformer.baselines.transformer import attend, attend_at, inside_of, size_presets
+from tracformer.baselines.transformer import attend, attend_at, size_presets
 from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import initialise, run_blocks
 
 GPT_PRESETS = size_presets((12, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
@@ -113,10 +114,8 @@ class GivenFirst(ModernModel):
         """The id of the start token, behind the mask."""
         return self.config.vocab_size + 1
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        rows = self.layout(tokens, context, mode, lengths, asked)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        rows = self.layout(batch, mode, asked)
         P = rows.prefix
         inside = rows.given[:, None]
 
@@ -150,32 +149,32 @@ class GivenFirst(ModernModel):
             return x
         return torch.cat((x[:, :prefix], x[:, prefix:] + self.mark), dim=1)
 
-    def layout(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Rows:
+    def layout(self, batch: Batch, mode: str, asked: Tensor) -> Rows:
         """Arrange a batch whose `asked` positions are to be predicted."""
-        B = len(tokens)
-        inside = inside_of(tokens, lengths)
-        given = torch.zeros_like(context) if mode == "ar" else context & inside
+        B = len(batch)
+        inside = batch.inside()
+        given = torch.zeros_like(batch.context) if mode == "ar" else batch.given()
         needed = body_rows(~given & inside, asked, self.config.body if mode == "car" else mode)
         # (B, P) and (B, S): token numbers, from 0
         (prefix, present), (body, _) = packed(given), packed(needed)
         P, S = prefix.shape[1], body.shape[1]
         # x_{t-1}, by t
-        before = torch.cat((torch.full_like(tokens[:, :1], self.start_id), tokens[:, :-1]), dim=1)
+        before = torch.cat(
+            (torch.full_like(batch.tokens[:, :1], self.start_id), batch.tokens[:, :-1]), dim=1
+        )
         if mode == "ac":
             before[:, 1:] = before[:, 1:].masked_fill(~given[:, :-1], self.config.mask_id)
         seen = (
-            torch.eye(S, dtype=torch.bool, device=tokens.device)[None]
+            torch.eye(S, dtype=torch.bool, device=batch.device)[None]
             if mode == "ac"
-            else causal_mask(S, tokens.device)
+            else causal_mask(S, batch.device)
         )
         mask = torch.cat((present[:, None].expand(-1, S, -1), seen.expand(B, -1, -1)), dim=2)
-        columns = torch.zeros_like(tokens).scatter(
-            1, body, torch.arange(S, device=tokens.device).expand(B, -1)
+        columns = torch.zeros_like(batch.tokens).scatter(
+            1, body, torch.arange(S, device=batch.device).expand(B, -1)
         )
         return Rows(
-            ids=torch.cat((tokens.gather(1, prefix), before.gather(1, body)), dim=1),
+            ids=torch.cat((batch.tokens.gather(1, prefix), before.gather(1, body)), dim=1),
             positions=torch.cat((prefix + 1, body), dim=1),
             prefix=P,
             given=present,
@@ -316,17 +315,17 @@ class GivenFirstCache(RowCache):
     def slots_for(self, length: int) -> int:
         return 2 * length
 
-    def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
+    def read_given(self, rows: Tensor, batch: Batch) -> None:
         """Compute the prefixes of new sequences once, and store their keys and values."""
         model = self.model
-        given = context if self.mode == "car" else torch.zeros_like(context)
-        hidden = ~given & inside_of(tokens, lengths)
-        T = tokens.shape[1]
+        given = batch.context if self.mode == "car" else torch.zeros_like(batch.context)
+        hidden = ~given & batch.inside()
+        T = batch.width
         kind = model.config.body if self.mode == "car" else "ar"
         self.given[rows, :T], self.body[rows, :T] = given, body_rows(hidden, hidden, kind)
         if not bool(given.any()):
             return
-        rows_in = model.layout(tokens, given, self.mode, lengths, torch.zeros_like(given))
+        rows_in = model.layout(batch.with_context(given), self.mode, torch.zeros_like(given))
         numbers, columns = rows_in.given.nonzero(as_tuple=True)
         slots = rows[numbers] * self.slots + rows_in.positions[numbers, columns] - 1
         inside = rows_in.given[:, None]

@@ -47,7 +47,6 @@ from tracformer.baselines.pickle_reader import PICKLE_FILE, read_pickle
 from tracformer.baselines.transformer import (
     TransformerConfig,
     TransformerPeer,
-    inside_of,
     pick,
     shifted_right,
     size_presets,
@@ -56,6 +55,7 @@ from tracformer.baselines.transformer import (
 )
 from tracformer.model import storage
 from tracformer.model.base import EXACT
+from tracformer.model.batch import Batch
 
 PRESETS = size_presets((12, 12, 768), (7, 4, 128, 0.05), (8, 3, 144, 0.05), (9, 4, 256, 0.04))
 
@@ -117,10 +117,8 @@ class GPT2(TransformerPeer):
     def embedding_tables(self) -> list[Tensor]:
         return [self.network.wte.weight, self.network.wpe.weight]
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        return pick(self.read(shifted_right(tokens, self.config.bos_id)), asked)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        return pick(self.read(shifted_right(batch.tokens, self.config.bos_id)), asked)
 
     def read(self, ids: Tensor) -> Tensor:
         """Return features (B, T, d) of ids (B, T).
@@ -350,44 +348,42 @@ class GPT2Fim(GPT2):
         "ar": "does not see what follows a hole",
     }
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
         if mode == "ar":
-            return super().states(tokens, context, mode, lengths, asked)
-        reading, slots = self.reorder(tokens, context, lengths)
+            return super().states(batch, mode, asked)
+        reading, slots = self.reorder(batch)
         features = self.read(reading)  # (B, S, d)
         row, position = asked.nonzero(as_tuple=True)
         return features[row, slots[row, position] - 1]
 
-    def reorder(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def reorder(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the readings (B, S), padded on the right, and the slot (B, T) of each target.
 
         The slot before a target's predicts it.
         """
-        target = ~context & inside_of(tokens, lengths)
+        target = batch.targets()
         start = target & ~torch.nn.functional.pad(target[:, :-1], (1, 0))  # of a hole
         # The first part holds the given tokens, and one marker per hole.
-        kept = start | (context & inside_of(tokens, lengths))
+        kept = start | batch.given()
         holes, targets = start.sum(1), target.sum(1)  # (B,)
-        needed = lengths + 2 * holes
+        needed = batch.lengths + 2 * holes
         if int(needed.max()) > self.config.positions:
             worst = int(needed.argmax())
             raise ValueError(
-                f"a text of {int(lengths[worst])} tokens with {int(holes[worst])} holes takes "
-                f"{int(needed[worst])} positions; this model has {self.config.positions} "
+                f"a text of {int(batch.lengths[worst])} tokens with {int(holes[worst])} holes "
+                f"takes {int(needed[worst])} positions; this model has {self.config.positions} "
                 f"(max_length {self.config.max_length} + 2 max_holes {self.config.max_holes})"
             )
         # (B, 1) the slot of the first opener, after bos and the first part
         first = 1 + kept.sum(1, keepdim=True)
         hole = start.cumsum(1)  # counts from 1
         slots = first + hole + target.cumsum(1) - 1  # after that many openers and contents
-        reading = tokens.new_zeros(len(tokens), int((first[:, 0] + holes + targets).max()))
+        reading = batch.tokens.new_zeros(len(batch), int((first[:, 0] + holes + targets).max()))
         reading[:, 0] = self.config.bos_id
         for places, at, what in (
-            (kept, kept.cumsum(1), tokens.masked_fill(start, self.config.hole_id)),
-            (start, slots - 1, torch.full_like(tokens, self.config.open_id)),
-            (target, slots, tokens),
+            (kept, kept.cumsum(1), batch.tokens.masked_fill(start, self.config.hole_id)),
+            (start, slots - 1, torch.full_like(batch.tokens, self.config.open_id)),
+            (target, slots, batch.tokens),
         ):
             row, position = places.nonzero(as_tuple=True)
             reading[row, at[row, position]] = what[row, position]

@@ -29,6 +29,7 @@ from tracformer.baselines.diffusion import (
 )
 from tracformer.baselines.reverse_process import Denoised, Draws, scheduled
 from tracformer.model.base import Passes
+from tracformer.model.batch import Batch
 from tracformer.model.config import TracformerConfig
 from tracformer.model.likelihood import logits_of, token_log_probs, weighted_nll
 from tracformer.model.tracformer import Tracformer
@@ -135,15 +136,13 @@ class MDLM(DiffusionModel):
     ) -> Tensor:
         if self._tracformer is None:
             return super().states(tokens, masked, lengths, t, wanted)
-        return self.hidden(tokens, ~masked, "ac", lengths, wanted)[0]
+        return self.hidden(Batch.unchecked(tokens, ~masked, lengths), "ac", wanted)[0]
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         if self._tracformer is None:
-            return super().hidden(tokens, context, mode, lengths, wanted)
+            return super().hidden(batch, mode, wanted)
         self._tracformer.checkpoint_activations = self.checkpoint_activations
-        return self._tracformer.hidden(tokens, context, "ac", lengths, wanted)
+        return self._tracformer.hidden(batch, "ac", wanted)
 
     # ---- what its logits mean
 
@@ -166,11 +165,9 @@ class MDLM(DiffusionModel):
         hidden = self.states(tokens, masked, lengths, t, masked)
         return weighted_nll(hidden, self.head, tokens[masked].long(), weight, self.head_bias)
 
-    def reverse(
-        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Denoised]:
+    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]:
         """Reveal a masked position between t and s with probability 1 - s/t, from p(x_0 | z_t)."""
-        return scheduled(self._predict, tokens, context, lengths, steps, draws)
+        return scheduled(self._predict, batch, steps, draws)
 
     def _predict(
         self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: Tensor, wanted: Tensor

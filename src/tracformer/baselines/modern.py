@@ -25,12 +25,12 @@ from tracformer.baselines.transformer import (
     DenseModel,
     attend,
     attend_at,
-    inside_of,
     pick,
     shifted_right,
     size_presets,
 )
 from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import (
     Angles,
     Block,
@@ -187,13 +187,11 @@ class BertModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        T = tokens.shape[1]
-        x = self.embed(tokens.masked_fill(~context, self.config.mask_id))
-        angles = self.angles(torch.arange(T, device=tokens.device))
-        read = two_sided(lengths, T, self.config.neighbours)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        T = batch.width
+        x = self.embed(batch.tokens.masked_fill(~batch.context, self.config.mask_id))
+        angles = self.angles(torch.arange(T, device=batch.device))
+        read = two_sided(batch.lengths, T, self.config.neighbours)
         return self.norm(
             pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked)
         )
@@ -280,18 +278,16 @@ class BartModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return [*self.encoder, *self.decoder]
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        T = tokens.shape[1]
-        angles = self.angles(torch.arange(T, device=tokens.device))
-        memory = self.embed(tokens.masked_fill(~context, self.config.mask_id))
-        read = two_sided(lengths, T, self.config.neighbours)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        T = batch.width
+        angles = self.angles(torch.arange(T, device=batch.device))
+        memory = self.embed(batch.tokens.masked_fill(~batch.context, self.config.mask_id))
+        read = two_sided(batch.lengths, T, self.config.neighbours)
         memory = self.norm_memory(
             run_blocks(self.encoder, memory, angles, read, recompute=self.recompute)
         )
-        near, inside = next_to(lengths, T), inside_of(tokens, lengths)[:, None]
-        x = self.embed(shifted_right(tokens, self.config.mask_id))
+        near, inside = next_to(batch.lengths, T), batch.inside()[:, None]
+        x = self.embed(shifted_right(batch.tokens, self.config.mask_id))
         for number, block in enumerate(self.decoder):
             inputs = (x, memory, angles, near if number < self.config.neighbours else None, inside)
             x = (
@@ -338,16 +334,14 @@ class BertBidirModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        B, T = tokens.shape
-        given = tokens.masked_fill(~context, self.config.mask_id)
-        t = torch.arange(T, device=tokens.device)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        B, T = batch.tokens.shape
+        given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
+        t = torch.arange(T, device=batch.device)
         # its own inverse; padding stays on the right
-        mirror = torch.where(t < lengths[:, None], lengths[:, None] - 1 - t, t)
+        mirror = torch.where(t < batch.lengths[:, None], batch.lengths[:, None] - 1 - t, t)
         x = self.embed(torch.cat((given, given.gather(1, mirror))))
-        mask = causal_mask(T, tokens.device)
+        mask = causal_mask(T, batch.device)
 
         def read(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, mask)

@@ -49,7 +49,8 @@ from tracformer.baselines.gaussian import (
     step_back,
 )
 from tracformer.baselines.reverse_process import Denoised, Draws, untouched
-from tracformer.model.base import BOUND, Estimate, Passes, each_given_alone, targets_of
+from tracformer.model.base import BOUND, Estimate, Passes, check_batch, each_given_alone
+from tracformer.model.batch import Batch
 from tracformer.model.likelihood import logits_of
 from tracformer.rng import TIME, derived_seed, uniforms
 
@@ -218,9 +219,7 @@ class Plaid(Denoiser):
         inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         return self.table[tokens.long().masked_fill(~inside, 0)] * inside[..., None]
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """What the denoiser says at t = 1, where z is noise alone: about the marginal of each
         target given the rest.
 
@@ -229,16 +228,16 @@ class Plaid(Denoiser):
         of its own, in which it is a target too.
         """
         # (1, T, e)
-        noise = gaussians([0], tokens.shape[1], self.config.d_embedding, 0).to(self.embedding)
+        noise = gaussians([0], batch.width, self.config.d_embedding, 0).to(self.embedding)
 
         def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
-            read = torch.where(targets[..., None], noise, self.clean(tokens[row], lengths[row]))
+            lengths = batch.lengths[row]
+            read = torch.where(targets[..., None], noise, self.clean(batch.tokens[row], lengths))
             gamma = self.schedule.ends()[1].expand(len(row))
-            return self.states(read, torch.zeros_like(read), gamma, targets, lengths[row])[
-                asked[targets]
-            ]
+            hidden = self.states(read, torch.zeros_like(read), gamma, targets, lengths)
+            return hidden[asked[targets]]
 
-        return each_given_alone(wanted, targets_of(context, lengths), states, TOKENS_AT_ONCE)
+        return each_given_alone(wanted, batch.targets(), states, TOKENS_AT_ONCE)
 
     # ---- the bound
 
@@ -307,15 +306,7 @@ class Plaid(Denoiser):
 
     @torch.no_grad()
     def estimate(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "diffusion",
-        lengths: Tensor | None = None,
-        *,
-        draws: int | None = None,
-        seed: int = 0,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
         """Each target's share of a lower bound on log p(targets | given), without gradients.
 
@@ -323,17 +314,17 @@ class Plaid(Denoiser):
         reconstruction. The noise of draw j is a function of (seed, j, position, dimension) alone,
         so a sequence gives the same result in any batch. One draw has no standard error: nan.
         """
-        lengths = self._check(tokens, context, mode, lengths, insist)
+        check_batch(self.config, batch, mode)
         draws = self.default_draws if draws is None else draws
         if draws < 1:
             raise ValueError(f"draws is {draws}; it must be at least 1")
-        targets = targets_of(context, lengths)
+        targets = batch.targets()
         seeds = [derived_seed(seed, number) for number in range(draws)]
         # one in each of `draws` equal parts of [0, 1)
         t = (torch.arange(draws) + uniforms(seeds, [0] * draws, TIME)) / draws
         start = torch.zeros(max(min(2, draws), int(draws * RECONSTRUCTION)), dtype=torch.float64)
         diffusion, reconstruction = (
-            self._mean(tokens, targets, lengths, times, seeds, first)
+            self._mean(batch.tokens, targets, batch.lengths, times, seeds, first)
             for first, times in enumerate((t, start))
         )
         values = -(diffusion.values + reconstruction.values) - torch.where(
@@ -453,17 +444,15 @@ class Plaid(Denoiser):
     # ---- samples
 
     @torch.no_grad()
-    def reverse(
-        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Denoised]:
+    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]:
         """Take `steps` equal steps from z_1 ~ N(0, I) to z_0, by default `max_length` of them.
 
         Then tokens are drawn from p(x | z_0); the temperature applies only there. A network with
         self-conditioning reads the guess of the step before.
         """
         steps = self.config.max_length if steps is None else steps
-        (B, T), device, e, seeds = tokens.shape, tokens.device, self.config.d_embedding, draws.seeds
-        targets, filled = targets_of(context, lengths), untouched(tokens)
+        (B, T), device, e = batch.tokens.shape, batch.device, self.config.d_embedding
+        targets, filled, seeds = batch.targets(), untouched(batch.tokens), draws.seeds
         if not bool(targets.any()):
             return filled
         times = torch.tensor(
@@ -472,12 +461,12 @@ class Plaid(Denoiser):
             device=device,
         )
         gamma, _ = self.schedule(times)
-        clean = self.clean(tokens, lengths)
+        clean = self.clean(batch.tokens, batch.lengths)
         guess = torch.zeros_like(clean)
         z = gaussians(seeds, T, e, 0).to(device)
         for step in range(steps + 1):
             read = torch.where(targets[..., None], z.to(clean.dtype), clean)
-            states = self.states(read, guess, gamma[step].expand(B), targets, lengths)
+            states = self.states(read, guess, gamma[step].expand(B), targets, batch.lengths)
             if step < steps:
                 guess = self.guesses(states, targets)
                 z = step_back(

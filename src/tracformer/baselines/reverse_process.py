@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tracformer.model.base import Passes, targets_of
+from tracformer.model.base import Passes
+from tracformer.model.batch import Batch
 from tracformer.rng import SAMPLE, TIME, inverse_cdf, uniforms
 
 REVEAL = 1024  # random stream of the decisions of step 0; later steps use the following ones
@@ -54,9 +55,7 @@ class Denoised(NamedTuple):
 @torch.no_grad()
 def scheduled(
     predict: Predict,
-    tokens: Tensor,
-    context: Tensor,
-    lengths: Tensor,
+    batch: Batch,
     steps: int | None,
     draws: "Draws",
 ) -> Passes[Denoised]:
@@ -68,23 +67,21 @@ def scheduled(
 
     Args:
         predict: Computes the logits of the positions to reveal.
-        tokens: (B, T) ids; those of targets are replaced.
-        context: (B, T) bool, True where given.
-        lengths: (B,) true lengths.
+        batch: Sequences whose targets are replaced.
         steps: Number of equal time steps; None reveals one position at a time, the limit of many
             steps.
         draws: Random numbers, temperature and allowed tokens.
     """
-    B = len(tokens)
-    targets = targets_of(context, lengths)
-    when = draws.uniforms(TIME).to(tokens.device)  # (B, T), time since the start of the process
+    B = len(batch)
+    targets = batch.targets()
+    when = draws.uniforms(TIME).to(batch.device)  # (B, T), time since the start of the process
     turn = (
         torch.where(targets, when, torch.inf).argsort(1).argsort(1)
         if steps is None
         else (when * steps).long()
     )
     turn = torch.where(targets, turn, -1)
-    masked, filled = targets.clone(), untouched(tokens)
+    masked, filled = targets.clone(), untouched(batch.tokens)
     for number in turn[targets].unique().tolist():
         rows = (turn == number).any(1).nonzero()[:, 0]
         now = turn[rows] == number
@@ -93,7 +90,9 @@ def scheduled(
             if steps is None
             else torch.full((len(rows),), 1.0 - number / steps, dtype=torch.float64)
         )
-        logits = predict(filled.tokens[rows], masked[rows], lengths[rows], t.to(tokens.device), now)
+        logits = predict(
+            filled.tokens[rows], masked[rows], batch.lengths[rows], t.to(batch.device), now
+        )
         draws.reveal(filled, logits, _at(now, rows, B))
         masked[rows] &= ~now
         yield
@@ -103,9 +102,7 @@ def scheduled(
 @torch.no_grad()
 def posterior(
     leave: Leave,
-    tokens: Tensor,
-    context: Tensor,
-    lengths: Tensor,
+    batch: Batch,
     times: Sequence[float],
     draws: "Draws",
 ) -> Passes[Denoised]:
@@ -113,23 +110,23 @@ def posterior(
 
     Args:
         leave: Computes logits, and the probability that a position is revealed between two times.
-        tokens: (B, T) ids; those of targets are replaced.
-        context: (B, T) bool, True where given.
-        lengths: (B,) true lengths.
+        batch: Sequences whose targets are replaced.
         times: Descending from 1 to 0; one step leads from each to the next. The last step reveals
             what is still masked.
         draws: Random numbers, temperature and allowed tokens.
     """
-    B = len(tokens)
-    masked, filled = targets_of(context, lengths), untouched(tokens)
+    B = len(batch)
+    masked, filled = batch.targets(), untouched(batch.tokens)
     last = len(times) - 2
     for step, (t, s) in enumerate(pairwise(times)):
         rows = masked.any(1).nonzero()[:, 0]
         if len(rows) == 0:
             break
-        logits, chance = leave(filled.tokens[rows], masked[rows], lengths[rows], t, s, masked[rows])
+        logits, chance = leave(
+            filled.tokens[rows], masked[rows], batch.lengths[rows], t, s, masked[rows]
+        )
         where = _at(masked[rows], rows, B)
-        chosen = draws.uniforms(REVEAL + step).to(tokens.device)[where] < chance
+        chosen = draws.uniforms(REVEAL + step).to(batch.device)[where] < chance
         if step == last:
             chosen = torch.ones_like(chosen)
         now = torch.zeros_like(masked)

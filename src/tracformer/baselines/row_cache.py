@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tracformer.model.batch import Batch
 from tracformer.model.cache import Slots
 from tracformer.model.likelihood import logits_of
 
@@ -51,14 +52,12 @@ class RowCache(ABC):
         """Return further tensors by name, one row per sequence; they become attributes."""
 
     @abstractmethod
-    def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
+    def read_given(self, rows: Tensor, batch: Batch) -> None:
         """Compute the given tokens of new sequences.
 
         Args:
             rows: (N,) places of the sequences in the cache.
-            tokens: (N, T) ids, zero where not given.
-            context: (N, T) bool, True where given.
-            lengths: (N,) true lengths.
+            batch: The sequences, with token 0 at targets.
         """
 
     @abstractmethod
@@ -68,23 +67,23 @@ class RowCache(ABC):
     # ---- a session
 
     @torch.no_grad()
-    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
+    def admit(self, batch: Batch) -> Tensor:
         """Add sequences to free rows of the cache, and return the rows (N,) that they occupy."""
-        N, T = len(tokens), int(lengths.max())
+        N, T = len(batch), int(batch.lengths.max())
         if N > len(self.free) or T > self.length:
             raise ValueError(
                 f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of "
                 f"{self.length} tokens"
             )
-        rows = torch.tensor(self.free[:N], device=tokens.device)
-        context = context[:, :T] & (torch.arange(T, device=tokens.device) < lengths[:, None])
-        tokens = tokens[:, :T].masked_fill(~context, 0).long()
+        rows = torch.tensor(self.free[:N], device=batch.device)
+        given = batch.given()[:, :T]
+        tokens = batch.tokens[:, :T].masked_fill(~given, 0).long()
         for name in self.state_names:
             getattr(self, name)[rows] = 0
         self.tokens[rows, :T] = tokens
         for row in self.free[:N]:
             self.fed[row] = 0
-        self.read_given(rows, tokens, context, lengths)
+        self.read_given(rows, Batch.unchecked(tokens, given, batch.lengths))
         self.free = self.free[N:]
         return rows
 

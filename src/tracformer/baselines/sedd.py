@@ -44,7 +44,8 @@ from tracformer.baselines.diffusion import (
 )
 from tracformer.baselines.reverse_process import Denoised, Draws, posterior
 from tracformer.devices import wide
-from tracformer.model.base import Estimate, Passes, targets_of
+from tracformer.model.base import Estimate, Passes
+from tracformer.model.batch import Batch
 from tracformer.model.likelihood import logits_of
 
 
@@ -100,13 +101,11 @@ class SEDD(DiffusionModel):
         terms = terms / t[:, None].to(terms.dtype)
         return (terms if weights is None else terms * weights).sum()
 
-    def reverse(
-        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Denoised]:
+    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]:
         """Take `steps` equal steps from t = 1 to 0, by default `max_length` of them."""
         steps = self.config.max_length if steps is None else steps
         times = [1.0 - step / steps for step in range(steps)] + [0.0]
-        return posterior(self._leave, tokens, context, lengths, times, draws)
+        return posterior(self._leave, batch, times, draws)
 
     def _leave(
         self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor
@@ -204,26 +203,14 @@ class D3PM(DiffusionModel):
         return values.new_zeros(tokens.shape).masked_scatter(targets, values)
 
     def estimate(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "diffusion",
-        lengths: Tensor | None = None,
-        *,
-        draws: int | None = None,
-        seed: int = 0,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
-        estimate = super().estimate(
-            tokens, context, mode, lengths, draws=draws, seed=seed, insist=insist
-        )
+        estimate = super().estimate(batch, mode, draws=draws, seed=seed)
         if mode != "diffusion":
             return estimate
-        lengths = self._check(tokens, context, mode, lengths, insist)
         with torch.no_grad():
             return Estimate(
-                estimate.values
-                + self.reconstruction(tokens, targets_of(context, lengths), lengths),
+                estimate.values + self.reconstruction(batch.tokens, batch.targets(), batch.lengths),
                 estimate.standard_error,
             )
 
@@ -249,16 +236,14 @@ class D3PM(DiffusionModel):
         terms = terms - self.reconstruction(tokens, targets, lengths)[targets]
         return (terms if weights is None else terms * weights[targets]).sum()
 
-    def reverse(
-        self, tokens: Tensor, context: Tensor, lengths: Tensor, steps: int | None, draws: Draws
-    ) -> Passes[Denoised]:
+    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]:
         """Take `steps` of the T steps, evenly spaced; by default all."""
         T = self.steps
         steps = T if steps is None else steps
         if steps > T:
             raise ValueError(f"steps is {steps}; this process has {T}")
         times = [round(T * (steps - step) / steps) / T for step in range(steps + 1)]
-        return posterior(self._leave, tokens, context, lengths, times, draws)
+        return posterior(self._leave, batch, times, draws)
 
     def _leave(
         self, tokens: Tensor, masked: Tensor, lengths: Tensor, t: float, s: float, wanted: Tensor

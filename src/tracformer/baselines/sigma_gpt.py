@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from tracformer.baselines.as_arm import AnyOrderConfig, draw_ranks, packed_by_rank
 from tracformer.baselines.modern import ModernModel, causal_mask
 from tracformer.baselines.row_cache import RowCache, compressed
-from tracformer.baselines.transformer import attend, inside_of
+from tracformer.baselines.transformer import attend
 from tracformer.model.base import EXACT, MARGINAL
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import initialise, run_blocks
 
 
@@ -54,19 +55,15 @@ class SigmaGpt(ModernModel):
     def embedding_tables(self) -> list[Tensor]:
         return [self.embedding.weight, self.own.weight, self.next.weight]
 
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
-        targets = ~context & inside_of(tokens, lengths)
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+        targets = batch.targets()
         random = self.training and self.config.order == "random"
         ranks = draw_ranks(targets, random)
-        return self.in_order(tokens, context, lengths, asked, ranks, alone=mode == "ac")
+        return self.in_order(batch, asked, ranks, alone=mode == "ac")
 
     def in_order(
         self,
-        tokens: Tensor,
-        context: Tensor,
-        lengths: Tensor,
+        batch: Batch,
         asked: Tensor,
         ranks: Tensor,
         alone: bool = False,
@@ -74,30 +71,28 @@ class SigmaGpt(ModernModel):
         """Return final states (N, d) of the rows that predict some targets.
 
         Args:
-            tokens: (B, T) ids.
-            context: (B, T) bool, True where given.
-            lengths: (B,) true lengths.
+            batch: Sequences with their given tokens.
             asked: (B, T) bool, some of the targets.
             ranks: (B, T) order of the given tokens among themselves and of the targets among
                 themselves.
             alone: No target reads another (`ac`).
         """
-        B, T = tokens.shape
-        inside = inside_of(tokens, lengths)
-        given, targets = context & inside, ~context & inside
+        B, T = batch.tokens.shape
+        inside = batch.inside()
+        given, targets = batch.given(), batch.targets()
         order = (ranks + T * targets + 2 * T * ~inside).argsort(1)  # given tokens, targets, padding
         count = given.sum(1)  # given tokens of each
-        start = torch.full_like(tokens[:, :1], self.config.mask_id)
-        ids = torch.cat((start, tokens.gather(1, order)), dim=1)  # (B, 1 + T), in the order
+        start = torch.full_like(batch.tokens[:, :1], self.config.mask_id)
+        ids = torch.cat((start, batch.tokens.gather(1, order)), dim=1)  # (B, 1 + T), in the order
         own = nn.functional.pad(order + 1, (1, 0))
         if alone:
             return self._alone(ids, own, count, targets, ranks, asked)
         following = nn.functional.pad(own[:, 1:], (0, 1))  # row i predicts the token of row i + 1
-        width = int(lengths.max())  # the last token predicts nothing
-        mask = causal_mask(width, tokens.device)
+        width = int(batch.lengths.max())  # the last token predicts nothing
+        mask = causal_mask(width, batch.device)
         x = self._run(ids[:, :width], own[:, :width], following[:, :width], mask)
         turn = torch.zeros_like(order).scatter(
-            1, order, torch.arange(T, device=tokens.device).expand(B, -1)
+            1, order, torch.arange(T, device=batch.device).expand(B, -1)
         )
         row, position = asked.nonzero(as_tuple=True)
         # row number i + 1 holds token i of the order, and row i predicts it
@@ -173,13 +168,13 @@ class SigmaGptCache(RowCache):
     def row_state(self, rows: int, length: int, weight: Tensor) -> dict[str, Tensor]:
         return {"given": torch.zeros(rows, length, dtype=torch.bool, device=weight.device)}
 
-    def read_given(self, rows: Tensor, tokens: Tensor, context: Tensor, lengths: Tensor) -> None:
+    def read_given(self, rows: Tensor, batch: Batch) -> None:
         """Compute the start row and the given tokens in text order, except the last.
 
         The next position of the last given row is the first target, which is not known yet.
         """
-        self.given[rows, : tokens.shape[1]] = context
-        number, slot = nn.functional.pad(context, (1, 0), value=True).nonzero(as_tuple=True)
+        self.given[rows, : batch.width] = batch.context
+        number, slot = nn.functional.pad(batch.context, (1, 0), value=True).nonzero(as_tuple=True)
         paired = number[1:] == number[:-1]
         if bool(paired.any()):
             self._feed(rows[number[:-1][paired]], slot[:-1][paired], slot[1:][paired])

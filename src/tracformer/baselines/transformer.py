@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tracformer.devices import wide
 from tracformer.files import optional_package
 from tracformer.model.base import ConditionalModel, each_given_alone
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 
 # On CPUs, up to this many tokens, the backward pass of PyTorch's fused attention takes longer than
@@ -156,24 +157,20 @@ class DenseModel(ConditionalModel):
     """
 
     @abstractmethod
-    def states(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, asked: Tensor
-    ) -> Tensor:
+    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
         """Final states (N, d) of the positions where `asked` (B, T) is True, in row-major order.
 
         Outside `ar` they are all targets.
         """
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        inside = inside_of(tokens, lengths)
-        tokens = tokens.long().masked_fill(~inside, 0)  # the padding may hold any id
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        batch = batch.with_padding(0)
+        inside = batch.inside()
         # In `ar` no position sees itself, given or not.
-        targets = wanted if mode == "ar" else ~context & inside
+        targets = wanted if mode == "ar" else batch.targets()
 
         def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
-            return self.states(tokens[row], inside[row] & ~targets, mode, lengths[row], asked)
+            return self.states(batch.select(row).with_context(inside[row] & ~targets), mode, asked)
 
         return each_given_alone(wanted, targets, states)
 
@@ -185,14 +182,12 @@ class TransformerPeer(DenseModel):
     network: Any
     built_on_meta: ClassVar[bool] = False
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         self._recompute(self.checkpoint_activations)
         self._choose_attention(
-            "eager" if trains_faster_plain(tokens.device, tokens.shape[1]) else "sdpa"
+            "eager" if trains_faster_plain(batch.device, batch.width) else "sdpa"
         )
-        return super().hidden(tokens, context, mode, lengths, wanted)
+        return super().hidden(batch, mode, wanted)
 
     def networks(self) -> list[Any]:
         """Return the networks of `transformers` that the model runs."""
@@ -239,11 +234,6 @@ def sinusoids(positions: int, d: int) -> Tensor:
 def transformers_for(system: str) -> Any:
     """Import `transformers`. This is done when a network is built, not to read a configuration."""
     return optional_package("transformers", f"the system {system!r}", "peers")
-
-
-def inside_of(tokens: Tensor, lengths: Tensor) -> Tensor:
-    """Return (B, T) bool, False in the padding."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
 def pick(features: Tensor, places: Tensor) -> Tensor:

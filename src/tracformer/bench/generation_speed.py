@@ -38,6 +38,7 @@ from tracformer.generation.decode import fill
 from tracformer.generation.engine import Engine
 from tracformer.generation.samplers import Sampler
 from tracformer.model import Tracformer, TracformerConfig
+from tracformer.model.batch import Batch
 from tracformer.model.fast_step import KINDS, bytes_read
 
 
@@ -92,7 +93,7 @@ def together(config: dict[str, Any], count: int, rounds: int) -> Figures:
         engine.close()
     return {
         "seconds": seconds,
-        "tokens": sum(int((~question["context"]).sum()) for question in questions),
+        "tokens": sum(int(question["batch"].targets().sum()) for question in questions),
         "requests": count,
     }
 
@@ -115,8 +116,7 @@ def mixed_questions(model: Tracformer, count: int) -> list[dict[str, Any]]:
         place = torch.arange(length)[None]
         tokens = torch.randint(model.config.vocab_size, (1, length), generator=draw)
         question = {
-            "tokens": tokens,
-            "context": (place < start) | (place >= start + hole),
+            "batch": Batch(tokens, (place < start) | (place >= start + hole)),
             "mode": ("car", "car", "ar")[seed % 3],
         }
         questions.append({**question, "sampler": SAMPLERS[seed % len(SAMPLERS)], "seed": seed})
@@ -258,10 +258,14 @@ def hole(config: dict[str, Any], rounds: int) -> Figures:
     context[:, length // 4 : 3 * length // 4] = False
     seconds = in_turns(
         rounds,
-        car=lambda: timed(lambda: fill(model, text, context, sampler=greedy)),
+        car=lambda: timed(lambda: fill(model, Batch(text, context), sampler=greedy)),
         mdlm=lambda: timed(
             lambda: fill(
-                mdlm, text, context, "diffusion", order=Ancestral(length // 2), sampler=greedy
+                mdlm,
+                Batch(text, context),
+                "diffusion",
+                order=Ancestral(length // 2),
+                sampler=greedy,
             )
         ),
     )
@@ -314,7 +318,7 @@ def step_seconds(
     T = model.config.max_length
     text = torch.randint(model.config.vocab_size, (batch, T))
     context = torch.arange(T).expand(batch, -1) < start
-    cache = model.cache(text, context, mode)
+    cache = model.cache(Batch(text, context), mode)
     assert cache is not None
     rows = torch.arange(batch)
     begun = 0.0
@@ -332,7 +336,7 @@ def whole_pass_seconds(model: Tracformer, start: int) -> float:
     text, position = torch.randint(model.config.vocab_size, (1, T)), torch.arange(T)[None] == start
     with torch.no_grad():
         return timed(
-            lambda: model.logits_at(text, torch.arange(T)[None] < start, "car", None, position)
+            lambda: model.logits_at(Batch(text, torch.arange(T)[None] < start), "car", position)
         )
 
 

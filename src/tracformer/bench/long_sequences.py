@@ -54,6 +54,7 @@ def encoder(config: dict[str, object], length: int) -> Figures:
     process in bytes.
     """
     from tracformer.attention import Layout
+    from tracformer.model.batch import Batch
     from tracformer.model.blocks import rotary_angles
 
     keep_freed_memory()
@@ -68,7 +69,7 @@ def encoder(config: dict[str, object], length: int) -> Figures:
             layout.positions, model.config.head_size, model.config.rotary_base, torch.float32
         )
         return lambda: (
-            model._encode(model._readings(tokens, context, mode, layout), angles, layout)[-1]
+            model._encode(model._readings(Batch(tokens, context), mode, layout), angles, layout)[-1]
             .sum()
             .backward()
         )

@@ -31,6 +31,7 @@ from tracformer.contexts import draw_contexts, parse
 from tracformer.devices import keep_freed_memory
 from tracformer.evaluation.flops import asked, at_equal_parameters, training_operations
 from tracformer.model import ConditionalModel, Tracformer, TracformerConfig
+from tracformer.model.batch import Batch
 
 HALF_HIDDEN = "span:p=0.5,mean=50"
 SHORT = 128  # tokens of the step that warms up
@@ -130,7 +131,7 @@ def take_gradients(
 ) -> None:
     optimizer.zero_grad()
     with torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext():
-        loss = model.loss(tokens, context, mode)
+        loss = model.loss(Batch(tokens, context), mode)
     loss.backward()
 
 

@@ -23,6 +23,7 @@ from tracformer.evaluation.questions import Floats, by_sequence
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Sequences, TextTask
+from tracformer.model.batch import Batch
 
 LOGITS_AT_ONCE = 2**25  # 256 MiB in float64
 # of the targets in a bin; the last is c (1 - c)
@@ -117,7 +118,7 @@ def binned(subject: Subject, read: Sequences, context: Flags, numbers: range, bi
     found = np.zeros((len(SUMS), bins, len(numbers)))
     if bool(given.all()):
         return found
-    logits = subject.model.logits_at(tokens, given, subject.mode, lengths, ~given)
+    logits = subject.model.logits_at(Batch(tokens, given, lengths), subject.mode, ~given)
     top = logits.double().log_softmax(1).max(1)
     confidence = top.values.exp().cpu().numpy()
     right = (top.indices == tokens[~given]).cpu().numpy()

@@ -56,6 +56,7 @@ from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.files import optional_package
 from tracformer.generation.decode import fill
 from tracformer.generation.samplers import Sampler
+from tracformer.model.batch import Batch
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # in HMMER's order
 UNKNOWN = -1
@@ -426,10 +427,9 @@ def _holes(
 def _of_model(subject: Subject, family: Holes, progress: Progress) -> DomainAnswers:
     @torch.no_grad()
     def ask(numbers: range) -> dict[str, Floats]:
-        tokens, targets, lengths = _rows_of(subject, family, numbers)
-        log_probs = subject.model.log_prob(tokens, ~targets, subject.mode, lengths).double()
-        guessed = _guessed(subject, tokens, targets, lengths)
-        right = ((guessed == tokens) & targets).sum(1).double()
+        batch = _rows_of(subject, family, numbers)
+        log_probs = subject.model.log_prob(batch, subject.mode).double()
+        right = ((_guessed(subject, batch) == batch.tokens) & batch.targets()).sum(1).double()
         return {"nll": -log_probs.sum(1).cpu().numpy(), "right": right.cpu().numpy()}
 
     found = by_sequence(
@@ -446,16 +446,14 @@ def _of_model(subject: Subject, family: Holes, progress: Progress) -> DomainAnsw
 @torch.no_grad()
 def _fills(subject: Subject, family: Holes, count: int) -> list[str]:
     """What stands in the first holes after the model has filled them."""
-    tokens, targets, lengths = _rows_of(subject, family, range(count))
-    guessed = _guessed(subject, tokens, targets, lengths)
+    batch = _rows_of(subject, family, range(count))
     tokenizer = _tokenizer_of(subject)
-    return [
-        tokenizer.decode(row[hole].tolist()) for row, hole in zip(guessed, targets, strict=True)
-    ]
+    rows = zip(_guessed(subject, batch), batch.targets(), strict=True)
+    return [tokenizer.decode(row[hole].tolist()) for row, hole in rows]
 
 
-def _rows_of(subject: Subject, family: Holes, numbers: range) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens (B, T), where the holes are (B, T), lengths (B,)."""
+def _rows_of(subject: Subject, family: Holes, numbers: range) -> Batch:
+    """Return the sequences, all given but their holes."""
     tokenizer = _tokenizer_of(subject)
     sequences = [family.held.records[i].sequence for i in numbers]
     # an end of text is given behind each
@@ -472,18 +470,16 @@ def _rows_of(subject: Subject, family: Holes, numbers: range) -> tuple[Tensor, T
         for each in (family.start, family.stop)
     )
     targets = (places >= start) & (places < stop)
-    return tokens.to(subject.device), targets.to(subject.device), lengths.to(subject.device)
+    return Batch(tokens, ~targets, lengths).to(subject.device)
 
 
-def _guessed(subject: Subject, tokens: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+def _guessed(subject: Subject, batch: Batch) -> Tensor:
     """The likeliest residues in the holes: each by itself, or each after those before it."""
     if subject.mode == "ac":
-        return tokens.masked_scatter(
-            targets, subject.model.logits_at(tokens, ~targets, "ac", lengths, targets).argmax(1)
-        )
-    return fill(
-        subject.model, tokens, ~targets, subject.mode, lengths, sampler=Sampler(temperature=0.0)
-    ).tokens
+        targets = batch.targets()
+        likeliest = subject.model.logits_at(batch, "ac", targets).argmax(1)
+        return batch.tokens.masked_scatter(targets, likeliest)
+    return fill(subject.model, batch, subject.mode, sampler=Sampler(temperature=0.0)).tokens
 
 
 def _tokenizer_of(subject: Subject) -> Tokenizer:

@@ -62,6 +62,7 @@ from tracformer.evaluation.questions import SHARED_NOISE, by_sequence, noise_gro
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.model.base import BOUND, EXACT, MARGINAL, ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.config import MODES, ModelConfig
 from tracformer.rng import derived_seed
 
@@ -156,17 +157,15 @@ class KnownModel(ConditionalModel):
     def log_probs(self, tokens: Tokens, context: Known, mode: str) -> Floats:
         """(B, T, V)"""
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if int(lengths.min()) < self.source.length or tokens.shape[1] != self.source.length:
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        shortest = int(batch.lengths.min())
+        if shortest < self.source.length or batch.width != self.source.length:
             raise ValueError(
-                f"sequences are {int(lengths.min())} tokens long; source {self.source.name!r} "
-                f"makes {self.source.length}"
+                f"sequences are {shortest} tokens long; source {self.source.name!r} makes "
+                f"{self.source.length}"
             )
-        logs = torch.from_numpy(
-            self.log_probs(tokens.cpu().numpy().astype(np.int64), context.cpu().numpy(), mode)
-        ).to(tokens.device)
+        tokens, context = batch.tokens.cpu().numpy().astype(np.int64), batch.context.cpu().numpy()
+        logs = torch.from_numpy(self.log_probs(tokens, context, mode)).to(batch.device)
         return logs[wanted], wanted.flatten().nonzero()[:, 0]
 
     @property
@@ -286,8 +285,8 @@ def truth_of(source: Source, tokens: Tokens, context: Known, mode: str) -> Float
 @torch.no_grad()
 def answers(subject: Subject, source: Source, tokens: Tokens, context: Known) -> Floats:
     """(N, vocab_size): the model's log-probabilities at the targets, sequence by sequence."""
-    read, given = _batch(subject, source, tokens, context)
-    logits = subject.model.logits_at(read, given, subject.mode, None, ~given)
+    batch = _batch(subject, source, tokens, context)
+    logits = subject.model.logits_at(batch, subject.mode, batch.targets())
     found: Floats = logits.double().log_softmax(1).cpu().numpy()
     return found
 
@@ -310,7 +309,7 @@ def bound(
     for group in np.unique(groups).tolist():
         asked = _batch(subject, source, tokens[groups == group], context[groups == group])
         found = subject.model.estimate(
-            *asked, subject.mode, draws=draws, seed=derived_seed(seed, group + 1)
+            asked, subject.mode, draws=draws, seed=derived_seed(seed, group + 1)
         )
         parts.append(-found.values.double().sum(1).cpu().numpy())
         errors.append(
@@ -321,16 +320,14 @@ def bound(
     return np.concatenate(parts), np.concatenate(errors)
 
 
-def _batch(
-    subject: Subject, source: Source, tokens: Tokens, context: Known
-) -> tuple[Tensor, Tensor]:
+def _batch(subject: Subject, source: Source, tokens: Tokens, context: Known) -> Batch:
     """A model with one token more than there are symbols has seen an end of text behind each
     sequence: it stands there, given.
     """
     if subject.model.config.vocab_size > source.symbols:
         tokens = np.pad(tokens, ((0, 0), (0, 1)), constant_values=source.symbols)
         context = np.pad(context, ((0, 0), (0, 1)), constant_values=True)
-    return torch.from_numpy(tokens).to(subject.device), torch.from_numpy(context).to(subject.device)
+    return Batch(torch.from_numpy(tokens), torch.from_numpy(context)).to(subject.device)
 
 
 PREFIX = "exact:"

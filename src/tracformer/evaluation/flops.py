@@ -128,9 +128,7 @@ def flops_per_token(
         groups = group_by_mode(tokens, np.full(ROWS, length), questions, [])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             for group in groups:
-                model.nll(
-                    group.tokens, group.context, group.mode, group.lengths, weights=group.weights
-                )[0].backward()
+                model.nll(group.batch, group.mode, weights=group.weights)[0].backward()
     products = counter.get_total_flops() + OPERATIONS * FORWARD_AND_BACKWARD * attention.multiplies
     return products / tokens.size
 

@@ -91,6 +91,7 @@ from tracformer.files import optional_package, write_atomically
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Order
 from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 BLOCK = 32  # sequences
@@ -157,10 +158,12 @@ def draw_fills(subject: Subject, read: Sequences, given: Flags, block: slice, as
         numbers = [i for i, _ in some]
         filled = fill(
             subject.model,
-            torch.from_numpy(read.tokens[numbers]).to(subject.device),
-            torch.from_numpy(given[numbers]).to(subject.device),
+            Batch(
+                torch.from_numpy(read.tokens[numbers]).to(subject.device),
+                torch.from_numpy(given[numbers]).to(subject.device),
+                torch.from_numpy(read.lengths[numbers]).to(subject.device),
+            ),
             subject.mode,
-            torch.from_numpy(read.lengths[numbers]).to(subject.device),
             sampler=ask.sampler,
             seed=[ask.seed_of(i, s) for i, s in some],
             order=ask.order,

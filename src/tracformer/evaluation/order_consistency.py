@@ -36,7 +36,8 @@ from tracformer.evaluation.questions import Floats, by_sequence
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Sequences, TextTask
-from tracformer.model.base import ConditionalModel, targets_of
+from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 
 TOKENS_AT_ONCE = 2**14
 
@@ -44,13 +45,10 @@ TOKENS_AT_ONCE = 2**14
 @torch.no_grad()
 def order_log_prob(
     model: ConditionalModel,
-    tokens: Tensor,
+    batch: Batch,
     order: Tensor,
-    context: Tensor | None = None,
-    lengths: Tensor | None = None,
     *,
     rows_at_once: int | None = None,
-    insist: bool = False,
 ) -> Tensor:
     """(B, T): each position's log-probability given all that come earlier in its order and what is
     given; zero where given or padded.
@@ -59,13 +57,9 @@ def order_log_prob(
     padding in it are passed over. Each target is one row for the network, `rows_at_once` of them
     together.
     """
-    B, T = tokens.shape
-    context = torch.zeros_like(tokens, dtype=torch.bool) if context is None else context
-    lengths = (
-        torch.full((B,), T, device=tokens.device) if lengths is None else lengths.to(tokens.device)
-    )
+    tokens, (B, T) = batch.tokens, batch.tokens.shape
     turn = _turns(order.to(tokens.device), B, T)  # (B, T): when each position is revealed
-    targets = targets_of(context, lengths)
+    targets = batch.targets()
     b, position = targets.nonzero(as_tuple=True)  # (N,) each
     values = []
     for rows in torch.arange(len(b), device=tokens.device).split(
@@ -75,9 +69,8 @@ def order_log_prob(
         earlier = turn[i] < turn[i, p][:, None]
         wanted = torch.zeros_like(earlier)
         wanted[torch.arange(len(rows), device=tokens.device), p] = True
-        logits = model.logits_at(
-            tokens[i], context[i] | earlier, "ac", lengths[i], wanted, insist=insist
-        )
+        known = batch.select(i).with_context(batch.context[i] | earlier)
+        logits = model.logits_at(known, "ac", wanted)
         log_probs = logits.to(wide(logits.dtype)).log_softmax(-1)
         values.append(log_probs.gather(1, tokens[i, p].long()[:, None])[:, 0])
     found = torch.cat(values) if values else torch.zeros(0, device=tokens.device)
@@ -171,8 +164,9 @@ class Orders(TextTask):
                 "note": f"not asked: it has {len(ids)} tokens, more than the model takes",
             }, []
         tokens, forward = torch.tensor([ids], device=subject.device), torch.arange(len(ids))
+        batch = Batch(tokens, torch.zeros_like(tokens, dtype=torch.bool))
         steps = {
-            name: order_log_prob(subject.model, tokens, order, rows_at_once=subject.batch)[0]
+            name: order_log_prob(subject.model, batch, order, rows_at_once=subject.batch)[0]
             .double()
             .tolist()
             for name, order in (("forward", forward), ("reverse", forward.flip(0)))
@@ -205,7 +199,7 @@ def along_all_orders(subject: Subject, tokens: NDArray[np.int64]) -> Floats:
     )
     # (B * sets, n)
     asked = torch.from_numpy(tokens).to(subject.device).repeat_interleave(len(given), 0)
-    log_probs = subject.model.log_prob(asked, given.repeat(B, 1), subject.mode)
+    log_probs = subject.model.log_prob(Batch(asked, given.repeat(B, 1)), subject.mode)
     # log p(x_t | x_S) for every set S and t outside it
     table = log_probs.double().cpu().numpy().reshape(B, len(given), n)
     every = orders(n)

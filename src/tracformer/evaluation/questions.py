@@ -24,6 +24,7 @@ from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Integers, Sequences
 from tracformer.files import write_atomically
 from tracformer.model.base import BOUND
+from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 BLOCK = 64  # sequences
@@ -185,10 +186,12 @@ def _block(
             targets[numbers, :, :width].any(1) if which is None else targets[numbers, which, :width]
         )
         estimate = subject.model.estimate(
-            torch.from_numpy(read.tokens[numbers, :width]).to(subject.device),
-            torch.from_numpy(~wanted).to(subject.device),
+            Batch(
+                torch.from_numpy(read.tokens[numbers, :width]),
+                torch.from_numpy(~wanted),
+                torch.from_numpy(read.lengths[numbers]),
+            ).to(subject.device),
             subject.mode,
-            torch.from_numpy(read.lengths[numbers]).to(subject.device),
             draws=draws,
             # draws are numbered from 0, under this seed
             seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE + 1),

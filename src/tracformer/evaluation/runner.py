@@ -141,5 +141,5 @@ def choose_mode(model: ConditionalModel, modes: Sequence[str], name: str) -> str
     try:
         check_mode(model.config, modes[0])
     except ValueError as error:
-        raise ValueError(f"{name}: {str(error).partition('; pass insist')[0]}") from None
+        raise ValueError(f"{name}: {error}") from None
     raise AssertionError("a mode that was trained is always found")

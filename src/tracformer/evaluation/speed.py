@@ -21,6 +21,7 @@ from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral
+from tracformer.model.batch import Batch
 
 NOTE = "of this machine: compare models measured one after the other"
 MEBIBYTE = 2**20
@@ -112,8 +113,7 @@ class Speed(Task):
             start = time.perf_counter()
             fill(
                 subject.model,
-                tokens,
-                context,
+                Batch(tokens, context),
                 subject.mode,
                 seed=self.seed + number,
                 order=order,

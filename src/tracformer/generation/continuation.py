@@ -67,10 +67,8 @@ class Writer:
             )
 
         filled = self.runner.fill(
-            asked.tokens,
-            asked.context,
+            asked,
             self.mode,
-            asked.lengths,
             sampler=text_rules(self.sampler, self.spelling, allowed=[eot]),
             seed=seeds,
             only=lambda row, position: word_start(self.of, laid, position, self.spelling),

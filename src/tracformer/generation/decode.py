@@ -9,7 +9,8 @@ from torch import Tensor
 from tracformer.generation.orders import Ancestral, Order
 from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted
 from tracformer.generation.scheduler import Filled, Filling, Job, Likely, Revealed, Rules, Top
-from tracformer.model.base import ConditionalModel, Passes, finish, targets_of
+from tracformer.model.base import ConditionalModel, Passes, finish
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 
 __all__ = ["Filled", "Revealed", "Top", "fill"]
@@ -17,10 +18,8 @@ __all__ = ["Filled", "Revealed", "Top", "fill"]
 
 def fill(
     model: ConditionalModel,
-    tokens: Tensor,
-    context: Tensor,
+    batch: Batch,
     mode: str = "car",
-    lengths: Tensor | None = None,
     *,
     cached: bool = True,
     **rules: Unpack[Rules],
@@ -32,13 +31,12 @@ def fill(
     position to some tokens. `stop` ends a sequence (`ar`: end of text): a token, or a function of
     row, position and token. `watch` is told of tokens as they come; with `drafts`, and an order
     that looks, also of what has become the likeliest token of a position still open. `top`: so many
-    candidates of each token. What stands at targets in `tokens` is ignored. `insist`: ask in a mode
-    that the weights were not trained for.
+    candidates of each token. The tokens at targets are ignored.
     """
-    job = Job(model.config, tokens, context, mode, lengths, **rules)
+    job = Job(model.config, batch, mode, **rules)
     if mode == "diffusion":
         return finish(reverse_process(model, job))
-    filling = Filling(model, *tokens.shape, cached=cached)
+    filling = Filling(model, *batch.tokens.shape, cached=cached)
     filling.add(job)
     while not job.done:
         filling.step()
@@ -54,13 +52,13 @@ def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
     steps = check_reverse(model.config, job.samplers, job.order)
     # the 64 bits that count, with a sign
     seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in job.seeds])
-    question = (job.tokens, job.context, job.lengths, steps, seeds)
-    top = Top.of_none((*job.tokens.shape, job.top)) if job.top else None
+    batch = job.batch
+    top = Top.of_none((*batch.tokens.shape, job.top)) if job.top else None
     filled, log_probs = yield from model.ancestral_passes(
-        *question, restrict=_restriction(job, top)
+        batch, steps, seeds, restrict=_restriction(job, top)
     )  # type: ignore[operator]
     lengths = _stopped(job, filled)
-    targets = targets_of(job.context, lengths)
+    targets = Batch(filled, batch.context, lengths).targets()
     if job.watch is not None:
         job.watch(
             [
@@ -138,11 +136,11 @@ def _likely(top: Top | None, row: int, position: int) -> Likely:
 
 def _stopped(job: Job, filled: Tensor) -> Tensor:
     """(B,): where each sequence ends, read from left to right."""
-    lengths = job.lengths.clone()
+    lengths = job.batch.lengths.clone()
     if job.stop is None:
         return lengths
     for row, (tokens, targets) in enumerate(
-        zip(filled.tolist(), targets_of(job.context, lengths).tolist(), strict=True)
+        zip(filled.tolist(), job.batch.targets().tolist(), strict=True)
     ):
         for position, (token, target) in enumerate(zip(tokens, targets, strict=True)):
             if target and (

@@ -33,6 +33,7 @@ from tracformer.generation.decode import fill, reverse_process
 from tracformer.generation.scheduler import Filled, Filling, Job, Revealed, Rules, Watch
 from tracformer.generation.sessions import Session, open_session
 from tracformer.model.base import ConditionalModel, Passes, at_once
+from tracformer.model.batch import Batch
 
 if TYPE_CHECKING:
     pass
@@ -47,21 +48,14 @@ class Runner(Protocol):
         """For its configuration, and what it can answer; to be computed with only inside `call`."""
         ...
 
-    def fill(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        **rules: Unpack[Rules],
-    ) -> Filled:
+    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[Rules]) -> Filled:
         """As `generation.decode.fill`.
 
         `watch` is called in the caller's thread; `only` and `stop` in any.
         """
         ...
 
-    def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
+    def session(self, batch: Batch, mode: str) -> Session:
         """As `generation.sessions.open_session`."""
         ...
 
@@ -76,18 +70,11 @@ class Here:
     def __init__(self, model: ConditionalModel) -> None:
         self.model = model
 
-    def fill(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        **rules: Unpack[Rules],
-    ) -> Filled:
-        return fill(self.model, tokens, context, mode, lengths, **rules)
+    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[Rules]) -> Filled:
+        return fill(self.model, batch, mode, **rules)
 
-    def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
-        return open_session(self.model, tokens, context, mode, lengths)
+    def session(self, batch: Batch, mode: str) -> Session:
+        return open_session(self.model, batch, mode)
 
     def call(self, f: Callable[[], A]) -> A:
         with torch.no_grad():
@@ -172,16 +159,9 @@ class Request:
         """
         self._end(Cancelled("the request was cancelled"))
 
-    def fill(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        **rules: Unpack[Rules],
-    ) -> Filled:
+    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[Rules]) -> Filled:
         watch = rules.pop("watch", None)
-        job = Job(self.model.config, tokens, context, mode, lengths, **rules)
+        job = Job(self.model.config, batch, mode, **rules)
         if mode == "diffusion":
             told: list[Revealed] = []
             job.watch = told.extend
@@ -195,10 +175,8 @@ class Request:
             self._wait(work, watch)
         return job.result()
 
-    def session(self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor) -> Session:
-        return _Session(
-            self, self.call(lambda: open_session(self.model, tokens, context, mode, lengths))
-        )
+    def session(self, batch: Batch, mode: str) -> Session:
+        return _Session(self, self.call(lambda: open_session(self.model, batch, mode)))
 
     def call(self, f: Callable[[], A]) -> A:
         result: A = self._wait(Work(self, passes=at_once(f)))
@@ -253,8 +231,8 @@ class _Session:
     def __init__(self, request: Request, inner: Session) -> None:
         self.request, self.inner = request, inner
 
-    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        return self.request.call(lambda: self.inner.admit(tokens, context, lengths))
+    def admit(self, batch: Batch) -> Tensor:
+        return self.request.call(lambda: self.inner.admit(batch))
 
     def release(self, rows: Tensor | Sequence[int]) -> None:
         self.inner.release(rows)

@@ -46,7 +46,6 @@ from tracformer.generation.search import Found, require_exact, search
 from tracformer.generation.template import (
     Frame,
     Laid,
-    Stacked,
     Template,
     frame,
     parse,
@@ -56,6 +55,7 @@ from tracformer.generation.template import (
 )
 from tracformer.generation.token_text import HALF, Spelling
 from tracformer.model.base import BOUND, ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 
@@ -132,9 +132,7 @@ def left_to_right(runner: Runner, sequences: Sequence[Sequence[int]], batch: int
             for sequence in sequences[start : start + batch]
         ]
         asked = stack(some, runner.model.head.device)
-        found = runner.call(
-            partial(runner.model.log_prob, asked.tokens, asked.context, "ar", asked.lengths)
-        )
+        found = runner.call(partial(runner.model.log_prob, asked, "ar"))
         values += found.double().sum(1).tolist()
     return values
 
@@ -336,10 +334,8 @@ def _filled(
         )
 
     result = runner.fill(
-        asked.tokens,
-        asked.context,
+        asked,
         options.mode,
-        asked.lengths,
         sampler=rules,
         seed=[job.seed for job in jobs],
         order=options.fill_order,
@@ -377,10 +373,8 @@ def _searched(
 
     found = search(
         runner.model,
-        asked.tokens,
-        asked.context,
+        asked,
         options.mode,
-        asked.lengths,
         method=method,
         width=number if method == "beam" else options.batch,
         budget=number,
@@ -430,7 +424,7 @@ def _searched_candidates(
     runner: Runner,
     spelling: Spelling,
     found: Sequence[Found],
-    asked: Stacked,
+    asked: Batch,
     options: InfillOptions,
 ) -> list[Candidates]:
     """Search keeps no candidates of what it passes by: whole passes over what it
@@ -442,14 +436,10 @@ def _searched_candidates(
     candidates: list[Candidates] = []
     for start in range(0, len(found), options.batch):
         tokens = torch.stack([each.tokens for each in found[start : start + options.batch]])
-        question = (
-            tokens,
-            asked.context.expand_as(tokens),
-            options.mode,
-            asked.lengths.expand(len(tokens)),
-            options.top,
+        fills = Batch(tokens, asked.context.expand_as(tokens), asked.lengths.expand(len(tokens)))
+        candidates += spelling.candidates(
+            *runner.call(partial(runner.model.candidates, fills, options.mode, options.top))
         )
-        candidates += spelling.candidates(*runner.call(partial(runner.model.candidates, *question)))
     return candidates
 
 

@@ -17,7 +17,6 @@ from os import PathLike
 from typing import Any, Self, overload
 
 import torch
-from torch import Tensor
 
 from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
@@ -48,6 +47,7 @@ from tracformer.generation.template import (
 )
 from tracformer.generation.token_text import Spelling
 from tracformer.model.base import EXACT, ConditionalModel, check_mode, preferred_mode
+from tracformer.model.batch import Batch
 from tracformer.model.fast_step import check_kind
 from tracformer.rng import derived_seed
 
@@ -229,16 +229,15 @@ class LanguageModel:
         for start in range(0, len(texts), batch):
             some = by_length[start : start + batch]
             asked = stack([marked[i][1] for i in some], self.model.head.device)
-            question = (asked.tokens, asked.context, mode, asked.lengths)
             estimate = self.runner.call(
-                partial(self.model.estimate, *question, draws=draws, seed=seed)
+                partial(self.model.estimate, asked, mode, draws=draws, seed=seed)
             )
             errors = (
                 [None] * len(some)
                 if estimate.standard_error is None
                 else estimate.standard_error.tolist()
             )
-            candidates = self._candidates(*question, top) if top else [()] * len(some)
+            candidates = self._candidates(asked, mode, top) if top else [()] * len(some)
             for i, log_probs, error, likely in zip(
                 some, estimate.values.double().tolist(), errors, candidates, strict=True
             ):
@@ -261,9 +260,11 @@ class LanguageModel:
         """Each token's log-probability given those where `context` is True, and zero there: no
         tokeniser between question and answer.
         """
-        question = (*self._tensors(token_ids, context), self._mode(mode))
+        batch = self._batch(token_ids, context)
         values: list[float] = (
-            self.runner.call(partial(self.model.log_prob, *question)).double()[0].tolist()
+            self.runner.call(partial(self.model.log_prob, batch, self._mode(mode)))
+            .double()[0]
+            .tolist()
         )
         return tuple(values)
 
@@ -277,22 +278,18 @@ class LanguageModel:
         """The likeliest tokens in the place of each that `score_tokens` scores, likeliest first;
         none where `context` is True.
         """
-        [found] = self._candidates(*self._tensors(token_ids, context), self._mode(mode), None, top)
+        [found] = self._candidates(self._batch(token_ids, context), self._mode(mode), top)
         return found
 
-    def _tensors(self, token_ids: Sequence[int], context: Sequence[bool]) -> tuple[Tensor, Tensor]:
-        device = self.model.head.device
-        return torch.tensor([list(token_ids)], device=device), torch.tensor(
-            [list(context)], device=device
-        )
+    def _batch(self, token_ids: Sequence[int], context: Sequence[bool]) -> Batch:
+        tokens, given = torch.tensor([list(token_ids)]), torch.tensor([list(context)])
+        return Batch(tokens, given).to(self.model.head.device)
 
-    def _candidates(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, top: int
-    ) -> list[Candidates]:
+    def _candidates(self, batch: Batch, mode: str, top: int) -> list[Candidates]:
         if top < 1:
             raise ValueError(f"top is {top}; it must be at least 1")
         return self.spelling.candidates(
-            *self.runner.call(partial(self.model.candidates, tokens, context, mode, lengths, top))
+            *self.runner.call(partial(self.model.candidates, batch, mode, top))
         )
 
     def marginals(
@@ -333,7 +330,7 @@ class LanguageModel:
                 "their own; leave one blank of one token, or use a model with mode 'ac'"
             )
         asked = stack([laid], self.model.head.device)
-        [candidates] = self._candidates(asked.tokens, asked.context, mode, asked.lengths, top)
+        [candidates] = self._candidates(asked, mode, top)
         return [
             Marginal(i, *laid.place(i), candidates[i])
             for i, given in enumerate(laid.context)

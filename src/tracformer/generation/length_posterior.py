@@ -47,8 +47,9 @@ from torch import Tensor
 from tracformer.generation.engine import Here, Runner
 from tracformer.generation.options import LENGTHS, Prior, Sampler
 from tracformer.generation.results import LengthChoice
-from tracformer.generation.template import Laid, Stacked, stack
+from tracformer.generation.template import Laid, stack
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms
 
 # (layout, position) -> the tokens that may stand there, or None for all
@@ -218,16 +219,14 @@ def choose(
 
 
 def _log_ratios(
-    runner: Runner, asked: Stacked, seeds: Sequence[int], rules: Sampler, only: Only | None
+    runner: Runner, asked: Batch, seeds: Sequence[int], rules: Sampler, only: Only | None
 ) -> Tensor:
     """(B,) float64: log p(text) - log q'(filling), for one filling of each sequence."""
-    filled = runner.fill(
-        asked.tokens, asked.context, "car", asked.lengths, sampler=rules, seed=seeds, only=only
-    )
+    filled = runner.fill(asked, "car", sampler=rules, seed=seeds, only=only)
     assert filled.drawn is not None
     log_p = runner.call(
         lambda: runner.model.log_prob(
-            filled.tokens, torch.zeros_like(asked.context), "ar", asked.lengths
+            Batch(filled.tokens, torch.zeros_like(asked.context), asked.lengths), "ar"
         )
     )
     log_p = log_p.double().sum(1).cpu()

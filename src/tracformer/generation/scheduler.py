@@ -29,7 +29,8 @@ from tracformer.generation.orders import LeftToRight, Order, orders_in
 from tracformer.generation.samplers import PLAIN, Pick, Sampler, choose, permitted
 from tracformer.generation.sessions import Session, empty_session
 from tracformer.generation.stopping import StopStrings
-from tracformer.model.base import ConditionalModel, check_batch, targets_of, without_targets
+from tracformer.model.base import ConditionalModel, check_batch
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 from tracformer.rng import uniforms
 
@@ -85,7 +86,6 @@ class Rules(TypedDict, total=False):
     order: Order | Sequence[Order] | None
     only: Only | None
     stop: int | Stop | None
-    insist: bool
     watch: Watch | None
     top: int
     drafts: bool
@@ -287,27 +287,24 @@ class Job:
     def __init__(
         self,
         config: ModelConfig,
-        tokens: Tensor,
-        context: Tensor,
+        batch: Batch,
         mode: str = "car",
-        lengths: Tensor | None = None,
         *,
         sampler: Sampler | Sequence[Sampler] = PLAIN,
         seed: int | Sequence[int] = 0,
         order: Order | Sequence[Order] | None = None,
         only: Only | None = None,
         stop: int | Stop | None = None,
-        insist: bool = False,
         watch: Watch | None = None,
         top: int = 0,
         drafts: bool = False,
     ) -> None:
-        tokens = without_targets(tokens, context)
-        lengths = check_batch(config, tokens, context, mode, lengths, insist)
+        batch = batch.without_targets()
+        check_batch(config, batch, mode)
         if top < 0:
             raise ValueError(f"top is {top}; it must be zero (none) or more")
-        self.tokens, self.context, self.lengths, self.mode = tokens, context, lengths, mode
-        self.samplers, self.seeds = _one_each(sampler, seed, len(tokens))
+        self.batch, self.mode = batch, mode
+        self.samplers, self.seeds = _one_each(sampler, seed, len(batch))
         self.order, self.only, self.stop, self.watch, self.top, self.drafts = (
             order,
             only,
@@ -323,12 +320,12 @@ class Job:
         self.error: BaseException | None = None
         self.rows: list[Row] = []
         if mode != "diffusion":
-            orders = orders_in(mode, order, len(tokens))
-            opens = targets_of(context, lengths).cpu().numpy()
+            orders = orders_in(mode, order, len(batch))
+            opens = batch.targets().cpu().numpy()
             each = zip(
-                tokens.tolist(),
+                batch.tokens.tolist(),
                 opens,
-                lengths.tolist(),
+                batch.lengths.tolist(),
                 self.samplers,
                 self.seeds,
                 orders,
@@ -396,7 +393,7 @@ class Job:
         """What came, or the error that ended it."""
         if self.error is not None:
             raise self.error
-        filled, shape = self.tokens.cpu().clone(), self.tokens.shape
+        filled, shape = self.batch.tokens.cpu().clone(), self.batch.tokens.shape
         log_probs, drawn, steps = (
             torch.zeros(shape, dtype=torch.float64),
             torch.zeros(shape, dtype=torch.float64),
@@ -418,7 +415,7 @@ class Job:
         steps[at] = torch.tensor([each.step for _, each in arrived], dtype=torch.int64)
         lengths = torch.tensor([row.length for row in self.rows])
         return Filled(
-            filled.to(self.tokens.device),
+            filled.to(self.batch.device),
             log_probs,
             lengths,
             steps,
@@ -431,7 +428,7 @@ class Job:
     ) -> Top | None:
         if not self.top:
             return None
-        found = Top.of_none((*self.tokens.shape, self.top))
+        found = Top.of_none((*self.batch.tokens.shape, self.top))
         if arrived:
             # (N, top, 2); ids are exact in float64
             likely = torch.tensor([each.candidates for _, each in arrived], dtype=torch.float64)
@@ -526,7 +523,7 @@ class Filling:
             at = [(number, position) for number, row in enumerate(mine) for position in row.open]
             unknown[tuple(torch.tensor(at, device=device).T)] = True
             slots = self.sessions[mode].admit(
-                tokens, ~unknown, torch.tensor([row.length for row in mine], device=device)
+                Batch(tokens, ~unknown, torch.tensor([row.length for row in mine], device=device))
             )
             for row, slot in zip(mine, slots.tolist(), strict=True):
                 row.slot = slot

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tracformer.generation import sessions
 from tracformer.generation.sessions import Session
-from tracformer.model.base import EXACT, ConditionalModel, check_batch, targets_of, without_targets
+from tracformer.model.base import EXACT, ConditionalModel, check_batch
+from tracformer.model.batch import Batch
 
 METHODS = ("best-first", "beam")
 # children remembered of an opened node; should search want more of them, the node is asked again
@@ -36,10 +37,8 @@ class Found:
 @torch.no_grad()
 def search(
     model: ConditionalModel,
-    tokens: Tensor,
-    context: Tensor,
+    batch: Batch,
     mode: str = "car",
-    lengths: Tensor | None = None,
     *,
     method: str = "best-first",
     width: int = 16,
@@ -48,8 +47,7 @@ def search(
     banned: Sequence[int] = (),
     only: Callable[[int, int], Sequence[int] | None] | None = None,
     cached: bool = True,
-    insist: bool = False,
-    open_session: Callable[[Tensor, Tensor, str, Tensor], Session] | None = None,
+    open_session: Callable[[Batch, str], Session] | None = None,
 ) -> list[Found]:
     """At most `n` different fillings of one sequence's targets, the most probable first.
 
@@ -57,31 +55,32 @@ def search(
     and says so by `proven=False`: then the list holds what was complete by then or, if nothing was,
     the best open nodes completed greedily. `beam` keeps the `width` best partial fillings of each
     length, and has proven something only if it never dropped one. `banned` tokens are never used,
-    `only(0, position)` restricts a position; what stands at targets in `tokens` is ignored.
+    `only(0, position)` restricts a position; the tokens at targets are ignored.
     `open_session`: who answers instead of the model itself (see `runner.Runner.session`).
     """
-    if tokens.dim() != 2 or len(tokens) != 1:
+    if len(batch) != 1:
         raise ValueError(
-            f"tokens has shape {tuple(tokens.shape)}; search takes one sequence at a time, (1, T)"
+            f"tokens has shape {tuple(batch.tokens.shape)}; search takes one sequence at a time, "
+            "(1, T)"
         )
-    tokens = without_targets(tokens, context)
-    lengths = check_batch(model.config, tokens, context, mode, lengths, insist)
+    batch = batch.without_targets()
+    check_batch(model.config, batch, mode)
     require_exact(model, mode)
     if method not in METHODS:
         raise ValueError(f"method is {method!r}; allowed: {', '.join(METHODS)}")
     for name, value in (("width", width), ("budget", budget), ("n", n)):
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    positions: list[int] = targets_of(context, lengths)[0].nonzero()[:, 0].tolist()
+    positions: list[int] = batch.targets()[0].nonzero()[:, 0].tolist()
     choices = [
-        _choices(p, model.config.vocab_size, banned, only).to(tokens.device) for p in positions
+        _choices(p, model.config.vocab_size, banned, only).to(batch.device) for p in positions
     ]
     ask = (
         partial(sessions.open_session, model, cached=cached)
         if open_session is None
         else open_session
     )
-    session = ask(tokens, context, mode, lengths)
+    session = ask(batch, mode)
     tree = _Tree(session, positions, choices)
     if not positions:
         leaves = [(_Node(), True)]
@@ -89,7 +88,7 @@ def search(
         leaves = (
             _best_first(tree, n, width, budget) if method == "best-first" else _beam(tree, n, width)
         )
-    return [_found(tokens[0], tree, leaf, proven) for leaf, proven in leaves]
+    return [_found(batch.tokens[0], tree, leaf, proven) for leaf, proven in leaves]
 
 
 def require_exact(model: ConditionalModel, mode: str) -> None:

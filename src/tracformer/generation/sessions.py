@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from tracformer.model.base import EXACT, ConditionalModel
+from tracformer.model.batch import Batch
 
 AT_ONCE = 16  # sequences of a whole pass
 
 
 class Session(Protocol):
-    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        """Take in sequences, tokens and context (N, T), lengths (N,): the rows (N,)
-        that they got, ascending.
-        """
+    def admit(self, batch: Batch) -> Tensor:
+        """Take in sequences and return the rows (N,) that hold them, ascending."""
         ...
 
     def release(self, rows: Tensor | Sequence[int]) -> None:
@@ -47,22 +46,22 @@ class WholePasses:
     """
 
     def __init__(self, model: ConditionalModel, mode: str, rows: int, length: int) -> None:
-        self.model, self.mode, self.batch = model, mode, AT_ONCE
+        self.model, self.mode = model, mode
         device = model.head.device
         self.free = list(range(rows))  # ascending
         self.tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
         self.context = torch.zeros(rows, length, dtype=torch.bool, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
 
-    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        N, T = tokens.shape
+    def admit(self, batch: Batch) -> Tensor:
+        N, T = batch.tokens.shape
         if N > len(self.free):
             raise ValueError(f"{N} sequences do not fit: {len(self.free)} rows are free")
-        rows = torch.tensor(self.free[:N], device=tokens.device)
-        context = context & (torch.arange(T, device=tokens.device) < lengths[:, None])
+        rows = torch.tensor(self.free[:N], device=batch.device)
+        given = batch.given()
         # what is not known yet must not matter
-        self.tokens[rows, :T] = tokens.masked_fill(~context, 0).to(self.tokens.dtype)
-        self.context[rows, :T], self.lengths[rows] = context, lengths
+        self.tokens[rows, :T] = batch.tokens.masked_fill(~given, 0).to(self.tokens.dtype)
+        self.context[rows, :T], self.lengths[rows] = given, batch.lengths
         self.free = self.free[N:]
         return rows
 
@@ -73,18 +72,15 @@ class WholePasses:
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
         asked, which = rows.unique(return_inverse=True)  # ascending, as rows are
         parts = []
-        for start in range(0, len(asked), self.batch):
-            some = asked[start : start + self.batch]
-            mine = (which >= start) & (which < start + self.batch)
+        for start in range(0, len(asked), AT_ONCE):
+            some = asked[start : start + AT_ONCE]
+            mine = (which >= start) & (which < start + AT_ONCE)
             width = int(self.lengths[some].max())
             wanted = torch.zeros(len(some), width, dtype=torch.bool, device=rows.device)
             wanted[which[mine] - start, positions[mine]] = True
             tokens, context = self.tokens[some, :width], self.context[some, :width]
-            parts.append(
-                self.model.logits_at(
-                    tokens, context, self.mode, self.lengths[some], wanted, insist=True
-                )
-            )
+            batch = Batch(tokens, context, self.lengths[some])
+            parts.append(self.model.logits_at(batch, self.mode, wanted))
         return torch.cat(parts)
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
@@ -112,15 +108,9 @@ def empty_session(
 
 
 def open_session(
-    model: ConditionalModel,
-    tokens: Tensor,
-    context: Tensor,
-    mode: str,
-    lengths: Tensor,
-    *,
-    cached: bool = True,
+    model: ConditionalModel, batch: Batch, mode: str, *, cached: bool = True
 ) -> Session:
-    """A session with these sequences in it, in their order."""
-    session = empty_session(model, mode, *tokens.shape, cached=cached)
-    session.admit(tokens, context, lengths)
+    """Return a session that holds these sequences, in their order."""
+    session = empty_session(model, mode, *batch.tokens.shape, cached=cached)
+    session.admit(batch)
     return session

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from tracformer.generation.results import Candidates, Span
 from tracformer.generation.token_text import Spelling
+from tracformer.model.batch import Batch
 
 # a row of backslashes is tried once, from its first
 MARK = re.compile(r"(?<!\\)(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
@@ -146,19 +146,13 @@ class Laid(NamedTuple):
         raise ValueError(f"position {position} is given, not blank")
 
 
-class Stacked(NamedTuple):
-    tokens: Tensor  # (B, T), padded on the right
-    context: Tensor  # (B, T)
-    lengths: Tensor  # (B,)
-
-
-def stack(sequences: Sequence[Laid], device: torch.device) -> Stacked:
+def stack(sequences: Sequence[Laid], device: torch.device) -> Batch:
     """Sequences side by side, as models take them."""
     width = max(len(each.tokens) for each in sequences)
     tokens = [each.tokens + [0] * (width - len(each.tokens)) for each in sequences]
     context = [each.context + [True] * (width - len(each.context)) for each in sequences]
     lengths = [len(each.tokens) for each in sequences]
-    return Stacked(
+    return Batch(
         torch.tensor(tokens, device=device),
         torch.tensor(context, device=device),
         torch.tensor(lengths, device=device),

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from tracformer.files import optional_package
 from tracformer.hf.hub import Evaluation, model_card, push_folder, write_model_card
 from tracformer.model import Tracformer, likelihood, storage
 from tracformer.model.base import check_batch, check_mode
+from tracformer.model.batch import Batch
 from tracformer.model.config import TracformerConfig
 from tracformer.model.storage import FOREIGN_KEYS
 from tracformer.renames import present_names, tensor_patterns
@@ -112,14 +113,6 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
 IGNORED = -100  # transformers' label of a position without a loss
 
 
-class Batch(NamedTuple):
-    mode: str
-    tokens: Tensor  # (B, T), a placeholder where the truth is unknown
-    context: Tensor  # (B, T) bool, True where given
-    lengths: Tensor  # (B,)
-    answered: Tensor  # (B, T) bool: inside, and no token unknown that the mode reads
-
-
 def default_mode(config: TracformerConfig) -> str:
     """Return `ac`, the task of a masked language model, if the weights were trained for it.
 
@@ -135,10 +128,14 @@ def read_batch(
     labels: Tensor | None = None,
     mode: str | None = None,
     context: Tensor | None = None,
-    insist: bool = False,
-) -> Batch:
+) -> tuple[Batch, str, Tensor]:
+    """Return the inputs of transformers as a batch, the mode, and which positions get an answer.
+
+    Answered (B, T) are all positions inside, less those for which the mode reads an unknown token.
+    Unknown tokens are replaced by token 0.
+    """
     mode = default_mode(config) if mode is None else mode
-    check_mode(config, mode, insist)
+    check_mode(config, mode)
     if input_ids.dim() != 2:
         raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T)")
     for name, tensor in (
@@ -177,10 +174,9 @@ def read_batch(
                 "with weights trained for it"
             )
         answered = inside & (before == 0)
-    tokens = tokens.masked_fill(unknown, 0)
-    return Batch(
-        mode, tokens, context, check_batch(config, tokens, context, mode, lengths, insist), answered
-    )
+    batch = Batch(tokens.masked_fill(unknown, 0), context, lengths)
+    check_batch(config, batch, mode)
+    return batch, mode, answered
 
 
 def lengths_of(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
@@ -390,8 +386,7 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
             raise ValueError(
                 f"{wanted[0]} is not supported; Tracformer returns only its final states"
             )
-        batch = read_batch(core.config, **inputs)
-        return core.hidden(batch.tokens, batch.context, batch.mode, batch.lengths, batch.answered)
+        return core.hidden(*read_batch(core.config, **inputs))
 
 
 class TracformerModel(TracformerPreTrainedModel):
@@ -408,7 +403,6 @@ class TracformerModel(TracformerPreTrainedModel):
         token_type_ids: Tensor | None = None,
         mode: str | None = None,
         context: Tensor | None = None,
-        insist: bool = False,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
@@ -423,7 +417,6 @@ class TracformerModel(TracformerPreTrainedModel):
             "attention_mask": attention_mask,
             "mode": mode,
             "context": context,
-            "insist": insist,
         }
         hidden, rows = self._states(self.core, token_type_ids, unsupported, **inputs)
         output = outputs.BaseModelOutput(last_hidden_state=_spread(hidden, rows, input_ids.shape))
@@ -444,7 +437,6 @@ class TracformerForMaskedLM(TracformerPreTrainedModel):
         labels: Tensor | None = None,
         mode: str | None = None,
         context: Tensor | None = None,
-        insist: bool = False,
         num_items_in_batch: Tensor | int | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
@@ -473,7 +465,7 @@ class TracformerForMaskedLM(TracformerPreTrainedModel):
             "mode": mode,
             "context": context,
         }
-        hidden, rows = self._states(core, token_type_ids, unsupported, insist=insist, **inputs)
+        hidden, rows = self._states(core, token_type_ids, unsupported, **inputs)
         loss = None
         if labels is not None:
             answers = labels.flatten()[rows].long()

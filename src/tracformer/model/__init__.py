@@ -1,7 +1,16 @@
 """The model: configuration, encoders, decoder, likelihood, and its folder on disk."""
 
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.config import MODES, PRESETS, ModelConfig, TracformerConfig
 from tracformer.model.tracformer import Tracformer
 
-__all__ = ["MODES", "PRESETS", "ConditionalModel", "ModelConfig", "Tracformer", "TracformerConfig"]
+__all__ = [
+    "MODES",
+    "PRESETS",
+    "Batch",
+    "ConditionalModel",
+    "ModelConfig",
+    "Tracformer",
+    "TracformerConfig",
+]

@@ -1,15 +1,13 @@
-"""What every system answers, the checks of a batch, and work in several passes.
+"""What every model answers, whatever its network.
 
-Work that takes several passes of the network, of which each can wait for its turn: others
-compute in between.
+`ConditionalModel` is the base class of all systems: logits, log-probabilities, a loss, a cache for
+generation, a folder on disk. A system adds its `ModelConfig` and one method, `hidden`: the final
+states of some positions, from which `head` makes logits. Training, generation, evaluation and the
+command line use only this class.
 
-Every complaint about a batch, in one place: each quotes the value and says what is allowed.
-
-What every system offers, whatever its network: logits, log-probabilities, a loss, a folder on disk.
-
-A system is a `ModelConfig` and a `ConditionalModel` that says one thing: the final hidden states of
-the wanted positions (`hidden`), from which `head` makes logits. Training, generation, evaluation
-and the command line speak to this class alone.
+Also here: `check_batch` and `check_mode` (does a batch fit a model?), `Passes` (work that runs one
+pass of the network at a time, so that others can run between), and `each_given_alone` (for networks
+that would show a given position its own token).
 """
 
 from abc import abstractmethod
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.model import likelihood, storage
+from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 from tracformer.model.fast_step import check_kind
 
@@ -47,80 +46,43 @@ def at_once(f: Callable[[], A]) -> Passes[A]:
 
 
 PREFERRED = ("car", "ac", "ar")
-IDS = (torch.int32, torch.int64)  # what embeddings take
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def check_batch(
-    config: ModelConfig,
-    tokens: Tensor,
-    context: Tensor,
-    mode: str,
-    lengths: Tensor | None,
-    insist: bool = False,
-) -> Tensor:
-    """The batch's true lengths (B,), or a ValueError."""
-    check_mode(config, mode, insist)
-    if tokens.dim() != 2 or tokens.dtype not in IDS:
-        raise ValueError(
-            f"tokens is {_describe(tokens)}; it must be a (B, T) tensor of int64 or int32"
+def check_batch(config: ModelConfig, batch: Batch, mode: str) -> None:
+    """Raise a ValueError unless a model with this configuration can answer the batch in this mode.
+
+    Shapes, dtypes and lengths were checked when the batch was made. Token ids in the padding may
+    be anything.
+    """
+    check_mode(config, mode)
+    if not isinstance(batch, Batch):
+        raise TypeError(
+            f"the first argument is a {type(batch).__name__}; it must be a Batch: "
+            "Batch(tokens, context, lengths)"
         )
-    B, T = tokens.shape
-    if B == 0 or T == 0:
+    if batch.width > config.max_length:
         raise ValueError(
-            f"tokens has shape {tuple(tokens.shape)}: an empty batch; give at least one sequence "
-            "of at least one token"
-        )
-    if T > config.max_length:
-        raise ValueError(
-            f"sequences are {T} tokens long; this model takes at most max_length = "
+            f"sequences are {batch.width} tokens long; this model takes at most max_length = "
             f"{config.max_length}"
         )
-    if context.shape != tokens.shape or context.dtype != torch.bool:
-        raise ValueError(
-            f"context is {_describe(context)}; it must be a bool tensor of tokens' shape "
-            f"{tuple(tokens.shape)}"
-        )
-    if context.device != tokens.device:
-        raise ValueError(
-            f"context is on {context.device} and tokens on {tokens.device}; they must be on one "
-            "device"
-        )
-    if lengths is None:
-        lengths = torch.full((B,), T, device=tokens.device)
-        inside = tokens
-    else:
-        if lengths.shape != (B,) or lengths.dtype not in INTEGERS:
-            raise ValueError(
-                f"lengths is {_describe(lengths)}; it must be a ({B},) tensor of integers"
-            )
-        # compiled code walks over them
-        lengths = lengths.to(tokens.device, torch.int64).contiguous()
-        low, high = (int(x) for x in lengths.aminmax())
-        if low < 1 or high > T:
-            raise ValueError(
-                f"lengths range from {low} to {high}; each must lie in 1..{T}, the padded length"
-            )
-        inside = tokens[torch.arange(T, device=tokens.device) < lengths[:, None]]
-    low, high = (int(x) for x in inside.aminmax())
+    low, high = (int(x) for x in batch.tokens.masked_fill(~batch.inside(), 0).aminmax())
     if low < 0 or high >= config.vocab_size:
         wrong = low if low < 0 else high
         raise ValueError(
             f"token id {wrong} is out of range; ids must lie in 0..{config.vocab_size - 1} "
             f"(vocab_size {config.vocab_size})"
         )
-    return lengths
 
 
-def check_mode(config: ModelConfig, mode: str, insist: bool = False) -> None:
+def check_mode(config: ModelConfig, mode: str) -> None:
+    """Raise a ValueError unless the model has this mode and its weights were trained in it."""
     if mode not in config.possible_modes:
         raise ValueError(
             f"mode is {mode!r}; allowed for {config.model_type}: {', '.join(config.possible_modes)}"
         )
-    if mode not in config.modes and not insist:
+    if mode not in config.modes:
         raise ValueError(
-            f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}; "
-            "pass insist=True, in Python, to run it all the same"
+            f"mode is {mode!r}, but these weights were trained for: {', '.join(config.modes)}"
         )
 
 
@@ -129,10 +91,6 @@ def preferred_mode(config: ModelConfig) -> str:
     car, ac, ar, else the first.
     """
     return next((mode for mode in PREFERRED if mode in config.modes), config.modes[0])
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 EXACT, MARGINAL, BOUND = "exact", "marginal", "bound"
@@ -148,9 +106,9 @@ class Estimate(NamedTuple):
 
 
 class ConditionalModel(nn.Module):
-    """p(targets | given) in one or more modes. `tokens` is (B, T) integers, `context` (B, T) bool,
-    True where given; `lengths` (B,) where sequences are padded on the right. What stands in the
-    padding is never looked at.
+    """A model of p(targets | given tokens), in one or more modes.
+
+    Every method takes a `Batch` first and checks it against the configuration once.
     """
 
     config: ModelConfig
@@ -168,11 +126,11 @@ class ConditionalModel(nn.Module):
     built_on_meta: ClassVar[bool] = True
 
     @abstractmethod
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Final states (N, d) of the positions where `wanted` (B, T) is True, and those positions
-        as flat rows (N,), ascending.
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the final states of the positions where `wanted` (B, T) is True.
+
+        Returns:
+            The states (N, d), and their positions as ascending flat indices b * T + t (N,).
         """
 
     @property
@@ -193,134 +151,81 @@ class ConditionalModel(nn.Module):
     def embedding_tables(self) -> list[Tensor]:
         """What `num_parameters(embeddings=False)` leaves out."""
 
-    def forward(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        insist: bool = False,
-    ) -> Tensor:
-        """Logits (B, T, vocab_size) at every position, given ones too; zero in the padding.
+    def forward(self, batch: Batch, mode: str = "car") -> Tensor:
+        """Return logits (B, T, vocab_size) at every position; zero in the padding.
 
-        A given position is answered as if it alone were unknown. `insist` lifts the refusal of
-        modes the weights were not trained in.
+        A given position is answered as if it alone were unknown.
         """
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        inside = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        hidden, rows = self.hidden(tokens, context, mode, lengths, inside)
-        logits = likelihood.logits_of(hidden, self.head, self.head_bias)
-        if len(rows) == tokens.numel():
-            return logits.unflatten(0, tokens.shape)
-        return (
-            logits.new_zeros(tokens.numel(), logits.shape[-1])
-            .index_copy(0, rows, logits)
-            .unflatten(0, tokens.shape)
+        check_batch(self.config, batch, mode)
+        hidden, rows = self.hidden(batch, mode, batch.inside())
+        return _spread(
+            likelihood.logits_of(hidden, self.head, self.head_bias), rows, batch.tokens.shape
         )
 
-    def logits_at(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str,
-        lengths: Tensor | None,
-        wanted: Tensor,
-        *,
-        insist: bool = False,
-    ) -> Tensor:
-        """Logits (N, vocab_size) of the positions where `wanted` (B, T) is True, in
-        row-major order.
-        """
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        hidden, _ = self.hidden(tokens, context, mode, lengths, wanted)
+    def logits_at(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
+        """Return logits (N, vocab_size) where `wanted` (B, T) is True, in row-major order."""
+        check_batch(self.config, batch, mode)
+        hidden, _ = self.hidden(batch, mode, wanted)
         return likelihood.logits_of(hidden, self.head, self.head_bias)
 
     def log_prob(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        draws: int | None = None,
-        seed: int = 0,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "car", *, draws: int | None = None, seed: int = 0
     ) -> Tensor:
-        """(B, T): log-probability of each target, zero where given and in the padding.
+        """Return the log-probability (B, T) of each target; zero where given and in the padding.
 
-        Under `car` and `ar` its sum is the exact joint.
+        Where `answers[mode]` is exact, its sum over a sequence is the exact joint log-probability.
+
+        Args:
+            batch: Sequences with their true tokens.
+            mode: One of the modes that the weights were trained in.
+            draws: Noise draws of the estimate, where `answers[mode]` is a bound; None: the model's
+                default.
+            seed: Seed of these draws.
         """
-        return self.estimate(
-            tokens, context, mode, lengths, draws=draws, seed=seed, insist=insist
-        ).values
+        return self.estimate(batch, mode, draws=draws, seed=seed).values
 
     def estimate(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        draws: int | None = None,
-        seed: int = 0,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "car", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
-        """`log_prob` with its standard error.
-
-        `draws` and `seed` matter only where `answers[mode]` is a bound.
-        """
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
+        """Return what `log_prob` returns, with its standard error."""
+        check_batch(self.config, batch, mode)
+        hidden, rows = self.hidden(batch, mode, batch.targets())
         values = likelihood.token_log_probs(
-            hidden, self.head, tokens.flatten()[rows].long(), self.head_bias
+            hidden, self.head, batch.tokens.flatten()[rows].long(), self.head_bias
         )
-        return Estimate(
-            values.new_zeros(tokens.numel()).index_copy(0, rows, values).unflatten(0, tokens.shape),
-            None,
-        )
+        return Estimate(_spread(values, rows, batch.tokens.shape), None)
 
-    def candidates(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str,
-        lengths: Tensor | None = None,
-        top: int = 5,
-        *,
-        insist: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """(B, T, top): the likeliest tokens at each target, where `log_prob` answers for the one
-        that stands there, and their log-probabilities; token -1 where given. Not where the answer
-        is a bound.
+    def candidates(self, batch: Batch, mode: str, top: int = 5) -> tuple[Tensor, Tensor]:
+        """Return the most likely tokens at each target, and their log-probabilities.
+
+        Args:
+            batch: Sequences with their true tokens: what `log_prob` conditions on, this does too.
+            mode: One of the modes that the weights were trained in.
+            top: Number of tokens to return for each target.
+
+        Returns:
+            Token ids (B, T, top), -1 where given and in the padding, and log-probabilities
+            (B, T, top).
+
+        Raises:
+            ValueError: The mode answers with a bound, which ranks no tokens.
         """
-        lengths = self._check(tokens, context, mode, lengths, insist)
+        check_batch(self.config, batch, mode)
         if self.answers[mode] == BOUND:
             raise ValueError(
-                f"mode {mode!r} gives a bound, which lists no candidates; ask for none, or in "
+                f"mode {mode!r} gives a bound, which has no most likely tokens; use top = 0, or "
                 "another mode"
             )
-        hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
+        hidden, rows = self.hidden(batch, mode, batch.targets())
         ids, values = likelihood.likeliest(
             hidden, self.head, min(top, self.config.vocab_size), self.head_bias
         )
-        shape = (*tokens.shape, ids.shape[1])
-        token_ids = ids.new_full((tokens.numel(), ids.shape[1]), -1).index_copy(0, rows, ids)
-        return token_ids.view(shape), values.new_zeros(tokens.numel(), ids.shape[1]).index_copy(
-            0, rows, values
-        ).view(shape)
+        shape = batch.tokens.shape
+        return _spread(ids, rows, shape, fill=-1), _spread(values, rows, shape)
 
-    def loss(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        insist: bool = False,
-    ) -> Tensor:
-        """Negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
-        total, count = self.nll(tokens, context, mode, lengths, insist=insist)
+    def loss(self, batch: Batch, mode: str = "car") -> Tensor:
+        """Return the negative log-likelihood per target of the whole batch (Eqs. 7 and 8)."""
+        total, count = self.nll(batch, mode)
         if count == 0:
             raise ValueError(
                 "context gives every token of the batch; a loss needs at least one target"
@@ -328,25 +233,22 @@ class ConditionalModel(nn.Module):
         return total / count
 
     def nll(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str = "car",
-        lengths: Tensor | None = None,
-        *,
-        weights: Tensor | None = None,
-        insist: bool = False,
+        self, batch: Batch, mode: str = "car", *, weights: Tensor | None = None
     ) -> tuple[Tensor, int]:
-        """Sum over targets of their negative log-likelihood, and their number, for a loss
-        normalised over a larger batch.
+        """Return the negative log-likelihood summed over targets, and the number of targets.
 
-        `weights` (B, T), if given, multiplies each target's term.
+        For a loss that is normalised over a larger batch.
+
+        Args:
+            batch: Sequences with their true tokens.
+            mode: One of the modes that the weights were trained in.
+            weights: (B, T) factor of each target's term; None: 1.
         """
-        lengths = self._check(tokens, context, mode, lengths, insist)
-        hidden, rows = self.hidden(tokens, context, mode, lengths, targets_of(context, lengths))
+        check_batch(self.config, batch, mode)
+        hidden, rows = self.hidden(batch, mode, batch.targets())
         row_weights = None if weights is None else weights.flatten()[rows]
         total = likelihood.weighted_nll(
-            hidden, self.head, tokens.flatten()[rows].long(), row_weights, self.head_bias
+            hidden, self.head, batch.tokens.flatten()[rows].long(), row_weights, self.head_bias
         )
         return total, len(rows)
 
@@ -356,23 +258,15 @@ class ConditionalModel(nn.Module):
         """
         return None
 
-    def cache(
-        self,
-        tokens: Tensor,
-        context: Tensor,
-        mode: str,
-        lengths: Tensor | None = None,
-        *,
-        insist: bool = False,
-    ) -> Any:
-        """An `empty_cache` with these sequences in it, in their order.
+    def cache(self, batch: Batch, mode: str) -> Any:
+        """Return an `empty_cache` that holds these sequences, in their order.
 
-        What stands at targets is ignored.
+        The tokens at targets are ignored.
         """
-        lengths = self._check(tokens.masked_fill(~context, 0), context, mode, lengths, insist)
-        cache = self.empty_cache(mode, *tokens.shape)
+        check_batch(self.config, batch.without_targets(), mode)
+        cache = self.empty_cache(mode, *batch.tokens.shape)
         if cache is not None:
-            cache.admit(tokens, context, lengths)
+            cache.admit(batch)
         return cache
 
     def lean(self, kind: str) -> Self:
@@ -454,10 +348,13 @@ class ConditionalModel(nn.Module):
             model.to(device, dtype).load_state_dict(weights, strict=False)
         return model.eval()
 
-    def _check(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor | None, insist: bool
-    ) -> Tensor:
-        return check_batch(self.config, tokens, context, mode, lengths, insist)
+
+def _spread(values: Tensor, rows: Tensor, shape: torch.Size, fill: float = 0.0) -> Tensor:
+    """Return (B, T, ...) with `values` (N, ...) at the flat indices `rows` and `fill` elsewhere."""
+    if len(rows) == shape.numel():
+        return values.unflatten(0, shape)
+    whole = values.new_full((shape.numel(), *values.shape[1:]), fill)
+    return whole.index_copy(0, rows, values).unflatten(0, shape)
 
 
 def each_given_alone(
@@ -483,22 +380,3 @@ def each_given_alone(
         parts.append(states(row, targets[row] | alone, alone))
     rows, order = torch.cat((plain.flatten().nonzero()[:, 0], extra[:, 0] * T + extra[:, 1])).sort()
     return (torch.cat(parts)[order] if len(extra) else parts[0]), rows
-
-
-def targets_of(context: Tensor, lengths: Tensor) -> Tensor:
-    """(B, T): not given, and not padding."""
-    inside = torch.arange(context.shape[1], device=context.device) < lengths[:, None]
-    return ~context & inside
-
-
-def without_targets(tokens: Tensor, context: Tensor) -> Tensor:
-    """Zero wherever a token is not given, so that anything may stand there.
-
-    A context that does not fit is left to the batch's check.
-    """
-    fits = (
-        context.shape == tokens.shape
-        and context.dtype == torch.bool
-        and context.device == tokens.device
-    )
-    return tokens.masked_fill(~context, 0) if fits else tokens

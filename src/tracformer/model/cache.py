@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tracformer.attention import Layout
 from tracformer.geometry import paired_encoder_layer
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import Angles, rotary_angles
 from tracformer.model.fast_step import compiled_step
 from tracformer.model.likelihood import logits_of
@@ -127,14 +128,14 @@ class Cache:
         self.step = compiled_step(model, self.offsets)
 
     @torch.no_grad()
-    def admit(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        """Read new sequences, tokens and context (N, T), lengths (N,), into free rows: which (N,),
-        ascending.
+    def admit(self, batch: Batch) -> Tensor:
+        """Read new sequences into free rows and return these rows (N,), ascending.
 
-        Equal ones (several samples of one question) are read once.
+        Equal sequences (several samples of one prompt) are read once. Tokens at targets are
+        ignored.
         """
-        N, T = len(tokens), int(lengths.max())
-        tokens, context = tokens[:, :T], context[:, :T]
+        lengths, N, T = batch.lengths, len(batch), int(batch.lengths.max())
+        tokens, context = batch.tokens[:, :T], batch.given()[:, :T]
         if N > len(self.free) or T > self.length:
             raise ValueError(
                 f"{N} sequences of {T} tokens do not fit: {len(self.free)} rows are free, each of "
@@ -142,7 +143,6 @@ class Cache:
             )
         taken = self.free[:N]
         rows = torch.tensor(taken, device=tokens.device)
-        context = context & (torch.arange(T, device=tokens.device) < lengths[:, None])
         known = context.cumprod(1).sum(1)  # the given prefix of each
         self.tokens[rows, :T], self.lengths[rows] = tokens.to(self.tokens.dtype), lengths
         new, source = _first_of_equals(tokens.masked_fill(~context, -1), lengths)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from tracformer.attention import Attention, Layout, build_attention
 from tracformer.geometry import decoder_stride, encoder_offsets, paired_encoder_layer
 from tracformer.model.base import EXACT, MARGINAL, ConditionalModel
+from tracformer.model.batch import Batch
 from tracformer.model.blocks import (
     Angles,
     Block,
@@ -174,21 +175,16 @@ class Tracformer(ConditionalModel):
         """For `car` and `ar`, which go from left to right; the caller holds it."""
         return Cache(self, mode, rows, length) if mode != "ac" else None
 
-    def hidden(
-        self, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Final decoder states (N, d) of the wanted positions, and those positions
-        as flat rows (N,).
-        """
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         rows = wanted.flatten().nonzero()[:, 0]
-        layout = Layout(lengths, tokens.shape[1], readings=1 if mode == "ar" else 2, rows=rows)
+        layout = Layout(batch.lengths, batch.width, readings=1 if mode == "ar" else 2, rows=rows)
         angles = rotary_angles(
             layout.positions,
             self.config.head_size,
             self.config.rotary_base,
             self.embedding.weight.dtype,
         )
-        readings = self._readings(tokens, context, mode, layout)
+        readings = self._readings(batch, mode, layout)
         features = (
             self._encode(readings, angles, layout)
             if self.training
@@ -196,15 +192,14 @@ class Tracformer(ConditionalModel):
         )
         return self._decode(features, angles, layout), rows
 
-    def _readings(self, tokens: Tensor, context: Tensor, mode: str, layout: Layout) -> Tensor:
+    def _readings(self, batch: Batch, mode: str, layout: Layout) -> Tensor:
         """(readings * B, T) what the encoders read: the prefix encoder's input, then the suffix
         encoder's, mirrored.
         """
-        inside = torch.arange(layout.length, device=tokens.device) < layout.lengths[:, None]
-        tokens = tokens.masked_fill(~inside, self.config.mask_id)
+        tokens = batch.tokens.masked_fill(~batch.inside(), self.config.mask_id)
         if mode == "ar":
             return tokens
-        given = tokens.masked_fill(~context, self.config.mask_id)
+        given = tokens.masked_fill(~batch.context, self.config.mask_id)
         return torch.cat((given if mode == "ac" else tokens, given.gather(1, layout.mirror)))
 
     def _encode(self, readings: Tensor, angles: Angles, layout: Layout) -> list[Tensor]:

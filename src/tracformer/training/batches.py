@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tracformer.data.examples import ExampleOrder, Examples
 from tracformer.distributed import Ranks
+from tracformer.model.batch import Batch
 from tracformer.training.objectives import Question, Questioner
 
 
@@ -20,17 +21,12 @@ class Group:
     """Sequences that are asked in one mode."""
 
     mode: str
-    tokens: Tensor  # (B, T)
-    context: Tensor  # (B, T) bool
-    lengths: Tensor | None  # (B,), None where none is padded
+    batch: Batch
     weights: Tensor | None  # (B, T), None where every target counts once
 
     def to(self, device: torch.device) -> "Group":
-        moved = [
-            x if x is None else x.to(device, non_blocking=True)
-            for x in (self.lengths, self.weights)
-        ]
-        return Group(self.mode, self.tokens.to(device), self.context.to(device), *moved)
+        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
+        return Group(self.mode, self.batch.to(device), weights)
 
 
 @dataclass(frozen=True)
@@ -112,13 +108,14 @@ def group_by_mode(
         for row, i in enumerate(rows):
             context[row, : lengths[i]] = questions[i].context
             weights[row] = questions[i].weight
-        padded = bool((lengths[rows] < width).any())
         groups.append(
             Group(
                 mode,
-                torch.from_numpy(tokens[rows, :width]),
-                torch.from_numpy(context),
-                torch.from_numpy(lengths[rows]) if padded else None,
+                Batch(
+                    torch.from_numpy(tokens[rows, :width]),
+                    torch.from_numpy(context),
+                    torch.from_numpy(lengths[rows]),
+                ),
                 torch.from_numpy(weights) if (weights != 1.0).any() else None,
             )
         )
@@ -128,4 +125,4 @@ def group_by_mode(
 def _silent(mode: str, tokens: NDArray[np.int64]) -> Group:
     """A question that counts for nothing."""
     nothing = torch.zeros(tokens.shape)
-    return Group(mode, torch.from_numpy(tokens), nothing.bool(), None, nothing)
+    return Group(mode, Batch(torch.from_numpy(tokens), nothing.bool()), nothing)

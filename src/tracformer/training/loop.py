@@ -72,9 +72,7 @@ class LossOf(nn.Module):
         self.model = model
 
     def forward(self, group: Group) -> Tensor:
-        return self.model.nll(
-            group.tokens, group.context, group.mode, group.lengths, weights=group.weights
-        )[0]
+        return self.model.nll(group.batch, group.mode, weights=group.weights)[0]
 
 
 class Trainer:

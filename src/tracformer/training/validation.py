@@ -14,7 +14,8 @@ from tracformer.data.examples import Examples
 from tracformer.distributed import Ranks
 from tracformer.generation.decode import fill
 from tracformer.model import ConditionalModel
-from tracformer.model.base import BOUND, targets_of
+from tracformer.model.base import BOUND
+from tracformer.model.batch import Batch
 
 CONTEXT_SEED = 20250  # held-out contexts are the same in every run
 BOUND_DRAWS = 8  # of noise for each sequence, where the model answers with a bound
@@ -48,26 +49,19 @@ def conditional_perplexity(
         context = draw_contexts(
             parse_strategy(strategy), lengths, CONTEXT_SEED, numbers, width=tokens.shape[1]
         )
-        nll, targets = _nll(
-            model,
-            torch.from_numpy(tokens).to(ranks.device),
-            torch.from_numpy(context).to(ranks.device),
-            mode,
-            torch.from_numpy(lengths).to(ranks.device),
-        )
+        questions = Batch(*(torch.from_numpy(x) for x in (tokens, context, lengths)))
+        nll, targets = _nll(model, questions.to(ranks.device), mode)
         total, count = total + float(nll), count + targets
     total, count_all = ranks.total([total, float(count)])
     return math.exp(min(total / count_all, 700.0))
 
 
-def _nll(
-    model: ConditionalModel, tokens: Tensor, context: Tensor, mode: str, lengths: Tensor
-) -> tuple[Tensor, int]:
+def _nll(model: ConditionalModel, batch: Batch, mode: str) -> tuple[Tensor, int]:
     if model.answers[mode] != BOUND:
-        return model.nll(tokens, context, mode, lengths)
+        return model.nll(batch, mode)
     # `nll` is a training loss there
-    values = model.log_prob(tokens, context, mode, lengths, draws=BOUND_DRAWS, seed=CONTEXT_SEED)
-    return -values.sum(), int(targets_of(context, lengths).sum())
+    values = model.log_prob(batch, mode, draws=BOUND_DRAWS, seed=CONTEXT_SEED)
+    return -values.sum(), int(batch.targets().sum())
 
 
 @torch.no_grad()
@@ -90,5 +84,5 @@ def sample_hole(
     context[:, start:stop] = False
     # under it keys would have another dtype than the cache's store
     with torch.autocast(device.type, enabled=False):
-        filled = fill(model, row, context, mode, seed=seed)
+        filled = fill(model, Batch(row, context), mode, seed=seed)
     return row[0].tolist(), start, stop, filled.tokens[0, start:stop].tolist()

@@ -29,6 +29,7 @@ from tracformer.evaluation.runner import evaluate
 from tracformer.evaluation.task import Silent, Subject, parse_task
 from tracformer.generation.decode import fill
 from tracformer.model.base import ConditionalModel
+from tracformer.model.batch import Batch
 
 MODES = ("car", "ac", "ar")
 
@@ -78,16 +79,19 @@ def test_the_truth_is_a_model_like_any_other() -> None:
     context = torch.zeros_like(tokens, dtype=torch.bool)
     context[:, 4:] = True
     sums = [
-        order_log_prob(model, tokens, order, context).sum(1)
+        order_log_prob(model, Batch(tokens, context), order).sum(1)
         for order in (torch.arange(48), torch.arange(48).flip(0))
     ]
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-10, atol=0)
-    filled = fill(model, tokens, context, "car", seed=1)
+    filled = fill(model, Batch(tokens, context), "car", seed=1)
     torch.testing.assert_close(
-        filled.log_prob, model.log_prob(filled.tokens, context, "car").sum(1), rtol=1e-12, atol=0
+        filled.log_prob,
+        model.log_prob(Batch(filled.tokens, context), "car").sum(1),
+        rtol=1e-12,
+        atol=0,
     )
     with pytest.raises(ValueError, match="source 'hmm-4' makes 48"):
-        model(tokens[:, :10], context[:, :10], "car")
+        model(Batch(tokens[:, :10], context[:, :10]), "car")
 
 
 class Leaky(TruthModel):
@@ -122,13 +126,13 @@ def test_what_an_end_of_text_takes_is_lost_and_ar_is_also_held_against_what_foll
     context = draw_pattern(PATTERNS["alternating"], 48, 0, range(2))
     whole = torch.from_numpy(np.pad(tokens, ((0, 0), (0, 1)), constant_values=source.symbols))
     given = torch.from_numpy(np.pad(context, ((0, 0), (0, 1)), constant_values=True))
-    logs = model(whole, given, "car")[~given].log_softmax(1).detach().numpy()
+    logs = model(Batch(whole, given), "car")[~given].log_softmax(1).detach().numpy()
     true = source.log_next(tokens, context)[~context]
     assert logs.shape[1] == true.shape[1] + 1
     expected = (np.exp(true) * (true - logs[:, :-1])).sum(1).mean()
     assert kls(result)["alternating"] == pytest.approx(expected, rel=1e-10)
     with torch.no_grad():
-        nll = -float(model.log_prob(whole, given, "car").sum())
+        nll = -float(model.log_prob(Batch(whole, given), "car").sum())
     assert float(np.sum(result.details["alternating"]["nll"])) == pytest.approx(nll, rel=1e-10)
 
     blind = run(
