@@ -1,34 +1,38 @@
-"""The command line: verbs, errors and exit codes.
+"""The command line: commands, errors and exit codes.
 
-`tracformer VERB ...`: finds the verb's file, and turns a user's mistake into one paragraph and
-exit code 2.
+`main` finds the module of a command, parses its arguments and runs it. Modules are imported only
+when their command is called, so that `tracformer --help` stays fast.
 
-The command line: one file a verb, loaded only when its verb is called.
+A module of a command has `add_arguments(parser)` and `run(arguments)`, which returns the exit code;
+its docstring is the description that `--help` shows. A module with two commands holds a `Command`
+for the second.
 """
 
 import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
 
-VERBS = {
-    "infill": "fill the [[blanks]] of a text, and say how probable the filling is",
-    "score": "the log-probability of the [[marked]] parts of a text, given the rest",
-    "sample": "write from nothing, or go on from a prompt",
-    "info": "what a model is: system, size, modes, tokeniser, training",
-    "models": "list the systems that can be trained, evaluated and asked",
-    "prepare": "turn text, JSONL, FASTA or a hub data set into token shards",
-    "train": "train a model, or go on with an interrupted run",
-    "plot": "draw the curves of a run",
-    "eval": "perplexity, infilling quality, exact benchmark and more, of one model or several",
-    "serve": "answer over HTTP: native, OpenAI, llama.cpp and Mistral protocols, and a web page",
-    "report": "one page from results: pictures, tables, intervals, fills",
-    "reproduce": "a table or figure of the paper, from data to report",
-    "bench": "speed and memory on this machine, against rivals, as ratios",
+# name: (module, what it does)
+COMMANDS = {
+    "infill": ("infill", "fill the blanks of a text, with the probability of each fill"),
+    "score": ("score", "log-probability of marked parts of a text, given the rest"),
+    "sample": ("sample", "generate text from nothing or from a prompt"),
+    "info": ("info", "show a model's system, size, modes, tokenizer and training"),
+    "models": ("info", "list the systems that can be trained and evaluated"),
+    "prepare": ("prepare", "turn text, JSONL, FASTA or a hub data set into token shards"),
+    "train": ("train", "train a model, or continue an interrupted run"),
+    "plot": ("train", "draw the training curves of runs"),
+    "eval": ("eval", "evaluate models: perplexity, infilling quality, exact benchmark and more"),
+    "serve": ("serve", "serve a model over HTTP, with a web page"),
+    "report": ("reproduce", "write an HTML page with tables and pictures of results"),
+    "reproduce": ("reproduce", "reproduce a table or figure of the paper"),
+    "bench": ("bench", "measure speed and memory on this machine"),
 }
-MISTAKES = (
+# Errors that the user can correct; everything else is a failure.
+USAGE_ERRORS = (
     ValueError,
     FileNotFoundError,
     FileExistsError,
@@ -37,105 +41,140 @@ MISTAKES = (
     PermissionError,
     ImportError,
 )
-# exit codes; the last two as a shell names SIGINT and SIGPIPE
-FAILED, MISTAKEN, INTERRUPTED, NO_READER = 1, 2, 130, 141
+FAILED, WRONG_USAGE = 1, 2
+INTERRUPTED, BROKEN_PIPE = 130, 141  # as shells report SIGINT and SIGPIPE
+
+
+class Command(NamedTuple):
+    """A command that shares its module with another one.
+
+    Args:
+        description: Text that `--help` shows.
+        add_arguments: Adds the command's arguments to a parser.
+        run: Runs the command and returns the exit code.
+    """
+
+    description: str | None
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """A wrong option is a mistake like any other: one sentence, not the whole usage."""
+    """An argument parser whose errors are one line, like all errors of the command line."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise the message as a ValueError instead of printing the usage."""
         raise ValueError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0: success; 1: the work failed; 2: wrong usage; 130: interrupted; 141: nobody reads the output.
+
+    Args:
+        arguments: Words after the program's name; those of the process if None.
+    """
     _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     split = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words) - 1)
-    speaker = "tracformer"
+    before, rest = words[: split + 1], words[split + 1 :]
+    debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
+    name = "tracformer"
     try:
-        chosen = _parser().parse_args(words[: split + 1])
+        chosen = _parser().parse_args(before)
         if chosen.version:
             from tracformer import __version__
 
             print(__version__)
             return 0
-        if chosen.verb is None:
+        if chosen.command is None:
             _parser().print_help()
             return 0
-        speaker = f"tracformer {chosen.verb}"
-        module = importlib.import_module(f"tracformer.cli.{chosen.verb}")
+        name = f"tracformer {chosen.command}"
+        command = _find(chosen.command)
         parser = Parser(
-            prog=speaker,
-            description=module.__doc__,
+            prog=name,
+            description=command.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.add_arguments(parser)
-        rest = words[split + 1 :]
-        # the latter would forget the "--"
+        command.add_arguments(parser)
+        _add_debug(parser)
+        # parse_intermixed_args would drop the "--"
         parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args
-        code: int = module.run(parse(rest))
-        # a reader that has gone is found out here, not when the interpreter ends
-        sys.stdout.flush()
+        code = command.run(parse(rest))
+        sys.stdout.flush()  # notice a closed pipe here rather than when the interpreter exits
         return code
-    except UnicodeEncodeError as error:
-        wrong = error.object[error.start]
-        print(
-            f"{speaker}: {wrong!a} cannot be written as {error.encoding}; text is UTF-8: set "
-            "PYTHONIOENCODING=utf-8",
-            file=sys.stderr,
-        )
-        return MISTAKEN
-    except MISTAKES as mistake:
-        print(f"{speaker}: {mistake}", file=sys.stderr)
-        return MISTAKEN
     except BrokenPipeError:
-        _forget_output()
-        return NO_READER
-    except OSError as error:
-        print(f"{speaker}: {error}", file=sys.stderr)
-        return FAILED
-    except (MemoryError, RuntimeError) as error:
-        # how torch names a lack of memory, on any device
-        if isinstance(error, RuntimeError) and "allocate" not in str(error):
-            raise
-        print(
-            f"{speaker}: out of memory; fewer sequences at once need less (--batch, batch=, "
-            "micro_batch=)",
-            file=sys.stderr,
-        )
-        return FAILED
+        _discard_output()
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         return INTERRUPTED
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        else:
+            print(f"{name}: {_message(error)}", file=sys.stderr)
+        return WRONG_USAGE if isinstance(error, USAGE_ERRORS) else FAILED
+
+
+def _message(error: Exception) -> str:
+    """Return one line about an error."""
+    if isinstance(error, UnicodeEncodeError):
+        character = error.object[error.start]
+        return (
+            f"{character!a} cannot be written as {error.encoding}; text is UTF-8: set "
+            "PYTHONIOENCODING=utf-8"
+        )
+    # torch reports a lack of memory as a RuntimeError, on any device
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and "allocate" in str(error)
+    ):
+        return "out of memory; process fewer sequences at once (--batch, batch=, micro_batch=)"
+    if isinstance(error, (*USAGE_ERRORS, OSError)):
+        return str(error)
+    text = str(error).split("\n")[0]
+    return f"internal error: {type(error).__name__}: {text}; --debug shows the traceback"
+
+
+def _find(name: str) -> Command:
+    module = importlib.import_module(f"tracformer.cli.{COMMANDS[name][0]}")
+    found = vars(module).get(name)
+    if isinstance(found, Command):
+        return found
+    return Command(module.__doc__, module.add_arguments, module.run)
 
 
 def _parser() -> Parser:
+    summaries = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
     parser = Parser(
         prog="tracformer",
-        description="Fill holes in sequences, and say exactly how probable the filling is.",
-        epilog="verbs:\n"
-        + "\n".join(f"  {verb:<10} {what}" for verb, what in VERBS.items())
-        + "\n\n`tracformer VERB --help` tells more.",
+        usage="tracformer [--version] [--help] COMMAND ...",
+        description="Fill blanks in sequences, with the exact probability of each fill.",
+        epilog=f"commands:\n{summaries}\n\nRun `tracformer COMMAND --help` for details.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="print the version and leave")
-    parser.add_argument("verb", nargs="?", choices=VERBS, metavar="VERB", help=", ".join(VERBS))
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    _add_debug(parser)
+    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
 
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
 def _open_streams() -> None:
-    """Whoever closed an output (`>&-`) wants to hear nothing; Python has None there, which cannot
-    be written to.
-    """
+    """Replace closed outputs (`>&-`), which Python represents by None, by the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
-def _forget_output() -> None:
-    """What is still buffered goes nowhere: Python would try to write it when it
-    ends, and complain.
-    """
+def _discard_output() -> None:
+    """Send buffered output to the null device, so that Python does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

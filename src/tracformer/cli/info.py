@@ -1,8 +1,8 @@
-"""What a model is: its system, size, modes and what their numbers mean, tokeniser, files; and how
-it was trained, where that is known.
+"""Show what a model is: system, size, modes and the kind of their answers, tokenizer, files, and
+how it was trained, if its run is there.
 
-tracformer info runs/stories
-tracformer info --model runs/stories/best --json
+    tracformer info runs/stories
+    tracformer info --model runs/stories/best --json
 """
 
 import argparse
@@ -10,43 +10,57 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracformer.cli import arguments as texts
-from tracformer.cli import output as show
+from tracformer.cli import Command, output
+from tracformer.cli import arguments as shared
 
 if TYPE_CHECKING:
     from tracformer.generation.language_model import LanguageModel
 
+MODELS_DESCRIPTION = """List the systems that can be trained, evaluated and asked: their modes, the
+kind of each answer, limitations, and the size at the paper's scale.
+
+    tracformer models
+    tracformer models --json
+    tracformer models --flops
+
+Train a system with `tracformer train model.family=NAME ...`.
+"""
 ANSWERS = {
     "exact": "exact joint probability of all targets",
     "marginal": "marginal of each target; any order",
     "bound": "lower bound on the joint probability",
 }
+PAPER_PRESETS = ("paper-small", "paper")
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+SETTINGS_SHOWN = ("objective", "contexts", "steps", "batch", "length", "seed", "ema", "init")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="a model's folder, or a run's")
-    texts.add_model(parser)
+    """Add the arguments of `tracformer info`."""
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="model or run folder")
+    shared.add_model(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `tracformer info`."""
     if arguments.folder and arguments.model:
         raise ValueError(
-            f"two models are named, {arguments.folder} and --model {arguments.model}; leave one of "
-            "them out"
+            f"two models given, {arguments.folder} and --model {arguments.model}; give one of them"
         )
     from tracformer.loading import find_folder
 
-    lm = texts.open_model(arguments.folder or arguments.model or texts.default_model())
+    lm = shared.open_model(arguments.folder or arguments.model or shared.default_model())
     facts = describe(lm, find_folder(lm.name))
     if arguments.json:
-        show.put_json(facts)
+        output.put_json(facts)
     else:
-        show.put("\n".join(_lines(facts)))
+        output.put("\n".join(_lines(facts)))
     return 0
 
 
 def describe(lm: "LanguageModel", folder: Path) -> dict[str, Any]:
+    """Return the facts about a model, as `--json` prints them."""
     model, config, tokenizer = lm.model, lm.model.config, lm.tokenizer
     files = sorted(
         entry for entry in folder.iterdir() if entry.is_file() and not entry.name.startswith(".")
@@ -76,80 +90,184 @@ def describe(lm: "LanguageModel", folder: Path) -> dict[str, Any]:
 
 
 def training_summary(folder: Path) -> dict[str, Any] | None:
-    """From the run that the model's folder lies in: its settings, and the last things it logged."""
-    run = next(
-        (place for place in (folder, folder.parent) if (place / "train.json").is_file()), None
-    )
-    if run is None:
+    """Return settings and last log records of the run that a model folder belongs to, if any."""
+    runs = [place for place in (folder, folder.parent) if (place / "train.json").is_file()]
+    if not runs:
         return None
     from tracformer.training.log import perplexities, read_log
 
+    run = runs[0]
     try:
         settings = json.loads((run / "train.json").read_text())
     except ValueError as error:
         raise ValueError(f"{run / 'train.json'} is not valid JSON: {error}") from error
     log = read_log(run / "log.jsonl") if (run / "log.jsonl").is_file() else []
     last = {record["kind"]: record for record in log}
-    kept = ("objective", "contexts", "steps", "batch", "length", "seed", "ema", "init")
+    train, validation = last.get("train", {}), last.get("eval")
     return {
         "run": str(run),
         "data": settings.get("data", {}).get("source", ""),
-        **{key: settings[key] for key in kept if key in settings},
-        "last_step": last["train"]["step"] if "train" in last else None,
-        "last_loss": last["train"].get("loss") if "train" in last else None,
-        "held_out": {"step": last["eval"]["step"], **perplexities(last["eval"])}
-        if "eval" in last
-        else None,
+        **{key: settings[key] for key in SETTINGS_SHOWN if key in settings},
+        "last_step": train.get("step"),
+        "last_loss": train.get("loss"),
+        "held_out": None
+        if validation is None
+        else {"step": validation["step"], **perplexities(validation)},
     }
 
 
 def _dtypes(folder: Path) -> str:
-    """As stored; a model is computed in float32 unless told otherwise."""
+    """Return the precision in which the weights are stored."""
     from safetensors import safe_open
 
     names: set[str] = set()
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             names |= {str(file.get_slice(name).get_dtype()) for name in file.keys()}  # noqa: SIM118
-    long = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-    return (
-        ", ".join(sorted(long.get(name, name) for name in names))
-        or "another format than safetensors"
-    )
+    return ", ".join(sorted(DTYPES.get(name, name) for name in names)) or "unknown (no safetensors)"
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     tokenizer, training = facts["tokenizer"], facts["training"]
     size, bare = facts["parameters"], facts["parameters_without_embeddings"]
-    lines = [
-        f"{facts['folder']}: {facts['system']}",
-        f"  parameters   {size:,} ({bare:,} without embeddings), stored as {facts['dtype']}",
-        f"  length       at most {facts['max_length']:,} tokens",
-        f"  vocabulary   {facts['vocab_size']:,} tokens",
-        f"  tokeniser    {tokenizer['kind']}, fingerprint {tokenizer['fingerprint'][:12]}",
+    rows = [
+        ("parameters", f"{size:,} ({bare:,} without embeddings), stored as {facts['dtype']}"),
+        ("length", f"at most {facts['max_length']:,} tokens"),
+        ("vocabulary", f"{facts['vocab_size']:,} tokens"),
+        ("tokenizer", f"{tokenizer['kind']}, fingerprint {tokenizer['fingerprint'][:12]}"),
     ]
-    for mode, told in facts["modes"].items():
-        limit = f"; {told['limit']}" if told["limit"] else ""
-        lines.append(f"  mode {mode:<7} {ANSWERS.get(told['answer'], told['answer'])}{limit}")
+    for mode, known in facts["modes"].items():
+        limit = f"; {known['limit']}" if known["limit"] else ""
+        rows.append((f"mode {mode}", f"{ANSWERS.get(known['answer'], known['answer'])}{limit}"))
     if facts["untrained_modes"]:
-        lines.append(f"  not trained  {', '.join(facts['untrained_modes'])}")
-    lines += [f"  file         {name}, {size:,} bytes" for name, size in facts["files"].items()]
+        rows.append(("not trained", ", ".join(facts["untrained_modes"])))
+    rows += [("file", f"{name}, {size:,} bytes") for name, size in facts["files"].items()]
     if training is not None:
-        lines.append(
-            f"  training     {training['run']}: {training.get('objective', '')}, "
-            f"{training.get('steps', 0):,} steps of "
-            f"{training.get('batch', 0)} x {training.get('length', 0)} tokens of {training['data']}"
+        amount = (
+            f"{training.get('steps', 0):,} steps of {training.get('batch', 0)} x "
+            f"{training.get('length', 0)} tokens"
+        )
+        objective = training.get("objective", "")
+        rows.append(
+            ("training", f"{training['run']}: {objective}, {amount} of {training['data']}")
         )
         if training["last_step"] is not None:
-            lines.append(
-                f"  last step    {training['last_step']:,}, loss {training['last_loss']:.4f} nats "
-                "per target"
-            )
+            loss = f"loss {training['last_loss']:.4f} nats per target"
+            rows.append(("last step", f"{training['last_step']:,}, {loss}"))
         if training["held_out"] is not None:
-            told = ", ".join(
-                f"{key} {value:.2f}" for key, value in training["held_out"].items() if key != "step"
-            )
-            lines.append(
-                f"  held out     after step {training['held_out']['step']:,}, perplexity: {told}"
-            )
-    return lines
+            values = dict(training["held_out"])
+            step = values.pop("step")
+            shown = ", ".join(f"{key} {value:.2f}" for key, value in values.items())
+            rows.append(("validation", f"after step {step:,}, perplexity: {shown}"))
+    return [
+        f"{facts['folder']}: {facts['system']}",
+        *(f"  {name:<14} {what}" for name, what in rows),
+    ]
+
+
+def add_models_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer models`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object per system")
+    parser.add_argument(
+        "--flops",
+        action="store_true",
+        help="also count parameters and operations per trained token at preset mini (seconds)",
+    )
+
+
+def run_models(arguments: argparse.Namespace) -> int:
+    """Run `tracformer models`."""
+    from tracformer.baselines import family_names
+
+    names = family_names()
+    systems = [
+        {**describe_family(name), **(training_cost(name) if arguments.flops else {})}
+        for name in names
+    ]
+    if arguments.json:
+        for system in systems:
+            output.put_json(system)
+        return 0
+    from tracformer.report.tables import Line, Table, print_tables
+
+    lines = []
+    for system in systems:
+        modes = ", ".join(f"{mode} ({kind})" for mode, kind in system["modes"].items())
+        size = "-" if system["parameters"] is None else f"{system['parameters'] / 1e6:.1f}M"
+        cells = [modes, size]
+        if arguments.flops:
+            bare, flops = (system.get(key) for key in COSTS)
+            cells += ["-" if bare is None else f"{bare / 1e6:.2f}M"]
+            cells += ["-" if flops is None else f"{flops / 1e6:.1f}"]
+        lines.append(Line(system["name"], "", (*cells, system["summary"])))
+    columns = ["modes (answer)", "parameters"]
+    columns += ["mini: parameters", "MFLOP per token"] if arguments.flops else []
+    align = "lr" + ("rr" if arguments.flops else "") + "l"
+    caption = "parameters at the paper's size"
+    if arguments.flops:
+        caption += "; at preset mini without embeddings, and operations per trained token"
+    table = Table(
+        "systems",
+        "systems",
+        (*columns, "description"),
+        tuple(lines),
+        caption=caption,
+        align=align,
+    )
+    print_tables([table])
+    for system in systems:
+        for mode, limit in system["limits"].items():
+            output.put(f"  {system['name']}, mode {mode}: {limit}")
+    return 0
+
+
+def describe_family(name: str) -> dict[str, Any]:
+    """Return the facts about a system, as `--json` prints them."""
+    import torch
+
+    from tracformer.baselines import find_family
+
+    family = find_family(name)
+    kind = family.model_class
+    preset = next((preset for preset in PAPER_PRESETS if preset in kind.config_class.presets), None)
+    parameters: int | None = None
+    if preset is not None:
+        try:
+            with torch.device("meta"):  # counts the parameters without allocating them
+                parameters = kind(kind.config_class.preset(preset)).num_parameters()
+        except ImportError:  # the network needs an optional package
+            parameters = None
+    return {
+        "name": name,
+        "summary": family.summary,
+        "modes": dict(kind.answers),
+        "limits": dict(kind.limits),
+        "objective": family.objective,
+        "presets": list(kind.config_class.presets),
+        "parameters": parameters,
+    }
+
+
+COSTS = ("mini_parameters_without_embeddings", "mini_flops_per_token")
+
+
+def training_cost(name: str) -> dict[str, Any]:
+    """Return size and operations per trained token of a system at preset mini.
+
+    All systems have about the same size there.
+    """
+    from tracformer.baselines import find_family
+    from tracformer.evaluation.flops import flops_per_token, parameters_of
+
+    family = find_family(name)
+    try:
+        if "mini" not in family.config_class.presets:
+            return {}
+        config = family.config_class.preset("mini")
+        costs = parameters_of(config), flops_per_token(config, family.objective)
+    except ImportError:  # the network needs an optional package
+        return {}
+    return dict(zip(COSTS, costs, strict=True))
+
+
+models = Command(MODELS_DESCRIPTION, add_models_arguments, run_models)

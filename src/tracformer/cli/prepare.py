@@ -1,22 +1,18 @@
-"""Turn text files, JSONL, FASTA, or a hub data set into token shards.
+"""Turn text files, JSONL, FASTA or a hub data set into token shards.
 
     tracformer prepare my.txt --out data/my
-    tracformer prepare my.txt --validation held.txt --out data/my
+    tracformer prepare my.txt --validation held-out.txt --out data/my
     tracformer prepare 'books/*.jsonl.gz' --field body --tokenizer bpe:8192 --out data/books
     tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
-    # no held-out domain resembles a training one
     tracformer prepare PF00014.fasta --identity 0.6 --out data/kunitz
     tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
-    # trained on together, the first one's validation
     tracformer prepare wikitext2 wikipedia-2006 --tokenizer bpe:4096 --out data/both
-    # files of named sets that lie in a folder, no download
     tracformer prepare ptb --from FOLDER --out data/ptb
     tracformer prepare hf:owner/name --out data/name
-    # a source of the exact benchmark
     tracformer prepare exact:hmm-16,sequences=20000 --out data/hmm-16
 
-The folder holds memory-mapped shards, an index, the tokeniser and a manifest with the SHA-256 of
-each file.
+Several sources are trained on together, with the validation split of the first. The output folder
+holds memory-mapped shards, an index, the tokenizer and a manifest with the SHA-256 of each file.
 """
 
 import argparse
@@ -27,27 +23,28 @@ DRAWN = "exact:"  # sources of the exact benchmark
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer prepare`."""
     parser.add_argument(
         "source",
         nargs="+",
-        help="files, folders or globs; or names of data sets; or hf:OWNER/NAME; or exact:SOURCE",
+        help="files, folders or globs; names of data sets; hf:OWNER/NAME; or exact:SOURCE",
     )
-    parser.add_argument("--out", required=True, help="the folder to write; it must not exist")
+    parser.add_argument("--out", required=True, help="output folder; it must not exist")
     parser.add_argument(
         "--tokenizer",
         default="auto",
         help=(
             "auto, byte, char, char:LETTERS, dna, rna, nucleotide or protein (or these with "
-            "-aligned), bpe:SIZE, a folder or a hub id"
+            "-aligned), bpe:SIZE, a folder or a hub id (default: auto)"
         ),
     )
     parser.add_argument(
         "--validation",
-        metavar="FRACTION | FILE",
+        metavar="FRACTION|FILE",
         default="0.05",
         help=(
-            "the fraction to hold back where there is no such split; or the file, folder or glob "
-            "that is this split (default: 0.05)"
+            "fraction to hold out if the data has no validation split; or the file, folder or glob "
+            "of that split (default: 0.05)"
         ),
     )
     parser.add_argument(
@@ -55,32 +52,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SHARE",
         help=(
-            "aligned FASTA: what is held back, for validation and as much again for test, shares "
-            "at most so much with any training record"
+            "aligned FASTA: hold out records that share at most this fraction of residues with any "
+            "training record, for validation and as many for test"
         ),
     )
     parser.add_argument(
         "--from",
         dest="folder",
         metavar="FOLDER",
-        help="a folder with the files of named data sets, instead of a download",
+        help="read the files of named data sets from this folder instead of downloading them",
     )
     parser.add_argument(
-        "--format", help="text, jsonl, fasta or alignment (default: by the file's ending)"
+        "--format", help="text, jsonl, fasta or alignment (default: from the file name)"
     )
-    parser.add_argument("--field", help="JSONL: the field that holds the text")
+    parser.add_argument("--field", help="JSONL: field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
     parser.add_argument(
-        "--gaps", help="FASTA: keep or remove gaps (default: kept where the tokeniser has them)"
+        "--gaps", help="FASTA: keep or remove gaps (default: keep if the tokenizer has them)"
     )
     parser.add_argument(
-        "--detokenize", help="undo a corpus's tokenisation: wikitext, ptb, lambada or 1bw"
+        "--detokenize", help="undo a corpus's tokenization: wikitext, ptb, lambada or 1bw"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing output folder")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `tracformer prepare`."""
     from tracformer.data import name_of, open_sources, parse_validation, prepare
 
     names = ("format", "field", "documents", "gaps", "detokenize")
@@ -88,39 +86,28 @@ def run(arguments: argparse.Namespace) -> int:
         name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
     }
     where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
-    fraction, held = parse_validation(arguments.validation)
+    fraction, held_out = parse_validation(arguments.validation)
+    common = {"overwrite": arguments.overwrite, "quiet": arguments.json}
     if isinstance(where, str) and where.startswith(DRAWN):
-        if (
-            options
-            or held
-            or arguments.folder
-            or arguments.tokenizer != "auto"
-            or arguments.identity is not None
-        ):
+        given = options or held_out or arguments.folder or arguments.identity is not None
+        if given or arguments.tokenizer != "auto":
             raise ValueError(
-                f"{where!r} is drawn, not read: it has its own alphabet and validation, and takes "
-                "no option of files"
+                f"{where!r} is generated, with its own tokenizer and validation split; options "
+                "about files cannot be used with it"
             )
         from tracformer.evaluation.exact import parse_exact
 
         drawn = parse_exact(where)
-        data = prepare(
-            arguments.out,
-            drawn.splits(),
-            drawn.tokenizer,
-            overwrite=arguments.overwrite,
-            quiet=arguments.json,
-        )
+        data = prepare(arguments.out, drawn.splits(), drawn.tokenizer, **common)
     else:
-        sources = open_sources(where, validation=held, folder=arguments.folder, **options)
+        sources = open_sources(where, validation=held_out, folder=arguments.folder, **options)
         data = prepare(
             arguments.out,
             sources,
             arguments.tokenizer,
             validation=fraction,
             identity=arguments.identity,
-            overwrite=arguments.overwrite,
-            quiet=arguments.json,
+            **common,
         )
     counts = {
         name: {"documents": split.documents, "tokens": split.tokens, "bytes": split.bytes}
@@ -134,10 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"folder": str(data.folder), "tokenizer": tokenizer, "splits": counts}))
         return 0
-    print(f"{data.folder}: tokeniser {name_of(data.tokenizer)}, {tokenizer['vocab_size']} tokens")
+    print(f"{data.folder}: tokenizer {name_of(data.tokenizer)}, {tokenizer['vocab_size']} tokens")
     for name, count in counts.items():
-        print(
-            f"  {name}: {count['documents']:,} documents, {count['tokens']:,} tokens, "
-            f"{count['bytes']:,} bytes"
-        )
+        print(f"  {name}: " + ", ".join(f"{value:,} {unit}" for unit, value in count.items()))
     return 0

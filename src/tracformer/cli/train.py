@@ -1,14 +1,14 @@
-"""Train a model, or go on with an interrupted run.
+"""Train a model, or continue an interrupted run.
 
-    tracformer train data=my.txt                         everything else is chosen, and said aloud
+    tracformer train data=my.txt                         chooses everything else and prints it
     tracformer train laptop data=my.txt steps=3000       a preset, with changes
     tracformer train wikitext103-car                     the paper's run
-    tracformer train my.yaml optimizer.lr=1e-3           a preset file of your own
+    tracformer train my.yaml optimizer.lr=1e-3           your own preset file
     tracformer train data=mine.txt init=runs/stories/model          fine-tuning
     torchrun --nproc-per-node 8 -m tracformer train wikitext103-car
 
-The same command resumes a run from its newest whole checkpoint. SIGTERM and Ctrl-C save and leave
-with code 128 + signal.
+The same command resumes a run from its newest complete checkpoint. SIGTERM and Ctrl-C save a
+checkpoint and exit with code 128 + signal.
 """
 
 import argparse
@@ -16,48 +16,42 @@ import contextlib
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tracformer.cli import FAILED, USAGE_ERRORS, Command
 
 if TYPE_CHECKING:
     from tracformer.training.train_config import TrainConfig
 
+PLOT_DESCRIPTION = """Draw the training curves of one or more runs.
+
+    tracformer plot runs/stories                 writes runs/stories/curves.png
+    tracformer plot runs/a runs/b --out both.png
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer train`."""
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="PRESET | KEY=VALUE",
-        help="a preset's name or file, and changes to it",
+        metavar="PRESET|KEY=VALUE",
+        help="name or file of a preset, and options that replace its values",
     )
-    parser.add_argument("--presets", action="store_true", help="list the bundled presets and leave")
+    parser.add_argument("--presets", action="store_true", help="list the presets and exit")
+    parser.add_argument(
+        "--keys", action="store_true", help="list all options with their values and exit"
+    )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print how the run ended, or what is listed, as JSON; everything else goes to stderr",
+        help="print the outcome, or what is listed, as JSON; everything else goes to stderr",
     )
-    parser.add_argument(
-        "--keys",
-        action="store_true",
-        help="list every key with its value under this preset and leave",
-    )
-
-
-def _listed(config: "TrainConfig") -> dict[str, Any]:
-    """`model` with every key of its family; those that the data and the objective
-    decide are left out.
-    """
-    shape = {
-        key: value
-        for key, value in config.model_config(vocab_size=256).to_dict().items()
-        if key not in ("vocab_size", "modes")
-    }
-    from tracformer.training.train_config import DEFAULT_PRESET
-
-    model = {"family": "tracformer", "preset": DEFAULT_PRESET, **config.model, **shape}
-    return {"model": model, "eval_contexts": list(config.eval_contexts)}
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `tracformer train`."""
     from tracformer.training import train_config as configs
 
     if arguments.presets:
@@ -67,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     presets = [word for word in arguments.words if "=" not in word]
     if len(presets) > 1:
         raise ValueError(
-            f"{presets[1]!r} is not of the form key=value, and {presets[0]!r} already names the "
+            f"{presets[1]!r} is not of the form KEY=VALUE, and {presets[0]!r} already names the "
             "preset"
         )
     changes = [word for word in arguments.words if "=" in word]
@@ -75,11 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.keys:
         from tracformer.options import to_yaml
 
-        keys = {**config.to_dict(), **_listed(config)}
+        keys = {**config.to_dict(), **_model_keys(config)}
         print(json.dumps(keys) if arguments.json else to_yaml(keys, configs.TrainConfig))
         return 0
 
-    from tracformer.cli import MISTAKES
     from tracformer.devices import keep_freed_memory
     from tracformer.training.loop import TrainingError
     from tracformer.training.start import start
@@ -90,18 +83,52 @@ def run(arguments: argparse.Namespace) -> int:
             outcome = start(
                 config, None if presets else lambda name: configs.load_config(changes, name)
             )
-    except TrainingError as stopped:
-        print(f"tracformer train: {stopped}", file=sys.stderr)
-        return 1
+    except TrainingError as error:
+        print(f"tracformer train: {error}", file=sys.stderr)
+        return FAILED
     except OSError as error:
-        if isinstance(error, MISTAKES):
+        if isinstance(error, USAGE_ERRORS):
             raise
         print(
-            f"tracformer train: {error}. What was saved before is whole; the same command goes on "
-            "from there.",
+            f"tracformer train: {error}. Saved checkpoints are complete; run the same command "
+            "again to continue.",
             file=sys.stderr,
         )
-        return 1
+        return FAILED
     if arguments.json:
         print(json.dumps(dataclasses.asdict(outcome)))
     return 128 + outcome.signal if outcome.signal is not None else 0
+
+
+def _model_keys(config: "TrainConfig") -> dict[str, Any]:
+    """Return the options of the model that a user may set, and the validation contexts.
+
+    The vocabulary and the modes are decided by the data and the objective.
+    """
+    from tracformer.training.train_config import DEFAULT_PRESET
+
+    shape = config.model_config(vocab_size=256).to_dict()
+    for key in ("vocab_size", "modes"):
+        shape.pop(key, None)
+    model = {"family": "tracformer", "preset": DEFAULT_PRESET, **config.model, **shape}
+    return {"model": model, "eval_contexts": list(config.eval_contexts)}
+
+
+def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer plot`."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--out", help="picture to write (default: curves.png in the first run)")
+    parser.add_argument("--json", action="store_true", help="print the file name and runs as JSON")
+
+
+def run_plot(arguments: argparse.Namespace) -> int:
+    """Run `tracformer plot`."""
+    from tracformer.training.log import plot_runs
+
+    out = Path(arguments.out) if arguments.out else Path(arguments.runs[0]) / "curves.png"
+    plot_runs([Path(folder) for folder in arguments.runs], out)
+    print(json.dumps({"picture": str(out), "runs": arguments.runs}) if arguments.json else out)
+    return 0
+
+
+plot = Command(PLOT_DESCRIPTION, add_plot_arguments, run_plot)
