@@ -17,8 +17,8 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 import tracformer
+from tracformer.server import Settings
 from tracformer.server.app import Server
-from tracformer.server.schema import Settings
 
 TEXT = (
     "Once upon a time, there was a little girl named Lily. One day she found [[5]] in the garden. "

@@ -184,9 +184,9 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["ranges"], "no model named"),
-        (["MODEL"], "is taken for models); tasks: ratios, ranges"),
-        (["MODEL", "ratoos"], "ratoos are taken for models); tasks: ratios, ranges"),
+        (["ranges"], "no model given"),
+        (["MODEL"], "(read as models: "),
+        (["MODEL", "ratoos"], "ratoos); tasks: ratios, ranges"),
         (["MODEL", "ranges"], "no data named; give --data FOLDER or FILE"),
         (["MODEL", "ranges", "--data", "nothing.txt"], "nothing.txt"),
         (["MODEL", "--task", "rangse", "--data", "text.txt"], "did you mean 'ranges'?"),
@@ -223,23 +223,23 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
         (["nowhere", "ranges", "--data", "text.txt"], "nowhere does not exist"),
         (
             ["MODEL", "ranges", "--data", "text.txt", "--weights", ","],
-            "--weights is ',' and names no kind; allowed, separated by commas",
+            "--weights is ','; it must be one or several of float32",
         ),
         (
             ["MODEL", "ranges", "--data", "text.txt", "--mode", ","],
-            "--mode is ',' and names no mode",
+            "--mode is ',', which names no mode",
         ),
         (
             ["MODEL", "calibration", "--data", "text.txt", "--draws", "5"],
-            "--draws means nothing to what is asked, calibration; leave it out",
+            "--draws has no effect on calibration; leave it out",
         ),
         (
             ["MODEL", "exact", "--data", "nothing.txt", "--length", "7"],
-            "--data means nothing to what is asked, exact; leave it out",
+            "--data has no effect on exact; leave it out",
         ),
         (
             ["MODEL", "exact", "speed", "--count-eos"],
-            "--count-eos means nothing to what is asked, exact, speed; leave it out",
+            "--count-eos has no effect on exact, speed; leave it out",
         ),
     ],
 )

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from tests.cli.helpers import save_model
-from tracformer.cli import VERBS, main
+from tracformer.cli import COMMANDS, main
 from tracformer.data import char_tokenizer
 from tracformer.devices import pick_device
 
-HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "tqdm")
+HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "pydantic")
 
 
 def test_help_of_every_verb_imports_nothing_heavy() -> None:
-    calls = [["--help"], ["--version"], [], *([verb, "--help"] for verb in VERBS)]
+    calls = [["--help"], ["--version"], [], *([command, "--help"] for command in COMMANDS)]
     code = f"""
 import contextlib, sys
 from tracformer.cli import main
@@ -28,8 +28,8 @@ sys.exit([name for name in {HEAVY!r} if name in sys.modules] or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for verb in VERBS:
-        assert f"tracformer {verb}" in done.stdout
+    for command in COMMANDS:
+        assert f"tracformer {command}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.helpers import save_model
 from tests.evaluation.reproductions import stopping, work
-from tests.evaluation.test_report import WellFormed
+from tests.report.test_page import WellFormed
 from tracformer import reproduce as module
 from tracformer.cli import main
 from tracformer.data import byte_tokenizer
@@ -457,8 +457,8 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
         (["fig5", "seeds=a"], "seeds has 'a'"),
         (["fig5", "values.windows=3"], "the scale has no value 'windows'; it has: wikitext"),
         (["fig5", "batch=0"], "batch is '0'"),
-        (["fig5", "fig6"], "fig5, fig6 are named; one at a time"),
-        ([], "no experiment named"),
+        (["fig5", "fig6"], "several experiments given: fig5, fig6"),
+        ([], "no experiment given"),
         (["fig5", "only="], "only has ''; the experiment's models are: tracformer-car"),
         (
             ["fig5", "train.seed=7"],

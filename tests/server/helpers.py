@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tracformer import LanguageModel, Tracformer, TracformerConfig
 from tracformer.data import Tokenizer, train_bpe
+from tracformer.server import Settings
 from tracformer.server.app import Server
-from tracformer.server.schema import Settings
 
 WORDS = [
     "the cat sat on the mat",

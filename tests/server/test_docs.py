@@ -12,6 +12,7 @@ import pytest
 from tests.server.helpers import Running, running
 from tracformer import LanguageModel
 from tracformer.cli import serve
+from tracformer.server import Limits, Settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
 HERE = "http://127.0.0.1:8000"
@@ -62,8 +63,9 @@ def test_the_table_of_options_has_their_defaults() -> None:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     rows = dict(re.findall(r"^\| `(--[a-z-]+)`(?:, or `[A-Z_]+`)? \| ([^|]+) \|", PAGE, re.M))
-    for option in ("--rows", "--queue", "--timeout", "--drain", "--max-body"):
-        assert float(rows[option]) == parser.get_default(option[2:].replace("-", "_"))
+    defaults = {**vars(Settings()), "max_body": Limits.body}
+    for option in ("--rows", "--queue", "--timeout", "--body-timeout", "--drain", "--max-body"):
+        assert float(rows[option]) == defaults[option[2:].replace("-", "_")]
     assert {name for action in parser._actions for name in action.option_strings} - set(
         re.findall("--[a-z-]+", PAGE)
     ) == {"-h", "--help"}

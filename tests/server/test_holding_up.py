@@ -15,7 +15,7 @@ import pytest
 
 from tests.server.helpers import Running, Slow, make, running, shaped, until
 from tracformer import LanguageModel
-from tracformer.server.schema import Limits, Settings
+from tracformer.server import Limits, Settings
 
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/infill": {"text": "the [[1]] cat"},

@@ -152,8 +152,8 @@ def test_a_slip_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    from tracformer.server import Settings
     from tracformer.server.app import Server
-    from tracformer.server.schema import Settings
 
     def load() -> Any:
         raise ValueError("no such weights")

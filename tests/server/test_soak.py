@@ -17,7 +17,7 @@ from tests.server.helpers import WORDS, make, running
 from tests.server.test_holding_up import GOOD, shaped
 from tracformer import load
 from tracformer.data import train_bpe
-from tracformer.server.schema import Limits, Settings
+from tracformer.server import Limits, Settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,6 +11,7 @@ for the second.
 import argparse
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = Parser(
             prog=name,
             description=command.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_formatter,
         )
         command.add_arguments(parser)
         _add_debug(parser)
@@ -154,12 +155,19 @@ def _parser() -> Parser:
         usage="tracformer [--version] [--help] COMMAND ...",
         description="Fill blanks in sequences, with the exact probability of each fill.",
         epilog=f"commands:\n{summaries}\n\nRun `tracformer COMMAND --help` for details.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     _add_debug(parser)
-    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS
+    )
     return parser
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    width = min(100, shutil.get_terminal_size(fallback=(100, 24)).columns)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=width)
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Evaluate one model or several on the same sequences and contexts.
+"""Evaluate one or several models on the same sequences and contexts.
 
     tracformer eval runs/stories --task ratios:mean=10 --task ranges --data stories/ --length 128
     tracformer eval ours=runs/a theirs=runs/b ratios:mean=10 --data held-out.txt --mode car
@@ -6,150 +6,162 @@
     tracformer eval runs/a unconditional --data held-out.txt --weights float32,bfloat16,int8
     torchrun --nproc-per-node 2 -m tracformer eval runs/a ranges --data stories/
 
-A model is [NAME=]FOLDER[@MODE]: its folder, a run's, or an id of the hub. A task is NAME or
-NAME:KEY=VALUE,...; --tasks lists them with their options. Each pair of a model and a task becomes a
-JSON file in --out; the same command goes on after an interruption, and does nothing twice. Figures
-are marked exact, marginal or bound: these are different things.
+A model is [NAME=]FOLDER[@MODE], where FOLDER is a model folder, a run folder or a hub id. A task is
+NAME or NAME:KEY=VALUE,...; --tasks lists them with their options. Each model and task gives one
+JSON file in --out. The same command continues an interrupted evaluation and repeats nothing.
+Figures are marked exact, marginal or bound, which are different quantities.
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tracformer.cli import arguments as sampling
-from tracformer.cli import output as show
+from tracformer.cli import output
+from tracformer.options import flag_of
+from tracformer.progress import ProgressBar
 
 if TYPE_CHECKING:
     from tracformer.evaluation.task import Task
 
 DTYPES = ("float32", "float64", "bfloat16")
-OPTIONS = (
-    "data",
-    "split",
-    "length",
-    "sequences",
-    "seed",
-    "draws",
-    "detokenize",
-    "documents",
+# Options of tasks that have a flag, which sets them for every task that has them.
+TASK_OPTIONS = (
+    *("data", "split", "length", "sequences", "seed", "draws", "detokenize", "documents"),
     "count_eos",
-)  # that every task which has them takes
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer eval`."""
     parser.add_argument(
-        "words", nargs="*", metavar="MODEL | TASK", help="models as [NAME=]FOLDER[@MODE], and tasks"
+        "words", nargs="*", metavar="MODEL|TASK", help="models as [NAME=]FOLDER[@MODE], and tasks"
     )
     parser.add_argument(
         "--task",
         action="append",
         default=[],
         metavar="TASK",
-        help="NAME or NAME:KEY=VALUE,...; may be repeated",
+        help="task as NAME or NAME:KEY=VALUE,...; repeatable",
     )
     parser.add_argument(
-        "--tasks", action="store_true", help="list the tasks with their options and leave"
+        "--tasks", action="store_true", help="list the tasks with their options and exit"
     )
     parser.add_argument(
         "--data",
-        metavar="WHERE",
-        help="a prepared folder, text files, a data set of the paper by name, or hf:OWNER/NAME",
+        metavar="SOURCE",
+        help="prepared folder, text files, name of one of the paper's data sets, or hf:OWNER/NAME",
     )
-    parser.add_argument("--split", help="of prepared or named data (default: validation)")
+    parser.add_argument("--split", help="split of prepared or named data (default: validation)")
     parser.add_argument(
         "--documents", help="what ends a document in text files: separator, line, blank-line, ..."
     )
     parser.add_argument(
-        "--detokenize", help="undo the tokenisation of wikitext, ptb, lambada or 1bw"
+        "--detokenize", help="undo the tokenization of wikitext, ptb, lambada or 1bw"
     )
-    parser.add_argument("--length", type=int, metavar="TOKENS", help="of a sequence")
-    parser.add_argument("--sequences", type=int, metavar="N", help="how many; 0: all")
+    parser.add_argument("--length", type=int, metavar="N", help="tokens per sequence")
+    parser.add_argument("--sequences", type=int, metavar="N", help="number of sequences; 0: all")
     parser.add_argument(
         "--count-eos",
         action="store_true",
         default=None,
-        help="count end of text as a token to predict",
+        help="predict and count the end-of-text token",
     )
     parser.add_argument(
         "--mode",
         default="",
-        help=(
-            "car, ac, ar or diffusion; of several, separated by commas, the first that a model has"
-        ),
+        metavar="MODE,...",
+        help="car, ac, ar or diffusion; of several, the first that a model has is used",
     )
     parser.add_argument(
         "--draws",
         type=int,
         metavar="N",
-        help="of noise for each sequence, where the answer is a bound",
+        help="draws of noise per sequence, for models that give a bound",
     )
-    parser.add_argument("--seed", type=int, help="of contexts and noise (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="random seed of contexts and noise (default: 0)"
+    )
     parser.add_argument(
         "--batch",
         type=int,
         default=32,
         metavar="N",
-        help="sequences at once; changes no figure (default: 32)",
+        help="sequences per batch; does not change the figures (default: 32)",
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
-    parser.add_argument("--dtype", default="float32", choices=DTYPES)
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default: auto)")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=DTYPES,
+        metavar="TYPE",
+        help="float32, float64 or bfloat16 (default: float32)",
+    )
     parser.add_argument(
         "--weights",
         default="float32",
         metavar="KIND,...",
-        help="float32, bfloat16, int8: each model with weights rounded to each of them",
+        help="float32, bfloat16, int8: evaluate each model with its weights rounded to each kind",
     )
     parser.add_argument(
-        "--out",
-        default="results",
-        metavar="FOLDER",
-        help="where results go, and are found again (default: results)",
+        "--out", default="results", metavar="FOLDER", help="folder of results (default: results)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a result")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per result")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from tracformer.evaluation.task import parse_task, task_class, task_names
+    """Run `tracformer eval`."""
+    from tracformer.evaluation.task import parse_task, task_names
 
     if arguments.tasks:
-        for name in task_names():
-            options = ", ".join(
-                f"{part.name}={_shown(part.default)}"
-                for part in dataclasses.fields(task_class(name))
-            )
-            print(f"{name:<14} {options}")
+        _list_tasks()
         return 0
     models, named = sort_words(arguments.words, task_names())
     if not models:
         raise ValueError(
-            "no model named; write tracformer eval FOLDER --task TASK, FOLDER being a model's or a "
-            "run's"
+            "no model given; write tracformer eval FOLDER --task TASK, where FOLDER is a model or "
+            "run folder"
         )
-    defaults = {key: value for key in OPTIONS if (value := getattr(arguments, key)) is not None}
+    given = {key: getattr(arguments, key) for key in TASK_OPTIONS}
+    defaults = {key: value for key, value in given.items() if value is not None}
     tasks = [parse_task(text, defaults) for text in [*named, *arguments.task]]
     if not tasks:
-        taken = ", ".join(models)
         raise ValueError(
-            f"no task named ({taken} {'is' if len(models) == 1 else 'are'} taken for models); "
-            f"tasks: {', '.join(task_names())}"
+            f"no task given (read as models: {', '.join(models)}); tasks: {', '.join(task_names())}"
         )
     for key in defaults:
         if not any(key in task.options for task in tasks):
-            asked = ", ".join(dict.fromkeys(task.name for task in tasks))
+            names = ", ".join(dict.fromkeys(task.name for task in tasks))
             raise ValueError(
-                f"{sampling.option(key)} means nothing to what is asked, {asked}; leave it out "
-                "(--tasks lists what each task takes)"
+                f"{flag_of(key)} has no effect on {names}; leave it out (--tasks lists the options "
+                "of each task)"
             )
     return _evaluate(models, tasks, arguments)
 
 
+def _list_tasks() -> None:
+    import dataclasses
+
+    from tracformer.evaluation.task import task_class, task_names
+    from tracformer.options import default_of
+
+    for name in task_names():
+        kind = task_class(name)
+        defaults = {field.name: default_of(kind, field.name) for field in dataclasses.fields(kind)}
+        shown = ", ".join(f"{key}={_shown(value)}" for key, value in defaults.items())
+        output.put(f"{name:<14} {shown}")
+
+
+def _shown(value: object) -> str:
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def sort_words(words: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Models and tasks: a word that begins with a task's name is one, unless a
-    folder is called so.
+    """Return models and tasks: a word that begins with a task's name is a task.
+
+    A folder of such a name is a model.
     """
     tasks = [word for word in words if word.partition(":")[0] in known and not Path(word).exists()]
     return [word for word in words if word not in tasks], tasks
@@ -171,12 +183,13 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
     )
     if not kinds:
         raise ValueError(
-            f"--weights is {arguments.weights!r} and names no kind; allowed, separated by commas: "
-            f"{', '.join(KINDS)}"
+            f"--weights is {arguments.weights!r}; it must be one or several of {', '.join(KINDS)}, "
+            "separated by commas"
         )
     if arguments.mode and not modes:
         raise ValueError(
-            f"--mode is {arguments.mode!r} and names no mode; leave it out for each model's own"
+            f"--mode is {arguments.mode!r}, which names no mode; leave it out to use each model's "
+            "own"
         )
     keep_freed_memory()
     with join_ranks(arguments.device) as ranks:
@@ -191,58 +204,60 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
         )
         results = []
         meter = Meter(
-            len(subjects) * len(tasks), shown=ranks.first and show.is_terminal(sys.stderr)
+            len(subjects) * len(tasks), shown=ranks.first and output.is_terminal(sys.stderr)
         )
         try:
             for result in evaluate(subjects, tasks, arguments.out, meter):
                 meter.finish()
                 results.append(result)
                 if arguments.json and ranks.first:
-                    show.put(json.dumps({**result.to_dict(), "details": {}}, ensure_ascii=False))
+                    output.put(json.dumps({**result.to_dict(), "details": {}}, ensure_ascii=False))
         except KeyboardInterrupt:
             meter.close()
             if ranks.first:
                 print(
-                    f"tracformer eval: interrupted; what is done is in {arguments.out}, and the "
-                    "same command goes on from there",
+                    f"tracformer eval: interrupted; finished results are in {arguments.out}, run "
+                    "the same command again to continue",
                     file=sys.stderr,
                 )
             raise
         if not arguments.json and ranks.first:
-            # what rounding costs is too little to be seen in perplexity
+            # rounding costs too little to be seen in perplexity
             print_tables(printed_tables(results, per_byte=len(kinds) > 1), turned=True)
     return 0
 
 
 class Meter:
-    """Progress and time left on a terminal, one line for the task at hand."""
+    """Progress bars of an evaluation, one for each task.
+
+    Args:
+        tasks: Number of tasks.
+        shown: False draws nothing.
+    """
 
     def __init__(self, tasks: int, shown: bool) -> None:
         self.tasks, self.shown = tasks, shown
         self.finished = 0
-        self.bar: Any = None
+        self.bar: ProgressBar | None = None
 
     def start(self, what: str, total: int) -> None:
-        from tqdm import tqdm
-
+        """Begin the bar of a task."""
         self.close()
         place = f"[{self.finished + 1}/{self.tasks}] " if self.tasks > 1 else ""
-        self.bar = tqdm(
-            total=total, desc=f"{place}{what}", file=sys.stderr, disable=not self.shown, leave=False
-        )
+        self.bar = ProgressBar(f"{place}{what}", total, enabled=self.shown)
 
     def step(self, done: int = 1) -> None:
-        self.bar.update(done)
+        """Advance the bar."""
+        if self.bar is not None:
+            self.bar.update(done)
 
     def finish(self) -> None:
+        """Count a task as done."""
         self.close()
         self.finished += 1
 
     def close(self) -> None:
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-def _shown(value: Any) -> str:
-    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)

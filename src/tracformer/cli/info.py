@@ -148,9 +148,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
             f"{training.get('length', 0)} tokens"
         )
         objective = training.get("objective", "")
-        rows.append(
-            ("training", f"{training['run']}: {objective}, {amount} of {training['data']}")
-        )
+        rows.append(("training", f"{training['run']}: {objective}, {amount} of {training['data']}"))
         if training["last_step"] is not None:
             loss = f"loss {training['last_loss']:.4f} nats per target"
             rows.append(("last step", f"{training['last_step']:,}, {loss}"))

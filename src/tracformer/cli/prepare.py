@@ -73,7 +73,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--detokenize", help="undo a corpus's tokenization: wikitext, ptb, lambada or 1bw"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing output folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace an existing output folder"
+    )
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     names = [word for word in arguments.words if "=" not in word]
     if len(names) != 1:
-        problem = f"several experiments given: {', '.join(names)}" if names else "no experiment given"
+        given = ", ".join(names)
+        problem = f"several experiments given: {given}" if names else "no experiment given"
         raise ValueError(
             f"{problem}; write tracformer reproduce NAME scale=mini, where NAME is one of "
             f"{', '.join(experiment_names())}"
@@ -142,9 +143,7 @@ def _words(words: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, equals, value in (word.partition("=") for word in words):
         if equals and key in found:
-            raise ValueError(
-                f"{key} is given twice, as {found[key]!r} and {value!r}; give it once"
-            )
+            raise ValueError(f"{key} is given twice, as {found[key]!r} and {value!r}; give it once")
         if equals:
             found[key] = value
     return found

@@ -1,96 +1,72 @@
-"""Answer over HTTP: our own protocol, OpenAI's completions, llama.cpp's infill, Mistral's FIM, and
-a page to try it on.
+"""Serve a model over HTTP, with the native protocol, those of OpenAI (completions), llama.cpp
+(infill) and Mistral (FIM), and a web page to try it on.
 
     tracformer serve runs/stories
     TRACFORMER_API_KEY=secret tracformer serve runs/stories --host 0.0.0.0 --port 8080
 
-Without --host it listens on this machine alone. SIGTERM lets running requests finish first. Logs
-are JSON lines on standard error, about requests and never about what is in them.
+By default the server listens on this machine only. On SIGTERM it finishes running requests and
+exits. Logs are JSON lines on standard error; they never contain texts.
 """
 
 import argparse
 import os
 from pathlib import Path
 
-from tracformer.cli import arguments as texts
+from tracformer.cli import FAILED
+from tracformer.cli import arguments as shared
 from tracformer.files import optional_package
+from tracformer.options import add_arguments as add_options
+from tracformer.options import from_arguments
+from tracformer.server import Limits, Settings
 
 KEY = "TRACFORMER_API_KEY"
+OPTIONS = ("host", "port", "rows", "queue", "timeout", "body_timeout", "drain")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model's folder, or a run's")
-    texts.add_weights(parser)
-    parser.add_argument("--name", help="what clients call the model (default: its folder's name)")
+    """Add the arguments of `tracformer serve`."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="model or run folder")
+    shared.add_weights(parser)
+    shared.add_device(parser)
+    parser.add_argument("--name", help="name of the model for clients (default: its folder's name)")
     parser.add_argument(
         "--alias",
         action="append",
         default=[],
         metavar="NAME",
-        help="another name for it, or * for any; repeatable",
+        help="another name of the model, or * for any name; repeatable",
     )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to listen on (default: 127.0.0.1, this machine alone)",
-    )
-    parser.add_argument(
-        "--port", type=int, default=8000, help="(default: 8000; 0: any that is free)"
-    )
+    add_options(parser, Settings, OPTIONS)
     parser.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"what clients must send; better given as {KEY}, which other users cannot see",
+        help=f"key that clients must send; safer as {KEY}, which other users cannot see",
     )
     parser.add_argument(
         "--allow-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="web pages from there may call, or * for all; repeatable",
-    )
-    texts.add_device(parser)
-    parser.add_argument(
-        "--rows",
-        type=int,
-        default=64,
-        metavar="N",
-        help="sequences, and requests, at once (default: 64)",
-    )
-    parser.add_argument(
-        "--queue",
-        type=int,
-        default=64,
-        metavar="N",
-        help="requests that may wait; more are refused (default: 64)",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60,
-        metavar="SECONDS",
-        help="most time of a request (default: 60)",
-    )
-    parser.add_argument(
-        "--drain",
-        type=float,
-        default=30,
-        metavar="SECONDS",
-        help="most time to finish after SIGTERM (default: 30)",
+        help="origin of web pages that may call this server, or * for all; repeatable",
     )
     parser.add_argument(
         "--max-body",
         type=int,
-        default=2**20,
+        default=Limits.body,
         metavar="BYTES",
-        help="largest request (default: 1048576)",
+        help=f"size limit of a request (default: {Limits.body})",
     )
     parser.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        metavar="LEVEL",
+        help="debug, info, warning or error (default: info)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run `tracformer serve`."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         optional_package(package, "tracformer serve", "serve")
     from tracformer.devices import pick_device
@@ -98,27 +74,21 @@ def run(arguments: argparse.Namespace) -> int:
     from tracformer.model.fast_step import check_kind
     from tracformer.server.app import Server
     from tracformer.server.observability import configure_logging
-    from tracformer.server.schema import Limits, Settings
 
-    folder = arguments.model or texts.default_model()
+    folder = arguments.model or shared.default_model()
     settings = Settings(
-        host=arguments.host,
-        port=arguments.port,
+        **from_arguments(Settings, arguments, OPTIONS),
         api_key=arguments.api_key or os.environ.get(KEY) or None,
         origins=tuple(arguments.allow_origin),
         aliases=tuple(arguments.alias),
-        rows=arguments.rows,
-        queue=arguments.queue,
-        timeout=arguments.timeout,
-        drain=arguments.drain,
         limits=Limits(body=arguments.max_body),
     )
-    # What can be told of a slip is told at once, not after the server has begun to listen.
+    # Report wrong usage at once rather than after the server has begun to listen.
     find_folder(folder)
     check_kind(arguments.weights)
     device = pick_device(arguments.device)
     configure_logging(arguments.log_level)
     name = arguments.name or Path(folder).resolve().name
-    server = Server(lambda: texts.open_model(folder, arguments.weights, device), name, settings)
+    server = Server(lambda: shared.open_model(folder, arguments.weights, device), name, settings)
     server.run()
-    return 1 if server.failed or not server.started else 0
+    return FAILED if server.failed or not server.started else 0

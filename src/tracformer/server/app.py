@@ -31,12 +31,11 @@ from starlette.staticfiles import StaticFiles
 
 from tracformer import __version__
 from tracformer.generation.language_model import LanguageModel
-from tracformer.server import llamacpp, mistral, native_protocol, openai
+from tracformer.server import Settings, llamacpp, mistral, native_protocol, openai
 from tracformer.server.errors import INVALID, NOT_FOUND, ApiError, body_of, invalid
 from tracformer.server.middleware import RequestGuard
 from tracformer.server.observability import log_event
 from tracformer.server.queue import Service, service_of
-from tracformer.server.schema import Settings
 
 PAGE = Path(__file__).parent / "page"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -12,11 +12,10 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tracformer.server import errors
+from tracformer.server import Settings, errors
 from tracformer.server.errors import ApiError
 from tracformer.server.observability import Metrics, log_event
 from tracformer.server.queue import ClientGoneError
-from tracformer.server.schema import Settings
 
 # paths that need no API key; nor do the page's files
 OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")

@@ -20,9 +20,9 @@ from fastapi import Request as HttpRequest
 
 from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine, Request
 from tracformer.generation.language_model import LanguageModel
+from tracformer.server import Settings
 from tracformer.server.errors import NOT_FOUND, UNAVAILABLE, ApiError, busy, late
 from tracformer.server.observability import Metrics
-from tracformer.server.schema import Settings
 
 RECENT = 64  # requests whose duration is averaged for the `Retry-After` header
 

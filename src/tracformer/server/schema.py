@@ -1,4 +1,4 @@
-"""Types of request fields, and the settings of a server.
+"""Types of request fields.
 
 `Strict` and `Lenient` are the base classes of requests: one refuses unknown fields, the other
 ignores them. `with_options` adds the options of `InfillOptions` or `ScoreOptions` to a request, so
@@ -7,7 +7,6 @@ that their defaults, bounds and descriptions are written once.
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -21,7 +20,7 @@ from pydantic import (
 )
 
 from tracformer.generation.options import FlatOption, flat_options
-from tracformer.options import Bounds, check_options, option, simple_type
+from tracformer.options import Bounds, simple_type
 from tracformer.server.errors import TAG
 
 LARGEST_INT = 2**31 - 1
@@ -142,65 +141,3 @@ def _field_of(option: FlatOption) -> tuple[Any, Any]:
         description=description,
         **{name: limit for name, limit in limits.items() if limit is not None},
     )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The most that one request may ask for; what exceeds a limit is refused."""
-
-    body: int = 2**20  # bytes
-    blanks: int = 64
-    n: int = 16  # samples
-    best_of: int = 32
-    prompts: int = 64  # of one completions request
-    blank_tokens: int = 128  # longest blank of unknown length
-    length_draws: int = 32
-    draws: int = 256  # of an estimated score
-    top: int = 20  # candidates of each token
-    beam: int = 32  # width of a search
-    nodes: int = 2000  # budget of a search
-    stops: int = 4  # stop strings
-    steps: int = 1024  # of a reverse process
-
-
-LONGEST = 10**9  # seconds; clocks overflow not far beyond
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a server."""
-
-    host: str = option("127.0.0.1", "address to listen on (default: 127.0.0.1, this machine only)")
-    port: int = option(8000, "port to listen on; 0 takes any free port", low=0, high=2**16 - 1)
-    api_key: str | None = option(None, "key that clients must send", metavar="KEY")
-    origins: tuple[str, ...] = option(
-        (), "origins of web pages that may call this server, or * for all"
-    )
-    aliases: tuple[str, ...] = option((), "further names of the model, or * for any name")
-    rows: int = option(
-        64, "sequences in one batch, and requests that run at a time", low=1, metavar="N"
-    )
-    queue: int = option(64, "requests that may wait; more are refused", low=0, metavar="N")
-    timeout: float = option(
-        60.0,
-        "time limit of a request, with its time in the queue",
-        above=0,
-        high=LONGEST,
-        metavar="SECONDS",
-    )
-    body_timeout: float = option(
-        20.0, "time limit for a client to send its body", above=0, high=LONGEST, metavar="SECONDS"
-    )
-    drain: float = option(
-        30.0,
-        "time for running requests to finish after SIGTERM",
-        above=0,
-        high=LONGEST,
-        metavar="SECONDS",
-    )
-    limits: Limits = Limits()
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if self.api_key == "":
-            raise ValueError("the API key is empty; leave it out for a server without a key")
