@@ -1,9 +1,9 @@
 import pytest
 import torch
+from tracformer.bench.pieces import least_time
 
 from tracformer import native
 from tracformer.bench import pieces as measure
-from tracformer.bench.pieces import least_time
 
 
 @pytest.mark.skipif(not native.available(), reason="no C++ compiler")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tracformer.bench.pieces import FAILED, BenchPiece, BenchRow, Figures, Scale, Store
+from tracformer.bench.worker import call, measured
 
 from tracformer.bench import plot, suite
 from tracformer.bench import suite as tables
-from tracformer.bench.pieces import FAILED, BenchPiece, BenchRow, Figures, Scale, Store
-from tracformer.bench.worker import call, measured
 
 SCALE = Scale(
     "tiny",

@@ -1,183 +1,181 @@
-"""Run the benchmark and print its tables.
+"""Run the benchmarks: every piece in a fresh process, saved at once; then the tables.
 
-The table of a run, as text for a terminal and as markdown.
-
-A run: every piece in a fresh process, saved as soon as it is there, so that a kill loses one piece
-at most.
+run         measure what is not measured yet, and return the rows
+Store       `results.json`, from which an interrupted run continues
+tables      the rows as tables
 """
 
-import time
+import datetime
+import importlib
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tracformer.bench import attention_speed as attention
-from tracformer.bench import generation_speed as generation
-from tracformer.bench import long_sequences as long
-from tracformer.bench import machine
-from tracformer.bench import training_speed as training
-from tracformer.bench import wide_models as wide
-from tracformer.bench.pieces import (
+from tracformer import bench
+from tracformer.bench import (
     FAILED,
-    BenchPiece,
     BenchRow,
     Figures,
     Measured,
+    Measurement,
     Scale,
-    Store,
+    attention_speed,
+    generation_speed,
     processor_name,
+    training_speed,
 )
-from tracformer.bench.worker import OTHERS, measured
 from tracformer.evaluation.provenance import code_version
-from tracformer.reproduce import duration
+from tracformer.files import write_atomically
+from tracformer.report.tables import NEITHER, Line, Table
 
-HEADS = ("what", "setting", "measured", "ratio", "of what", "target")
-RIGHT = (2, 3)  # columns of numbers
-
-
-def number(value: float) -> str:
-    """
-    >>> number(1234.5), number(12.34), number(0.6789), number(0.0)
-    ('1234', '12.3', '0.68', '0.00')
-    """
-    return (
-        f"{value:.0f}"
-        if abs(value) >= 100
-        else f"{value:.1f}"
-        if abs(value) >= 10
-        else f"{value:.2f}"
-    )
-
-
-def cells(row: BenchRow) -> list[str]:
-    value = "" if row.value is None else f"{number(row.value)} {row.unit}".strip()
-    return [
-        row.what,
-        row.setting,
-        value,
-        "" if row.ratio is None else number(row.ratio),
-        row.of,
-        target(row),
-    ]
-
-
-def target(row: BenchRow) -> str:
-    """
-    >>> target(BenchRow("p", "w", "s", ratio=0.7, target=0.65))
-    'at least 0.65: met'
-    >>> target(BenchRow("p", "w", "s", ratio=1.2, target=1.05, at_most=True))
-    'at most 1.05: not met'
-    """
-    if row.target is None:
-        return ""
-    wanted = f"{'at most' if row.at_most else 'at least'} {row.target:g}"
-    return wanted if row.met is None else f"{wanted}: {'met' if row.met else 'not met'}"
-
-
-def text(rows: Sequence[BenchRow]) -> str:
-    """One table, a heading for each part."""
-    body = [cells(row) for row in rows]
-    widths = [max(len(line[i]) for line in [list(HEADS), *body]) for i in range(len(HEADS))]
-
-    def line(words: Sequence[str]) -> str:
-        padded = (
-            word.rjust(width) if i in RIGHT else word.ljust(width)
-            for i, (word, width) in enumerate(zip(words, widths, strict=True))
-        )
-        return "  ".join(padded).rstrip()
-
-    lines = [line(HEADS)]
-    part = ""
-    for row, words in zip(rows, body, strict=True):
-        if row.part != part:
-            part = row.part
-            lines += ["", part]
-        lines.append(line(words))
-        if row.note:
-            lines.append(f"    {row.note}")
-    return "\n".join(lines)
-
-
-def markdown(rows: Sequence[BenchRow], run: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
-    """Tables to paste: first every figure that has a target, then a table a part."""
-    told = [
-        f"`{run['processor']}`, {run['threads']} threads, PyTorch {run['torch']}, scale "
-        f"`{run['scale']}`."
-    ]
-    parts = [" ".join([*told, *notes])]
-    if aimed := [row for row in rows if row.target is not None]:
-        parts.append("### Targets\n\n" + _grid(aimed))
-    for part in dict.fromkeys(row.part for row in rows):
-        parts.append(
-            f"### {part.capitalize()}\n\n"
-            + _grid([row for row in rows if row.part == part], notes=True)
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-def _grid(rows: Sequence[BenchRow], notes: bool = False) -> str:
-    heads = [*HEADS, *(["note"] if notes and any(row.note for row in rows) else [])]
-    lines = [_bar(heads), _bar(["---:" if i in RIGHT else "---" for i in range(len(heads))])]
-    for row in rows:
-        lines.append(_bar([*cells(row), *([row.note] if len(heads) > len(HEADS) else [])]))
-    return "\n".join(lines)
-
-
-def _bar(words: Sequence[str]) -> str:
-    return "| " + " | ".join(words) + " |"
-
-
-def warnings(pieces: Mapping[str, Figures], doubtful: Sequence[str]) -> list[str]:
-    """Sentences about figures that are missing or mean little."""
-    told = [
-        f"{name} failed: {figures[FAILED]}."
-        for name, figures in pieces.items()
-        if FAILED in figures
-    ]
-    if doubtful:
-        shown = ", ".join(doubtful[:4]) + (
-            f" and {len(doubtful) - 4} more" if len(doubtful) > 4 else ""
-        )
-        told.append(
-            f"Others kept the machine busy during {len(doubtful)} of {len(pieces)} pieces "
-            f"({shown}): these figures mean little."
-        )
-    return told
-
-
-BUSY = 0.15  # cores that others may use before a figure is doubtful
-
-
-PARTS: dict[str, Any] = {
-    part.PART: part for part in (machine, attention, training, wide, generation, long)
+PARTS: dict[str, tuple[Measurement, ...]] = {
+    "machine": bench.MEASUREMENTS,
+    "attention": attention_speed.MEASUREMENTS,
+    "training": training_speed.MEASUREMENTS,
+    "generation": generation_speed.MEASUREMENTS,
 }
 ON_GPU = ("machine", "attention")
 
-Say = Callable[[str], None]
+
+@dataclass(frozen=True)
+class BenchPiece:
+    """One case of a measurement."""
+
+    name: str
+    measure: Callable[..., Figures]
+    arguments: Mapping[str, Any]
 
 
 def chosen_parts(only: str, device: str = "cpu") -> list[str]:
-    """Names separated by commas; empty: all.
+    """Return the parts to run.
 
-    The machine's limits always come first: others are told in terms of them.
+    Args:
+        only: Names separated by commas; empty for all. `machine` is always included, because other
+            parts are compared with its figures.
+        device: "cpu" or "cuda".
     """
     allowed = ON_GPU if device.startswith("cuda") else tuple(PARTS)
     names = [name.strip() for name in only.split(",") if name.strip()] or list(allowed)
     for name in names:
         if name not in PARTS:
-            raise ValueError(f"--only names {name!r}; parts: {', '.join(PARTS)}")
+            raise ValueError(f"--only is {name!r}; allowed: {', '.join(PARTS)}")
         if name not in allowed:
             raise ValueError(
-                f"--only names {name!r}, which is measured on the CPU alone; on {device}: "
+                f"--only is {name!r}, which is measured on the CPU only; on {device}: "
                 f"{', '.join(allowed)}"
             )
-    return [name for name in PARTS if name in names or name == machine.PART]
+    return [name for name in PARTS if name in names or name == "machine"]
+
+
+def pieces_of(scale: Scale, parts: Sequence[str]) -> list[BenchPiece]:
+    """Return all pieces of some parts."""
+    return [
+        BenchPiece(f"{each.name}/{case}", each.measure, arguments)
+        for part in parts
+        for each in PARTS[part]
+        for case, arguments in each.cases(scale).items()
+    ]
+
+
+def in_fresh_process(piece: BenchPiece) -> Figures:
+    """Return the figures of a piece, or why it failed; a failure does not end the run."""
+    task = [piece.measure.__module__, piece.measure.__qualname__, dict(piece.arguments)]
+    done = subprocess.run(
+        [sys.executable, "-c", "from tracformer.bench.suite import answer; answer()"],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == 0:
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+        return figures
+    if done.returncode < 0:
+        signal = -done.returncode
+        return {FAILED: f"its process was killed by signal {signal}; was there enough memory?"}
+    lines = done.stderr.strip().splitlines()
+    return {FAILED: lines[-1] if lines else f"its process ended with code {done.returncode}"}
+
+
+def answer() -> None:
+    """Measure the piece on standard input and print its figures, both as JSON."""
+    module, function, arguments = json.load(sys.stdin)
+    print("\n" + json.dumps(getattr(importlib.import_module(module), function)(**arguments)))
+
+
+def run(
+    scale: Scale,
+    parts: Sequence[str],
+    store: "Store",
+    say: Callable[[str], None],
+    measure: Callable[[BenchPiece], Figures] = in_fresh_process,
+) -> dict[str, list[BenchRow]]:
+    """Measure what the store does not have, and return the rows of each part that it has.
+
+    Args:
+        scale: Sizes.
+        parts: Parts to measure.
+        store: Where figures are saved.
+        say: Called with lines about the progress.
+        measure: Runs a piece.
+    """
+    pieces = pieces_of(scale, parts)
+    done = sum(store.has(piece) for piece in pieces)
+    if done:
+        say(f"{done} of {len(pieces)} pieces are already measured: {store.path}")
+    for piece in [piece for piece in pieces if not store.has(piece)]:
+        done += 1
+        say(f"[{done}/{len(pieces)}] {piece.name}")
+        figures = measure(piece)
+        if FAILED in figures:
+            say(f"  failed: {figures[FAILED]}")
+        store.put(piece, figures)
+    rows = rows_of(store.pieces)
+    store.save(rows)
+    return rows
+
+
+def rows_of(pieces: Mapping[str, Figures]) -> dict[str, list[BenchRow]]:
+    """Return the rows of each part that has any."""
+    found = Measured(pieces)
+    rows = {part: [row for each in PARTS[part] for row in each.rows(found)] for part in PARTS}
+    return {part: each for part, each in rows.items() if each}
+
+
+def tables(rows: Mapping[str, Sequence[BenchRow]]) -> list[Table]:
+    """Return one table for each part."""
+    columns = ("setting", "measured", "ratio", "of what")
+    return [
+        Table(
+            name=part,
+            title=part.capitalize(),
+            columns=columns,
+            lines=tuple(Line(row.what, "", row.cells(), row.note) for row in each),
+            better=NEITHER,
+            head="what",
+            align="lrrl",
+        )
+        for part, each in rows.items()
+    ]
+
+
+def markdown(rows: Mapping[str, Sequence[BenchRow]], about: Mapping[str, Any]) -> str:
+    """Return the tables as Markdown, under a line about the machine."""
+    machine = (
+        f"`{about['processor']}`, {about['threads']} threads, PyTorch {about['torch']}, scale "
+        f"`{about['scale']}`."
+    )
+    parts = [f"### {table.title}\n\n{table.to_markdown()}" for table in tables(rows)]
+    return "\n\n".join([machine, *parts]).rstrip() + "\n"
 
 
 def describe(scale: Scale) -> dict[str, Any]:
-    """What must be the same for figures to stand in one table."""
+    """Return what must be equal for figures to be in one table."""
     return {
         "scale": scale.name,
         "device": scale.device,
@@ -189,49 +187,87 @@ def describe(scale: Scale) -> dict[str, Any]:
     }
 
 
-def all_pieces(scale: Scale, parts: Sequence[str]) -> list[BenchPiece]:
-    return [piece for name in parts for piece in PARTS[name].pieces(scale)]
-
-
-def run(
-    scale: Scale,
-    parts: Sequence[str],
-    store: Store,
-    say: Say,
-    measure: Callable[[BenchPiece], Figures] = measured,
-) -> list[BenchRow]:
-    """Measure what the store does not have, and tell all that it has."""
-    pieces = all_pieces(scale, parts)
-    left = [piece for piece in pieces if not store.has(piece)]
-    if len(left) < len(pieces):
-        say(f"{len(pieces) - len(left)} of {len(pieces)} pieces are measured already: {store.path}")
-    spent = expected = 0.0
-    for number, piece in enumerate(left, start=1 + len(pieces) - len(left)):
-        remaining = sum(each.seconds for each in left[number - 1 - len(pieces) + len(left) :])
-        pace = spent / expected if expected else 1.0
-        say(f"[{number}/{len(pieces)}] {piece.name}; about {duration(pace * remaining)} left")
-        begun = time.monotonic()
-        figures = measure(piece)
-        if FAILED in figures:
-            say(f"  failed: {figures[FAILED]}")
-        store.put(piece, figures)
-        spent, expected = spent + time.monotonic() - begun, expected + piece.seconds
-    rows = rows_of(store.pieces)
-    store.save(rows)
-    return rows
-
-
-def rows_of(pieces: Mapping[str, Figures]) -> list[BenchRow]:
-    found = Measured(pieces)
-    return [row for part in PARTS.values() for row in part.rows(found)]
-
-
-def doubtful(pieces: Mapping[str, Figures]) -> list[str]:
-    """Pieces during which others kept the machine busy."""
-    return [name for name, figures in pieces.items() if (figures.get(OTHERS) or 0.0) > BUSY]
-
-
 def default_folder(scale: Scale) -> Path:
-    return Path("bench-results") / (
-        scale.name if scale.device == "cpu" else f"{scale.name}-{scale.device.replace(':', '-')}"
-    )
+    """Return the folder of a run if none is given."""
+    on = "" if scale.device == "cpu" else f"-{scale.device.replace(':', '-')}"
+    return Path("bench-results") / f"{scale.name}{on}"
+
+
+class Store:
+    """`results.json` in a folder: the run, and the figures and arguments of every piece so far.
+
+    Args:
+        folder: The folder.
+        run: What `describe` returns. A file of another run is refused.
+        fresh: Start over, whatever the folder has.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any], fresh: bool = False) -> None:
+        self.path = folder / "results.json"
+        self.run = dict(run)
+        self.pieces: dict[str, Figures] = {}
+        self.arguments: dict[str, Any] = {}
+        self.begun = _now()
+        if self.path.exists() and not fresh:
+            self._resume()
+
+    def _resume(self) -> None:
+        try:
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+            run, pieces, arguments, begun = (
+                document[key] for key in ("run", "pieces", "arguments", "begun")
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.path} is not a result of `tracformer bench` ({error}); use another --out, "
+                "or --fresh"
+            ) from error
+        for key in self.run:
+            if run.get(key) != self.run[key]:
+                raise ValueError(
+                    f"{self.path.parent} has a run whose {key} is {run.get(key)!r}, but now it is "
+                    f"{self.run[key]!r}: their figures cannot be in one table; use another --out, "
+                    "or --fresh to start over"
+                )
+        self.pieces, self.arguments, self.begun = pieces, arguments, begun
+
+    def has(self, piece: BenchPiece) -> bool:
+        """Return whether a piece was measured with the same arguments and did not fail."""
+        figures = self.pieces.get(piece.name)
+        return (
+            figures is not None
+            and FAILED not in figures
+            and self.arguments.get(piece.name) == _plain(piece.arguments)
+        )
+
+    def put(self, piece: BenchPiece, figures: Figures) -> None:
+        """Save the figures of a piece."""
+        self.pieces[piece.name] = figures
+        self.arguments[piece.name] = _plain(piece.arguments)
+        self.save({})
+
+    def save(self, rows: Mapping[str, Sequence[BenchRow]]) -> None:
+        """Write the file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, self.document(rows))
+
+    def document(self, rows: Mapping[str, Sequence[BenchRow]]) -> str:
+        """Return the text of the file."""
+        content = {
+            "run": self.run,
+            "begun": self.begun,
+            "written": _now(),
+            "table": [{"part": part, **asdict(row)} for part in rows for row in rows[part]],
+            "pieces": self.pieces,
+            "arguments": self.arguments,
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+
+def _plain(arguments: Mapping[str, Any]) -> Any:
+    """Return arguments as they come back from JSON, with lists instead of tuples."""
+    return json.loads(json.dumps(dict(arguments)))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
