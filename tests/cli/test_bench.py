@@ -1,4 +1,4 @@
-"""`tracformer bench` as a user meets it."""
+"""The command `tracformer bench`."""
 
 import json
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_suite import SCALE, here
-from tracformer.bench import pieces as scales
+from tracformer import bench
 from tracformer.bench import suite
 from tracformer.cli import main
 
 
-def test_table_files_and_a_second_call(
+def test_files_are_written_and_nothing_is_measured_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scales, "QUICK", SCALE)
+    monkeypatch.setattr(bench, "QUICK", SCALE)
     monkeypatch.setattr(suite.run, "__defaults__", (here,))
     words = ["bench", "--quick", "--only", "attention", "--out", str(tmp_path / "out")]
     extra = [
@@ -26,10 +26,9 @@ def test_table_files_and_a_second_call(
         str(tmp_path / "c.svg"),
     ]
     assert main([*words, *extra]) == 0
-    told = capsys.readouterr()
-    assert "encoder attention, native" in told.out
-    assert "[1/" in told.err
-    assert "left" in told.err
+    shown = capsys.readouterr()
+    assert "encoder attention, native" in shown.out
+    assert "[1/" in shown.err
     assert {row["part"] for row in json.loads((tmp_path / "a.json").read_text())["table"]} == {
         "machine",
         "attention",
@@ -39,21 +38,21 @@ def test_table_files_and_a_second_call(
     assert (tmp_path / "out/results.json").exists()
     assert main(words) == 0
     again = capsys.readouterr()
-    assert again.out == told.out
+    assert again.out == shown.out
     assert "[1/" not in again.err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed"], "--only names 'speed'; parts: machine, attention"),
+        (["--only", "speed"], "--only is 'speed'; allowed: machine, attention"),
         (["--device", "tpu"], "--device is 'tpu'; it must be cpu or cuda"),
         (["--device", "cuda"], "finds no GPU"),
         (["--plot", "x.gif"], "'x.gif'; it must end in one of"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
     ],
 )
-def test_bad_input(
+def test_wrong_options_are_errors(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["bench", "--out", str(tmp_path / "out"), *words]) == 2

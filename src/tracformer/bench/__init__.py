@@ -131,9 +131,10 @@ class BenchRow:
     note: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """Return setting, figure, ratio and what the ratio is of, as text."""
+        """Return setting, figure, ratio, what the ratio is of, and the note, as text."""
         value = "" if self.value is None else f"{number(self.value)} {self.unit}".strip()
-        return (self.setting, value, "" if self.ratio is None else number(self.ratio), self.of)
+        ratio = "" if self.ratio is None else number(self.ratio)
+        return (self.setting, value, ratio, self.of, self.note)
 
 
 class Measured:

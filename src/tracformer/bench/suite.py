@@ -149,16 +149,16 @@ def rows_of(pieces: Mapping[str, Figures]) -> dict[str, list[BenchRow]]:
 
 def tables(rows: Mapping[str, Sequence[BenchRow]]) -> list[Table]:
     """Return one table for each part."""
-    columns = ("setting", "measured", "ratio", "of what")
+    columns = ("setting", "measured", "ratio", "of what", "note")
     return [
         Table(
             name=part,
             title=part.capitalize(),
             columns=columns,
-            lines=tuple(Line(row.what, "", row.cells(), row.note) for row in each),
+            lines=tuple(Line(row.what, "", row.cells()) for row in each),
             better=NEITHER,
             head="what",
-            align="lrrl",
+            align="lrrll",
         )
         for part, each in rows.items()
     ]

@@ -167,21 +167,6 @@ def at_equal_parameters(family: str, like: TracformerConfig) -> ModelConfig:
     return deepened(shape, parameters_of, parameters_of(like))
 
 
-def at_equal_work(family: str, like: TracformerConfig, tokens: int, targets: int) -> ModelConfig:
-    """The system at our width, with as many layers as bring its weight products nearest to ours;
-    see `asked` for its own targets.
-    """
-    kind = find_family(family).config_class
-    same = {key: getattr(like, key) for key in ("vocab_size", "max_length", "n_head", "d_model")}
-    shape = kind.from_dict({**same, **_tied(family)})
-    mode, all_targets = asked(family)
-    its_targets = tokens if all_targets else targets
-    wanted = weight_multiplies(like, tokens, targets, "car")
-    return deepened(
-        shape, lambda config: weight_multiplies(config, tokens, its_targets, mode), wanted
-    )
-
-
 def asked(family: str) -> tuple[str, bool]:
     """The mode in which a system is trained here, and whether every token is a target: left to
     right there is no other way.
