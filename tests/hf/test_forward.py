@@ -162,9 +162,9 @@ def test_no_label_is_no_loss() -> None:
     [
         (
             {"attention_mask": [[0, 1, 1, 1]]},
-            "leaves out position 0 of row 0.*padding_side = 'right'",
+            "excludes position 0 of row 0.*padding_side = 'right'",
         ),
-        ({"attention_mask": [[1, 0, 1, 1]]}, "leaves out position 1 of row 0"),
+        ({"attention_mask": [[1, 0, 1, 1]]}, "excludes position 1 of row 0"),
         ({"attention_mask": [[0, 0, 0, 0]]}, "lengths range from 0"),
         ({"attention_mask": [[1, 1, 1]]}, "attention_mask has shape"),
         ({"labels": [[-100, -100, 7, -100]]}, "label 7 is out of range"),

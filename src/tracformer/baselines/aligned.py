@@ -77,10 +77,10 @@ class Aligned(ModernModel):
 
     @property
     def start_id(self) -> int:
-        """The id of the start token, behind the mask."""
+        """The id of the start token, after the mask."""
         return self.config.vocab_size + 1
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         T = batch.width
         given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         x = self.embed(shifted_right(given if mode == "ac" else batch.tokens, self.start_id))
@@ -92,7 +92,7 @@ class Aligned(ModernModel):
 
         angles = self.angles(torch.arange(T, device=batch.device))
         return self.norm(
-            pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked)
+            pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), wanted)
         )
 
     def features(self, given: Tensor, lengths: Tensor) -> Tensor:

@@ -110,20 +110,20 @@ class AsArm(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         targets = batch.targets()
         random = self.training and self.config.order == "random" and mode == "car"
         ranks = draw_ranks(targets, random)
-        return self.in_order(batch, asked, None if mode == "ac" else ranks)
+        return self.in_order(batch, wanted, None if mode == "ac" else ranks)
 
-    def in_order(self, batch: Batch, asked: Tensor, ranks: Tensor | None) -> Tensor:
+    def in_order(self, batch: Batch, wanted: Tensor, ranks: Tensor | None) -> Tensor:
         """Return final query states (N, d) of some targets.
 
         Each target reads the given tokens and the targets of lower rank.
 
         Args:
             batch: Sequences with their given tokens.
-            asked: (B, T) bool, some of the targets.
+            wanted: (B, T) bool, some of the targets.
             ranks: (B, T) place of each target in the order; None: no target reads another.
         """
         B = len(batch)
@@ -175,7 +175,7 @@ class AsArm(ModernModel):
         column = torch.zeros_like(batch.tokens).scatter(
             1, query, torch.arange(S, device=batch.device).expand(B, -1)
         )
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         return self.norm(x[row, column[row, position]])
 
     def _near(

@@ -123,7 +123,7 @@ class Bart(TransformerPeer):
             *([] if self.untied is None else [self.untied.weight]),
         ]
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         inside = batch.inside()
         given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         # (B, T, d)
@@ -134,4 +134,4 @@ class Bart(TransformerPeer):
             encoder_attention_mask=inside,
             use_cache=False,
         )
-        return pick(decoded.last_hidden_state, asked)
+        return pick(decoded.last_hidden_state, wanted)

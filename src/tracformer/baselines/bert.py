@@ -128,13 +128,13 @@ class Bert(TransformerPeer):
         ]
         return tables if self.config.tied else [*tables, self.output.decoder.weight]
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         positions = torch.arange(batch.width, device=batch.device)[None]
         read = self.network.base_model(
             input_ids=given, attention_mask=batch.inside(), position_ids=positions
         )
-        features = pick(read.last_hidden_state, asked)  # (N, d)
+        features = pick(read.last_hidden_state, wanted)  # (N, d)
         if self.config.norm == "post":
             return self.output.transform(features)
         return self.output.layer_norm(nn.functional.gelu(self.output.dense(features)))
@@ -206,7 +206,7 @@ class BertBidir(TransformerPeer):
             *([] if self.untied is None else [self.untied.weight]),
         ]
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         inside = batch.inside()
         forwards = torch.arange(batch.width, device=batch.device).expand_as(batch.tokens)
         # its own inverse; padding stays on the right
@@ -216,7 +216,7 @@ class BertBidir(TransformerPeer):
         after = self._read(
             self.backwards or self.network, given.gather(1, backwards), backwards, inside
         )
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         return self.join(
             torch.cat((before[row, position], after[row, backwards[row, position]]), dim=1)
         )

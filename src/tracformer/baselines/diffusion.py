@@ -7,7 +7,7 @@ Two modes are answered:
 - `ac`: p(x_t | x_C) of each target, which is what the denoiser predicts when all targets are
   masked.
 
-The bound --------- Given tokens are never noised and never counted. With R targets, each masked
+**The bound.** Given tokens are never noised and never counted. With R targets, each masked
 independently with probability t, and c(x_t, t) the cost of a masked target (-log p for MDLM), the
 negative bound on the targets' log-likelihood is
 
@@ -263,8 +263,10 @@ class Denoiser(ConditionalModel):
     def nll(
         self, batch: Batch, mode: str = "diffusion", *, weights: Tensor | None = None
     ) -> tuple[Tensor, int]:
-        """In mode `diffusion`, the system's training loss, with noise from torch's global
-        generator: a sum, and the number of targets.
+        """Return the training loss in mode `diffusion`, a sum over targets, and their number.
+
+        The noise comes from torch's global generator. In mode `ac` it is the negative
+        log-likelihood.
         """
         if mode != "diffusion":
             return super().nll(batch, mode, weights=weights)
@@ -289,11 +291,21 @@ class Denoiser(ConditionalModel):
         *,
         restrict: Restrict | None = None,
     ) -> Denoised:
-        """Fill the targets by the reverse process. seeds (B,), one a sequence, by default 0, 1, ...
-        What stands at a target is ignored.
+        """Fill the targets by the reverse process.
 
-        `restrict` says which tokens may stand where: a position that is revealed gets one of them,
-        by their share among each other.
+        Args:
+            batch: Sequences; tokens at targets are ignored.
+            steps: Number of steps; None: the system's default.
+            seeds: (B,) one seed per sequence; by default 0, 1, ...
+            temperature: Of the token distribution; 0 takes the most likely token.
+            restrict: Which tokens are allowed where. A revealed position gets one of them, with
+                probabilities in proportion to the model's.
+
+        Returns:
+            Tokens and their log-probabilities.
+
+        Raises:
+            ValueError: `steps`, `seeds` or `temperature` is out of range.
         """
         return finish(self.ancestral_passes(batch, steps, seeds, temperature, restrict=restrict))
 
@@ -306,7 +318,7 @@ class Denoiser(ConditionalModel):
         *,
         restrict: Restrict | None = None,
     ) -> Passes[Denoised]:
-        """`ancestral`, one pass of the network at a time."""
+        """Run `ancestral` one pass of the network at a time."""
         B = len(batch)
         batch = batch.without_targets()
         check_batch(self.config, batch, "diffusion")
@@ -324,11 +336,12 @@ class Denoiser(ConditionalModel):
         return self.reverse(batch, steps, Draws(seeds, batch.width, temperature, restrict))
 
     @abstractmethod
-    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]: ...
+    def reverse(self, batch: Batch, steps: int | None, draws: Draws) -> Passes[Denoised]:
+        """Run the reverse process one pass of the network at a time; see `ancestral`."""
 
 
 class DiffusionModel(Denoiser):
-    """Base of masked diffusion: a network that reads masks and predicts the tokens behind them.
+    """Base of masked diffusion: a network that reads masks and predicts the tokens under them.
 
     A system adds what its logits mean: the cost of a masked target (`cost`), its training loss, and
     its reverse process.
@@ -395,17 +408,16 @@ class DiffusionModel(Denoiser):
         return self.dit(read, self.noise_level(t), lengths, checkpointed)[wanted]
 
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """All targets masked, at the time whose share of masks is that of the sequence, targets /
-        length.
+        """Return states where all targets are masked, at the time with that share of masks.
 
-        A wanted position that is given takes a run of its own, in which it is masked too: costly,
-        so ask for targets where these suffice.
+        A wanted position that is given takes a run of its own, in which it is masked too; that is
+        costly.
         """
 
-        def states(row: Tensor, masked: Tensor, asked: Tensor) -> Tensor:
+        def states(row: Tensor, masked: Tensor, places: Tensor) -> Tensor:
             lengths = batch.lengths[row]
             time = self.time_of(masked.sum(1).double() / lengths)
-            return self.states(batch.tokens[row], masked, lengths, time, asked)
+            return self.states(batch.tokens[row], masked, lengths, time, places)
 
         return each_given_alone(wanted, batch.targets(), states, TOKENS_AT_ONCE)
 
@@ -433,8 +445,11 @@ class DiffusionModel(Denoiser):
     def estimate(
         self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
-        """In mode `diffusion`, shares of a lower bound, without gradients; see
-        `bounds.conditional_bound` for draws and seed.
+        """Return each target's share of a bound (mode `diffusion`) or its exact log-probability
+        (`ac`).
+
+        The lower bound is -integral over t of (1/t) E[sum of `cost` over masked targets]; see
+        `conditional_bound`. It has no gradients.
         """
         if mode != "diffusion":
             return super().estimate(batch, mode)

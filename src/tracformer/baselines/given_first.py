@@ -111,11 +111,11 @@ class GivenFirst(ModernModel):
 
     @property
     def start_id(self) -> int:
-        """The id of the start token, behind the mask."""
+        """The id of the start token, after the mask."""
         return self.config.vocab_size + 1
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
-        rows = self.layout(batch, mode, asked)
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
+        rows = self.layout(batch, mode, wanted)
         P = rows.prefix
         inside = rows.given[:, None]
 
@@ -139,7 +139,7 @@ class GivenFirst(ModernModel):
             answer_from=P,
             recompute=self.recompute,
         )
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         return self.norm(x[row, rows.body[row, position]])
 
     def embed_rows(self, ids: Tensor, prefix: int) -> Tensor:
@@ -149,12 +149,12 @@ class GivenFirst(ModernModel):
             return x
         return torch.cat((x[:, :prefix], x[:, prefix:] + self.mark), dim=1)
 
-    def layout(self, batch: Batch, mode: str, asked: Tensor) -> Rows:
-        """Arrange a batch whose `asked` positions are to be predicted."""
+    def layout(self, batch: Batch, mode: str, wanted: Tensor) -> Rows:
+        """Arrange a batch of which the `wanted` positions (B, T) are to be predicted."""
         B = len(batch)
         inside = batch.inside()
         given = torch.zeros_like(batch.context) if mode == "ar" else batch.given()
-        needed = body_rows(~given & inside, asked, self.config.body if mode == "car" else mode)
+        needed = body_rows(~given & inside, wanted, self.config.body if mode == "car" else mode)
         # (B, P) and (B, S): token numbers, from 0
         (prefix, present), (body, _) = packed(given), packed(needed)
         P, S = prefix.shape[1], body.shape[1]
@@ -245,19 +245,19 @@ class Compact(GivenFirst):
 # ---- which rows there are
 
 
-def body_rows(hidden: Tensor, asked: Tensor, kind: str) -> Tensor:
+def body_rows(hidden: Tensor, wanted: Tensor, kind: str) -> Tensor:
     """Return (B, T) bool: for which t the row that holds x_{t-1} and predicts x_t is in the body.
 
     Args:
         hidden: (B, T) bool, the targets.
-        asked: (B, T) bool, the targets to predict now; rows after the last of them are left out,
+        wanted: (B, T) bool, the targets to predict now; rows after the last of them are left out,
             since nothing reads them.
         kind: "compact": rows that predict or hold a target; "full" or "ar": all; "ac": the targets
             to predict, which read no other.
     """
     if kind == "ac":
-        return asked
-    later = asked.flip(1).cumsum(1).flip(1) > 0  # t or a later position is to be predicted
+        return wanted
+    later = wanted.flip(1).cumsum(1).flip(1) > 0  # t or a later position is to be predicted
     if kind in ("full", "ar"):
         return later
     return (hidden | nn.functional.pad(hidden[:, :-1], (1, 0))) & later

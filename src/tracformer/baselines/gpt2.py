@@ -117,8 +117,8 @@ class GPT2(TransformerPeer):
     def embedding_tables(self) -> list[Tensor]:
         return [self.network.wte.weight, self.network.wpe.weight]
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
-        return pick(self.read(shifted_right(batch.tokens, self.config.bos_id)), asked)
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
+        return pick(self.read(shifted_right(batch.tokens, self.config.bos_id)), wanted)
 
     def read(self, ids: Tensor) -> Tensor:
         """Return features (B, T, d) of ids (B, T).
@@ -348,12 +348,12 @@ class GPT2Fim(GPT2):
         "ar": "does not see what follows a hole",
     }
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         if mode == "ar":
-            return super().states(batch, mode, asked)
+            return super().states(batch, mode, wanted)
         reading, slots = self.reorder(batch)
         features = self.read(reading)  # (B, S, d)
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         return features[row, slots[row, position] - 1]
 
     def reorder(self, batch: Batch) -> tuple[Tensor, Tensor]:

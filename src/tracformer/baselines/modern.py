@@ -86,7 +86,7 @@ class ModernModel(DenseModel):
     """Base of models made of `Block`s: one embedding, which is also the head, and a final norm."""
 
     config: ModernConfig
-    extra_rows: ClassVar[int] = 1  # of the embedding, behind the vocabulary: the mask first
+    extra_rows: ClassVar[int] = 1  # rows of the embedding after the vocabulary, the mask first
 
     def __init__(self, config: ModernConfig) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class ModernModel(DenseModel):
         self.norm = nn.LayerNorm(config.d_model)
 
     def stack(self, layers: int) -> nn.ModuleList:
-        """Return so many blocks of the configured shape."""
+        """Return `layers` blocks of the configured shape."""
         config = self.config
         return nn.ModuleList(
             Block(config.d_model, config.n_head, config.dropout) for _ in range(layers)
@@ -187,13 +187,13 @@ class BertModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         T = batch.width
         x = self.embed(batch.tokens.masked_fill(~batch.context, self.config.mask_id))
         angles = self.angles(torch.arange(T, device=batch.device))
         read = two_sided(batch.lengths, T, self.config.neighbours)
         return self.norm(
-            pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), asked)
+            pick(run_blocks(self.layers, x, angles, read, recompute=self.recompute), wanted)
         )
 
 
@@ -278,7 +278,7 @@ class BartModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return [*self.encoder, *self.decoder]
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         T = batch.width
         angles = self.angles(torch.arange(T, device=batch.device))
         memory = self.embed(batch.tokens.masked_fill(~batch.context, self.config.mask_id))
@@ -295,7 +295,7 @@ class BartModern(ModernModel):
                 if self.recompute
                 else block(*inputs)
             )
-        return self.norm(pick(x, asked))
+        return self.norm(pick(x, wanted))
 
 
 # ---- BERT-bidir
@@ -334,7 +334,7 @@ class BertBidirModern(ModernModel):
     def blocks(self) -> list[nn.Module]:
         return list(self.layers)
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         B, T = batch.tokens.shape
         given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         t = torch.arange(T, device=batch.device)
@@ -352,6 +352,6 @@ class BertBidirModern(ModernModel):
         )
         # column 0: nothing; the feature at slot s is in column s + 1
         features = nn.functional.pad(features, (0, 0, 1, 0))
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         before, after = features[row, position], features[B + row, mirror[row, position]]
         return self.norm(self.join(torch.cat((before, after), dim=1)))

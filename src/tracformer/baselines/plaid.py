@@ -220,22 +220,22 @@ class Plaid(Denoiser):
         return self.table[tokens.long().masked_fill(~inside, 0)] * inside[..., None]
 
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """What the denoiser says at t = 1, where z is noise alone: about the marginal of each
-        target given the rest.
+        """Return the denoiser's states at t = 1, where z is pure noise.
 
-        For a first look, and to fill token by token; the bound and `ancestral` speak for the model
-        itself. The noise is a function of the position. A wanted position that is given takes a run
-        of its own, in which it is a target too.
+        They predict the marginal of each target given the rest, for a first look and to fill token
+        by token; the bound and `ancestral` use the whole model. The noise is a function of the
+        position. A wanted position that is given takes a run of its own, in which it is a target
+        too.
         """
         # (1, T, e)
         noise = gaussians([0], batch.width, self.config.d_embedding, 0).to(self.embedding)
 
-        def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
+        def states(row: Tensor, targets: Tensor, places: Tensor) -> Tensor:
             lengths = batch.lengths[row]
             read = torch.where(targets[..., None], noise, self.clean(batch.tokens[row], lengths))
             gamma = self.schedule.ends()[1].expand(len(row))
             hidden = self.states(read, torch.zeros_like(read), gamma, targets, lengths)
-            return hidden[asked[targets]]
+            return hidden[places[targets]]
 
         return each_given_alone(wanted, batch.targets(), states, TOKENS_AT_ONCE)
 
@@ -308,11 +308,13 @@ class Plaid(Denoiser):
     def estimate(
         self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
-        """Each target's share of a lower bound on log p(targets | given), without gradients.
+        """Return each target's share of a lower bound on log p(targets | given).
 
-        Times are stratified over `draws`; an eighth as many (at least two) estimate the
+        It is the bound of `gaussian.py`: reconstruction, prior and the integral over t; it has no
+        gradients. Times are stratified over `draws`; an eighth as many (at least two) estimate the
         reconstruction. The noise of draw j is a function of (seed, j, position, dimension) alone,
-        so a sequence gives the same result in any batch. One draw has no standard error: nan.
+        so a sequence gives the same result in any batch. The standard error of a single draw is
+        nan.
         """
         check_batch(self.config, batch, mode)
         draws = self.default_draws if draws is None else draws

@@ -10,9 +10,9 @@
 MDLM's code also trains SEDD (`parameterization: sedd`), and writes it in its own layout.
 
 **The mask.** With a tokenizer without a mask token, such as GPT-2's, MDLM's code adds one row
-behind the vocabulary, as this library does: the rows are loaded unchanged. With a tokenizer that
+after the vocabulary, as this library does: the rows are loaded unchanged. With a tokenizer that
 has a mask token, such as BERT's, that token's row is the mask. Then `vocab_size` is the
-tokenizer's, all ids keep their meaning, the mask's rows are copied behind them, and the mask's own
+tokenizer's, all ids keep their meaning, the mask's rows are appended, and the mask's own
 id gets probability zero, as it has in the original.
 
 Published GPT-2 weights are read in `gpt2.py`; files with pickles through `pickle_reader.py`.
@@ -193,7 +193,7 @@ def _load(
     report(f"{file}: loaded {'EMA weights' if averages is not None and ema else raw}")
     tensors = {name: _loaded(value) for name, value in weights.items()}
     if vocab_size == rows:
-        tensors = _with_mask_behind(tensors, mask, kind is SEDD)
+        tensors = _with_mask_last(tensors, mask, kind is SEDD)
     tensors = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     model.backbone.load_state_dict(tensors, assign=True)
     return model.eval()
@@ -292,7 +292,7 @@ class _Checkpoint:
         for key, wanted in self.layout.required.items():
             if (found := self._get(key)) != wanted:
                 raise ValueError(f"{self.where}: {key} is {found!r}; only {wanted!r} is supported")
-        key = "training.change_of_variables"  # with which the network is told t, not sigma(t)
+        key = "training.change_of_variables"  # then the network reads t, not sigma(t)
         if lookup(self.tree, "time_conditioning") and lookup(self.tree, *key.split(".")):
             raise ValueError(f"{self.where}: {key} is True; only False is supported")
         values = {field: self._get(key) for field, key in self.layout.keys.items()}
@@ -452,8 +452,8 @@ def _ema_weights(file: Path, averages: Any, raw: Weights) -> dict[str, Tensor | 
     return dict(zip(raw, listed, strict=True))
 
 
-def _with_mask_behind(tensors: dict[str, Tensor], mask: int, scores: bool) -> dict[str, Tensor]:
-    """Copy the mask's rows behind all others, and give its own id probability zero."""
+def _with_mask_last(tensors: dict[str, Tensor], mask: int, scores: bool) -> dict[str, Tensor]:
+    """Copy the mask's rows to the end, and give its own id probability zero."""
     rows = {name: torch.cat((tensors[name], tensors[name][mask, None])) for name in TOKEN_ROWS}
     bias = rows[HEAD_BIAS] = rows[HEAD_BIAS].double()
     if scores:  # SEDD subtracts the logarithm of the number of tokens, which is one more now

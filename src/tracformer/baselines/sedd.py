@@ -205,6 +205,7 @@ class D3PM(DiffusionModel):
     def estimate(
         self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
+        """Return each target's share of the bound: -sum over steps of KL, plus reconstruction."""
         estimate = super().estimate(batch, mode, draws=draws, seed=seed)
         if mode != "diffusion":
             return estimate

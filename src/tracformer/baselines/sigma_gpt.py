@@ -55,16 +55,16 @@ class SigmaGpt(ModernModel):
     def embedding_tables(self) -> list[Tensor]:
         return [self.embedding.weight, self.own.weight, self.next.weight]
 
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
         targets = batch.targets()
         random = self.training and self.config.order == "random"
         ranks = draw_ranks(targets, random)
-        return self.in_order(batch, asked, ranks, alone=mode == "ac")
+        return self.in_order(batch, wanted, ranks, alone=mode == "ac")
 
     def in_order(
         self,
         batch: Batch,
-        asked: Tensor,
+        wanted: Tensor,
         ranks: Tensor,
         alone: bool = False,
     ) -> Tensor:
@@ -72,7 +72,7 @@ class SigmaGpt(ModernModel):
 
         Args:
             batch: Sequences with their given tokens.
-            asked: (B, T) bool, some of the targets.
+            wanted: (B, T) bool, some of the targets.
             ranks: (B, T) order of the given tokens among themselves and of the targets among
                 themselves.
             alone: No target reads another (`ac`).
@@ -86,7 +86,7 @@ class SigmaGpt(ModernModel):
         ids = torch.cat((start, batch.tokens.gather(1, order)), dim=1)  # (B, 1 + T), in the order
         own = nn.functional.pad(order + 1, (1, 0))
         if alone:
-            return self._alone(ids, own, count, targets, ranks, asked)
+            return self._alone(ids, own, count, targets, ranks, wanted)
         following = nn.functional.pad(own[:, 1:], (0, 1))  # row i predicts the token of row i + 1
         width = int(batch.lengths.max())  # the last token predicts nothing
         mask = causal_mask(width, batch.device)
@@ -94,12 +94,18 @@ class SigmaGpt(ModernModel):
         turn = torch.zeros_like(order).scatter(
             1, order, torch.arange(T, device=batch.device).expand(B, -1)
         )
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         # row number i + 1 holds token i of the order, and row i predicts it
         return self.norm(x[row, turn[row, position]])
 
     def _alone(
-        self, ids: Tensor, own: Tensor, count: Tensor, targets: Tensor, ranks: Tensor, asked: Tensor
+        self,
+        ids: Tensor,
+        own: Tensor,
+        count: Tensor,
+        targets: Tensor,
+        ranks: Tensor,
+        wanted: Tensor,
     ) -> Tensor:
         """Return the states for `ac`, where no target reads another.
 
@@ -125,7 +131,7 @@ class SigmaGpt(ModernModel):
         column = torch.zeros_like(ranks).scatter(
             1, query, P + torch.arange(S, device=ids.device).expand(len(ids), -1)
         )
-        row, position = asked.nonzero(as_tuple=True)
+        row, position = wanted.nonzero(as_tuple=True)
         return self.norm(x[row, column[row, position]])
 
     def _run(self, ids: Tensor, own: Tensor, following: Tensor, mask: Tensor) -> Tensor:

@@ -157,10 +157,10 @@ class DenseModel(ConditionalModel):
     """
 
     @abstractmethod
-    def states(self, batch: Batch, mode: str, asked: Tensor) -> Tensor:
-        """Final states (N, d) of the positions where `asked` (B, T) is True, in row-major order.
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
+        """Return final states (N, d) where `wanted` (B, T) is True, in row-major order.
 
-        Outside `ar` they are all targets.
+        Outside `ar` all wanted positions are targets.
         """
 
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,8 +169,8 @@ class DenseModel(ConditionalModel):
         # In `ar` no position sees itself, given or not.
         targets = wanted if mode == "ar" else batch.targets()
 
-        def states(row: Tensor, targets: Tensor, asked: Tensor) -> Tensor:
-            return self.states(batch.select(row).with_context(inside[row] & ~targets), mode, asked)
+        def states(row: Tensor, targets: Tensor, places: Tensor) -> Tensor:
+            return self.states(batch.select(row).with_context(inside[row] & ~targets), mode, places)
 
         return each_given_alone(wanted, targets, states)
 

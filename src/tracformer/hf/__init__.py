@@ -6,15 +6,8 @@ names in `model.safetensors`.
 
 - `TracformerPretrainedConfig`: the fields and checks of `TracformerConfig`, and the keys of
   transformers.
-- `read_batch`: from `input_ids`, `labels` and `attention_mask` to given tokens, predicted tokens
-  and lengths.
 - `TracformerModel`, `TracformerForMaskedLM`: final states, and logits with a loss.
-- `hub.py`: model cards and uploads.
-
-transformers marks targets by the mask id in `input_ids`, and gives their true tokens as `labels`,
--100 elsewhere. Mode `ac` never reads the tokens under the mask. In `car` and `ar` the prefix
-encoder reads the true tokens: they come from `labels`, or from `input_ids` if `context` says that a
-token which is not masked is a target.
+- `inputs.py`: from transformers' inputs to a `Batch`; `hub.py`: model cards and uploads.
 """
 
 import copy
@@ -31,14 +24,14 @@ from torch import Tensor, nn
 from tracformer.attention import implementations
 from tracformer.files import optional_package
 from tracformer.hf.hub import Evaluation, model_card, push_folder, write_model_card
+from tracformer.hf.inputs import IGNORED, read_batch
 from tracformer.model import Tracformer, likelihood, storage
-from tracformer.model.base import check_batch, check_mode
-from tracformer.model.batch import Batch
 from tracformer.model.config import TracformerConfig
 from tracformer.model.storage import FOREIGN_KEYS
 from tracformer.renames import present_names, tensor_patterns
 
 transformers = optional_package("transformers", "tracformer.hf", "hf")
+outputs = optional_package("transformers.modeling_outputs", "tracformer.hf", "hf")
 
 FIELDS = tuple(field.name for field in dataclasses.fields(TracformerConfig))
 # What PreTrainedConfig accepts beside its own dataclass fields.
@@ -109,120 +102,6 @@ class TracformerPretrainedConfig(transformers.PreTrainedConfig):  # type: ignore
         """The mask token's id, which follows the vocabulary."""
         return int(self.vocab_size)
 
-
-IGNORED = -100  # transformers' label of a position without a loss
-
-
-def default_mode(config: TracformerConfig) -> str:
-    """Return `ac`, the task of a masked language model, if the weights were trained for it.
-
-    Otherwise it is the first of `car` and `ar` that they were trained for.
-    """
-    return next(mode for mode in ("ac", "car", "ar") if mode in config.modes)
-
-
-def read_batch(
-    config: TracformerConfig,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    labels: Tensor | None = None,
-    mode: str | None = None,
-    context: Tensor | None = None,
-) -> tuple[Batch, str, Tensor]:
-    """Return the inputs of transformers as a batch, the mode, and which positions get an answer.
-
-    Answered (B, T) are all positions inside, less those for which the mode reads an unknown token.
-    Unknown tokens are replaced by token 0.
-    """
-    mode = default_mode(config) if mode is None else mode
-    check_mode(config, mode)
-    if input_ids.dim() != 2:
-        raise ValueError(f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T)")
-    for name, tensor in (
-        ("attention_mask", attention_mask),
-        ("labels", labels),
-        ("context", context),
-    ):
-        if tensor is not None and tensor.shape != input_ids.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; it must have that of input_ids, "
-                f"{tuple(input_ids.shape)}"
-            )
-    lengths = lengths_of(attention_mask, input_ids)
-    inside = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
-    masked = input_ids == config.mask_id
-    if context is None:
-        context = ~masked
-    elif bool((wrong := context.bool() & masked & inside).any()):
-        raise ValueError(
-            f"context gives {_place(wrong)}, where input_ids holds the mask {config.mask_id}; a "
-            "given token must be spelled out"
-        )
-    tokens = (
-        input_ids if labels is None else _with_labels(config, input_ids, labels, context, inside)
-    )
-    unknown = tokens == config.mask_id
-    answered = inside
-    if mode != "ac":
-        # unknown tokens among x_<t
-        before = (unknown & inside).cumsum(1) - (unknown & inside).long()
-        if bool((wrong := ~context & inside & (before > 0)).any()):
-            raise ValueError(
-                f"mode {mode!r} predicts a target from the true text before it, and "
-                f"{_place(wrong)} follows a mask without a label; "
-                "give labels for every masked token, leave one mask a sequence, or use mode 'ac' "
-                "with weights trained for it"
-            )
-        answered = inside & (before == 0)
-    batch = Batch(tokens.masked_fill(unknown, 0), context, lengths)
-    check_batch(config, batch, mode)
-    return batch, mode, answered
-
-
-def lengths_of(attention_mask: Tensor | None, input_ids: Tensor) -> Tensor:
-    """Return the number of tokens (B,) of each row that are not padding.
-
-    Padding must be on the right, since it would shift positions elsewhere.
-    """
-    B, T = input_ids.shape
-    if attention_mask is None:
-        return torch.full((B,), T, device=input_ids.device)
-    text = attention_mask.to(input_ids.device) != 0
-    lengths = text.sum(1)
-    if bool((wrong := ~text & (torch.arange(T, device=text.device) < lengths[:, None])).any()):
-        raise ValueError(
-            f"attention_mask leaves out {_place(wrong)} and keeps what follows; padding must stand "
-            "on the right, without holes: "
-            "set tokenizer.padding_side = 'right'"
-        )
-    return lengths
-
-
-def _with_labels(
-    config: TracformerConfig, input_ids: Tensor, labels: Tensor, context: Tensor, inside: Tensor
-) -> Tensor:
-    """Return the text with the true token at every labelled target."""
-    labelled = labels != IGNORED
-    if bool((wrong := labelled & ((labels < 0) | (labels >= config.vocab_size))).any()):
-        raise ValueError(
-            f"label {int(labels[wrong][0])} is out of range; labels must lie in "
-            f"0..{config.vocab_size - 1} or be {IGNORED}"
-        )
-    if bool((wrong := labelled & (context | ~inside)).any()):
-        raise ValueError(
-            f"labels names {_place(wrong)}, which is given or padding; labels must be {IGNORED} "
-            "everywhere but at masked tokens "
-            "(with DataCollatorForLanguageModeling: mask_replace_prob=1.0, random_replace_prob=0.0)"
-        )
-    return torch.where(labelled, labels, input_ids)
-
-
-def _place(wrong: Tensor) -> str:
-    row, position = (int(i) for i in wrong.nonzero()[0])
-    return f"position {position} of row {row}"
-
-
-outputs = optional_package("transformers.modeling_outputs", "tracformer.hf", "hf")
 
 HUB_OPTIONS = ("repo_id", "private", "token", "revision", "create_pr", "commit_message")
 
@@ -377,9 +256,7 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         unsupported: Mapping[str, Any],
         **inputs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Final states (N, d) of the positions that can be answered, and those
-        positions as flat rows (N,).
-        """
+        """Return final states (N, d) of the positions to predict, and these as flat rows (N,)."""
         if token_type_ids is not None and bool(token_type_ids.any()):
             raise ValueError("token_type_ids names a second segment; Tracformer has no segments")
         if wanted := [name for name, value in unsupported.items() if value]:
@@ -407,7 +284,7 @@ class TracformerModel(TracformerPreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Mode and context as for `TracformerForMaskedLM`; zero in the padding."""
+        """Return the final states, zero in the padding; see `TracformerForMaskedLM.forward`."""
         unsupported = {
             "output_hidden_states": output_hidden_states,
             "output_attentions": output_attentions,
@@ -442,16 +319,16 @@ class TracformerForMaskedLM(TracformerPreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Logits (B, T, vocab_size) and, with labels, the mean of -log p over the labelled targets.
+        """Return logits (B, T, vocab_size) and, with labels, the mean of -log p over their targets.
 
-        Given is what is not the mask id, or what `context` (B, T) says. `mode` is `ac` where the
-        weights know it, else `car`. In `car` and `ar` the prefix encoder reads the true text:
-        labels where there are any, so a loss is exact. Without labels only what stands before the
-        first unknown token, and that token, can be answered: logits behind it are zero, as in the
-        padding; a second mask is an error.
+        Tokens that are not the mask are given, unless `context` (B, T) says otherwise. `mode` is by
+        default `ac` where the weights were trained for it, else `car`. In `car` and `ar` the prefix
+        encoder reads the true text: labels where there are any, so the loss is exact. Without
+        labels only the tokens up to and including the first mask can be predicted: later logits are
+        zero, as in the padding, and a second mask is an error.
 
-        `num_items_in_batch` replaces the divisor: the labels of all micro-batches and ranks, which
-        Trainer counts. No label: loss zero.
+        `num_items_in_batch` replaces the divisor of the loss: the number of labels of all
+        micro-batches and ranks, which Trainer counts. Without labels the loss is zero.
         """
         core = self.core
         unsupported = {
