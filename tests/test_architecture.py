@@ -1,16 +1,31 @@
-"""Imports point one way: lower layers know nothing of those above them."""
+"""The layers of the package, its names, and docs/architecture.md, which describes them."""
 
-from tests.scripts import script
+import re
+
+from tests.scripts import ROOT, script
 
 measure_code = script("tools/measure_code.py")
 
 
-def test_imports_follow_the_layers_and_make_no_cycles() -> None:
+def test_imports_follow_the_layers_without_cycles() -> None:
     assert measure_code.import_problems() == []
 
 
 def test_cycles_are_found() -> None:
-    assert measure_code.cycles({"a": {"b"}, "b": {"c"}, "c": {"a", "b"}}) == [
-        ["a", "b", "c", "a"],
-        ["b", "c", "b"],
-    ]
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "b"}}
+    assert measure_code.cycles(edges) == [["a", "b", "c", "a"], ["b", "c", "b"]]
+
+
+def test_the_drawing_of_the_layers_is_up_to_date() -> None:
+    page = measure_code.PAGE.read_text()
+    assert "```mermaid" in page
+    assert measure_code.page_with_drawing(page) == page, (
+        "run `python tools/measure_code.py --layers`"
+    )
+
+
+def test_files_named_by_the_page_exist() -> None:
+    named = re.findall(r"`([\w/.]+(?:\.py|/))`", measure_code.PAGE.read_text())
+    assert len(named) > 40
+    for name in named:
+        assert (measure_code.PACKAGE / name).exists() or (ROOT / name).exists(), name

@@ -1,16 +1,21 @@
-"""Measure the package: size, widths, names used twice, direction of imports.
+"""Measure the package: sizes, widths, names used twice, direction of imports, docstrings.
 
-    python tools/measure_code.py            # a table
-    python tools/measure_code.py --json     # the same as JSON
+    python tools/measure_code.py             print a table
+    python tools/measure_code.py --json      print it as JSON
+    python tools/measure_code.py --layers    write the drawing into docs/architecture.md
 
-`problems()` lists what must not be there: an import against the order of the layers, an import
-cycle between folders, a class name or a file name used twice. The tests call it.
+`problems` lists what must not be there: an import against the order of the layers, an import cycle
+between folders, a class name or file name used twice, an exported name without a complete
+docstring. Tests call the functions of this file.
 """
 
 import argparse
 import ast
+import importlib
+import inspect
 import io
 import json
+import re
 import tokenize
 from collections import defaultdict
 from pathlib import Path
@@ -18,10 +23,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tracformer"
+PAGE = ROOT / "docs" / "architecture.md"
 WIDTH, LONGEST, SHORTEST = 100, 520, 60
 
-# Imports point upwards in this list only; modules of one line may import each other's folders
-# freely as long as there is no cycle. A module belongs to the longest prefix that is listed.
+# A module imports only modules of its own layer and of layers above it in this list. Folders of one
+# layer may import each other as long as there is no cycle.
 LAYERS = (
     ("rng", "options", "files", "devices", "bundled", "geometry", "progress", "renames"),
     ("contexts", "native", "attention"),
@@ -37,7 +43,7 @@ LAYERS = (
 
 
 def modules() -> dict[str, Path]:
-    """Return every module of the package by its dotted name without the package's own."""
+    """Return the path of every module, by its dotted name without "tracformer."."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -46,12 +52,13 @@ def modules() -> dict[str, Path]:
 
 
 def layer_of(module: str) -> int:
+    """Return the number of the layer that a module belongs to."""
     folder = module.split(".")[0]
     return next(number for number, names in enumerate(LAYERS) if folder in names)
 
 
 def imports_of(module: str, path: Path, known: dict[str, Path]) -> set[str]:
-    """Return the package's modules that a module imports when it is imported itself."""
+    """Return the modules of the package that a module imports at its top level."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tracformer":
@@ -65,26 +72,32 @@ def imports_of(module: str, path: Path, known: dict[str, Path]) -> set[str]:
     return found - {module}
 
 
-def import_problems() -> list[str]:
-    """Return imports against the order of the layers, and cycles between folders."""
-    known, problems = modules(), []
+def folder_imports() -> dict[str, set[str]]:
+    """Return for each folder or top-level module which others it imports."""
+    known = modules()
     edges: dict[str, set[str]] = defaultdict(set)
     for module, path in known.items():
-        for target in imports_of(module, path, known):
-            if target and layer_of(target) > layer_of(module):
-                problems.append(
-                    f"{module or '__init__'} imports {target}, which is a layer above it"
-                )
-            here, there = module.split(".")[0], target.split(".")[0]
-            if here != there:
-                edges[here].add(there)
-    return problems + [
-        f"import cycle between folders: {' -> '.join(cycle)}" for cycle in cycles(edges)
+        here = module.split(".")[0]
+        targets = {target.split(".")[0] for target in imports_of(module, path, known)}
+        edges[here] |= targets - {here}
+    return edges
+
+
+def import_problems() -> list[str]:
+    """Return imports against the order of the layers, and cycles between folders."""
+    known = modules()
+    found = [
+        f"{module or '__init__'} imports {target}, which belongs to a higher layer"
+        for module, path in known.items()
+        for target in sorted(imports_of(module, path, known))
+        if target and layer_of(target) > layer_of(module)
     ]
+    loops = [" -> ".join(cycle) for cycle in cycles(folder_imports())]
+    return found + [f"import cycle between folders: {loop}" for loop in loops]
 
 
 def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Return the cycles of a graph, each once, from its smallest name."""
+    """Return each cycle of a graph once, starting at its smallest name."""
     found: list[list[str]] = []
 
     def walk(path: list[str]) -> None:
@@ -99,10 +112,52 @@ def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def drawing() -> str:
+    """Return a Mermaid drawing of the layers and of the imports between their folders.
+
+    Imports of the lowest layer are left out, and so are those that follow from others.
+    """
+    lowest = set(LAYERS[0])
+    edges = {
+        here: {there for there in targets if there and there not in lowest}
+        for here, targets in folder_imports().items()
+        if here and here not in lowest
+    }
+    present = {module.split(".")[0] for module in modules()}
+    lines = ["```mermaid", "flowchart BT"]
+    for number, names in enumerate(LAYERS):
+        shown = [name for name in names if name in present and name]
+        lines.append(f'    subgraph layer{number}[" "]')
+        if number == 0:
+            lines.append(f'        base["{", ".join(sorted(shown))}"]')
+        else:
+            lines += [f'        {name.strip("_")}["{name}"]' for name in shown]
+        lines.append("    end")
+    lines.append("    layer1 --> layer0")
+    for here in sorted(edges):
+        for there in sorted(edges[here]):
+            others = (reachable(edges, other) for other in edges[here] - {there})
+            if not any(there in found for found in others):
+                lines.append(f"    {here.strip('_')} --> {there.strip('_')}")
+    return "\n".join([*lines, "```"])
+
+
+def reachable(edges: dict[str, set[str]], start: str) -> set[str]:
+    """Return the nodes that can be reached from a node of a graph without cycles."""
+    found = set(edges.get(start, ()))
+    return found.union(*(reachable(edges, node) for node in found))
+
+
+def page_with_drawing(page: str) -> str:
+    """Return the text of docs/architecture.md with the drawing as the imports are now."""
+    pattern = r"(<!-- layers[^>]*-->\n).*?(<!-- end -->)"
+    return re.sub(pattern, lambda found: f"{found[1]}{drawing()}\n{found[2]}", page, flags=re.S)
+
+
 def name_problems() -> list[str]:
     """Return class names and file names that are used twice.
 
-    A verb of the CLI may be named as its subject.
+    A file of the command line may be named as its subject.
     """
     classes, stems = defaultdict(list), defaultdict(list)
     for module, path in modules().items():
@@ -111,18 +166,38 @@ def name_problems() -> list[str]:
                 classes[node.name].append(module)
         if path.stem != "__init__" and not module.startswith("cli."):
             stems[path.stem].append(module)
-    problems = [
-        f"class {name} in {' and '.join(where)}"
-        for name, where in classes.items()
+    return [
+        f"{what} {name} in {' and '.join(where)}"
+        for what, names in (("class", classes), ("file", stems))
+        for name, where in names.items()
         if len(where) > 1
     ]
-    return problems + [
-        f"file {name} as {' and '.join(where)}" for name, where in stems.items() if len(where) > 1
-    ]
+
+
+def docstring_problems() -> list[str]:
+    """Return what the docstrings of the exported names lack: Args, Returns, an example."""
+    package, found = importlib.import_module("tracformer"), []
+    for name in package.__all__:
+        thing = getattr(package, name)
+        text = inspect.getdoc(thing) or ""
+        lacking = [] if text else ["docstring"]
+        signature = inspect.signature(thing.__init__ if inspect.isclass(thing) else thing)
+        if set(signature.parameters) - {"self"} and "Args:" not in text:
+            lacking.append("Args")
+        returns = "Returns:" in text or text.startswith(("Return", "Yield"))
+        nothing = inspect.isclass(thing) or signature.return_annotation in (None, "None")
+        if not nothing and not returns:
+            lacking.append("Returns")
+        if ">>>" not in text and "Example" not in text:
+            lacking.append("an example")
+        if lacking:
+            found.append(f"tracformer.{name} lacks {', '.join(lacking)}")
+    return found
 
 
 def problems() -> list[str]:
-    return [*import_problems(), *name_problems()]
+    """Return everything that must not be there."""
+    return [*import_problems(), *name_problems(), *docstring_problems()]
 
 
 def measure() -> dict[str, Any]:
@@ -149,13 +224,14 @@ def measure() -> dict[str, Any]:
         ),
         "imports against the layers or in cycles": len(import_problems()),
         "class or file names used twice": len(name_problems()),
+        "exported names with incomplete docstrings": len(docstring_problems()),
         "test files": len(tests),
         "test lines": sum(path.read_text().count("\n") for path in tests),
     }
 
 
 def count_tokens(text: str) -> int:
-    """Count Python tokens without comments, docstrings' contents counting as one, and layout."""
+    """Return the number of Python tokens, without comments and layout; a docstring is one."""
     layout = {
         tokenize.COMMENT,
         tokenize.NL,
@@ -170,12 +246,20 @@ def count_tokens(text: str) -> int:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--layers", action="store_true", help="write the drawing into docs/architecture.md"
+    )
+    arguments = parser.parse_args()
+    if arguments.layers:
+        PAGE.write_text(page_with_drawing(PAGE.read_text()))
+        return
     figures = measure()
-    if parser.parse_args().json:
+    if arguments.json:
         print(json.dumps(figures, indent=1))
         return
     for name, value in figures.items():

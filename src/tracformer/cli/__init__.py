@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _parser().print_help()
             return 0
         name = f"tracformer {chosen.command}"
-        command = _find(chosen.command)
+        command = find_command(chosen.command)
         parser = Parser(
             prog=name,
             description=command.description,
@@ -140,7 +140,8 @@ def _message(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {text}; --debug shows the traceback"
 
 
-def _find(name: str) -> Command:
+def find_command(name: str) -> Command:
+    """Return the command of this name; its module is imported."""
     module = importlib.import_module(f"tracformer.cli.{COMMANDS[name][0]}")
     found = vars(module).get(name)
     if isinstance(found, Command):
