@@ -1,6 +1,4 @@
-"""A server in this process: a small model with random weights, a real socket on this machine, and
-ways to talk to it.
-"""
+"""A server in this process: a small random model, a real socket, and requests to it."""
 
 import contextlib
 import json
@@ -31,7 +29,7 @@ NAME = "tiny"
 
 
 class Slow(Tracformer):
-    """Takes its time over each step."""
+    """Sleeps in each step."""
 
     seconds = 0.04
 
@@ -65,7 +63,7 @@ def make(
 
 
 class Running:
-    """A server that listens, and requests to it."""
+    """A running server, and requests to it."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.port = server, server.port
@@ -76,36 +74,36 @@ class Running:
     def backend(self) -> Any:
         return self.server.config.app.state.service.backend  # type: ignore[union-attr]
 
-    def post(self, path: str, asked: Any, **options: Any) -> httpx.Response:
-        return self.http.post(path, json=asked, **options)
+    def post(self, path: str, fields: Any, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=fields, **options)
 
-    def good(self, path: str, asked: Any) -> Any:
-        response = self.post(path, asked)
+    def good(self, path: str, fields: Any) -> Any:
+        response = self.post(path, fields)
         assert response.status_code == 200, response.text
         return response.json()
 
-    def refused(self, path: str, asked: Any, status: int = 400) -> Any:
-        response = self.post(path, asked)
+    def refused(self, path: str, fields: Any, status: int = 400) -> Any:
+        response = self.post(path, fields)
         assert response.status_code == status, response.text
         return response.json()
 
-    def stream(self, path: str, asked: Any) -> list[tuple[str, Any]]:
-        """Event names and data; the end mark is None."""
-        response = self.post(path, {**asked, "stream": True})
+    def stream(self, path: str, fields: Any) -> list[tuple[str, Any]]:
+        """Return names and data of the events of a stream; the end mark is None."""
+        response = self.post(path, {**fields, "stream": True})
         assert response.status_code == 200, response.text
         assert response.headers["content-type"].startswith("text/event-stream")
         return events(response.text)
 
-    def hang_up(self, path: str, asked: Any, after: bytes = b"data:") -> None:
-        """Go away in the middle of a stream, as soon as `after` has come."""
-        with self.raw(path, asked) as connection:
-            heard = b""
-            while after not in heard:
-                heard += connection.recv(4096)
+    def hang_up(self, path: str, fields: Any, after: bytes = b"data:") -> None:
+        """Disconnect in the middle of a stream, as soon as `after` has arrived."""
+        with self.raw(path, fields) as connection:
+            received = b""
+            while after not in received:
+                received += connection.recv(4096)
 
     @contextlib.contextmanager
-    def raw(self, path: str, asked: Any) -> Iterator[socket.socket]:
-        body = json.dumps(asked).encode()
+    def raw(self, path: str, fields: Any) -> Iterator[socket.socket]:
+        body = json.dumps(fields).encode()
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
             f"{len(body)}\r\n\r\n"
@@ -139,16 +137,16 @@ def running(
 
 
 def until(holds: Callable[[], bool], seconds: float = 30) -> None:
-    """Waits; what never holds is an error."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > end:
-            raise AssertionError("it did not come about")
+            raise AssertionError("the condition did not become true in time")
         time.sleep(0.01)
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Equal, but for the last bits of a number: rows that step together may round otherwise."""
+    """Return whether two answers are equal up to rounding, which depends on the batch."""
     if isinstance(expected, dict):
         return set(answer) == set(expected) and all(
             same(answer[name], expected[name]) for name in expected
@@ -161,7 +159,7 @@ def same(answer: Any, expected: Any) -> bool:
 
 
 def shaped(path: str, body: Any) -> bool:
-    """Is this an error of the protocol that lives there?"""
+    """Return whether a body is an error in the shape of the protocol at this path."""
     if path == "/infill":
         return set(body) == {"error"} and set(body["error"]) == {"code", "message", "type"}
     if path == "/v1/fim/completions":

@@ -1,4 +1,4 @@
-"""The client's answers are the local call's."""
+"""The client returns what a local call returns."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ def equal(answer: Any, expected: Any) -> bool:
         {"search": "beam:4", "reread": True},
     ],
 )
-def test_fillings_are_the_local_ones(
+def test_fills_equal_local_fills(
     client: Client, lm: LanguageModel, options: dict[str, Any]
 ) -> None:
     remote, local = client.infill(TEXT, **options), lm.infill(TEXT, **options)
@@ -59,28 +59,28 @@ def test_fillings_are_the_local_ones(
     for answer, expected in zip(remote, local, strict=True):
         assert equal(answer, expected)
         assert isinstance(answer, Infilled)
-        assert hash(answer) is not None  # frozen all through: tuples, not lists
+        assert hash(answer) is not None  # immutable: tuples, not lists
         assert answer.spans[0].log_prob == pytest.approx(expected.spans[0].log_prob, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     "order", [LeftToRight(2), RandomOrder(2), ByConfidence("entropy", threshold=-1.0), "random"]
 )
-def test_orders_are_sent(client: Client, lm: LanguageModel, order: Order | str) -> None:
+def test_orders_can_be_sent(client: Client, lm: LanguageModel, order: Order | str) -> None:
     local = lm.infill(
         "the [[4]] mat", order=RandomOrder() if isinstance(order, str) else order, seed=2
     )
     assert equal(client.infill("the [[4]] mat", order=order, seed=2)[0], local[0])
 
 
-def test_an_order_that_has_no_name_is_refused(client: Client) -> None:
+def test_an_order_without_a_name_is_refused(client: Client) -> None:
     with pytest.raises(ValueError, match="cannot be sent"):
         client.infill("the [[4]] mat", order=GivenOrder((3, 2)))
     with pytest.raises(ValueError, match="goes from left to right"):
         client.infill("the [[4]] mat", mode="car", order=Ancestral(4))
 
 
-def test_scores_are_the_local_ones(client: Client, lm: LanguageModel) -> None:
+def test_scores_equal_local_scores(client: Client, lm: LanguageModel) -> None:
     for options in ({}, {"mode": "ac"}, {"whole": False, "top": 2}):
         answer = client.score("the [[cat]] sat", **options)  # type: ignore[arg-type]
         assert isinstance(answer, Scored)
@@ -88,28 +88,28 @@ def test_scores_are_the_local_ones(client: Client, lm: LanguageModel) -> None:
     assert client.score("the cat sat").mode == "ar"
 
 
-def test_tokens_come_while_the_answer_is_on_its_way(client: Client, lm: LanguageModel) -> None:
-    class Listener(Callback):
+def test_callbacks_receive_tokens_and_lengths(client: Client, lm: LanguageModel) -> None:
+    class Recorder(Callback):
         def __init__(self) -> None:
-            self.heard: list[Token] = []
+            self.tokens: list[Token] = []
             self.chosen: list[tuple[int, ...]] = []
 
         def __call__(self, arrivals: list[Token]) -> None:
-            self.heard += arrivals
+            self.tokens += arrivals
 
         def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
             self.chosen.append(lengths)
 
-    remote, local = Listener(), Listener()
+    remote, local = Recorder(), Recorder()
     [answer] = client.infill(TEXT, seed=5, top=2, callback=remote)
     [expected] = lm.infill(TEXT, seed=5, top=2, callback=local)
     assert equal(answer, expected)
-    assert len(remote.heard) == len(local.heard)
-    assert all(map(equal, remote.heard, local.heard))
+    assert len(remote.tokens) == len(local.tokens)
+    assert all(map(equal, remote.tokens, local.tokens))
     assert remote.chosen == local.chosen
 
 
-def test_mistakes_are_the_local_ones(client: Client, lm: LanguageModel) -> None:
+def test_errors_equal_local_errors(client: Client, lm: LanguageModel) -> None:
     for text in ("no blank", "the [[70]]", "the [[2"):
         with pytest.raises(ValueError) as here:  # noqa: PT011 - compared below
             lm.infill(text)
@@ -119,12 +119,12 @@ def test_mistakes_are_the_local_ones(client: Client, lm: LanguageModel) -> None:
             assert str(there.value) == str(here.value)
 
 
-def test_models_and_tokens(client: Client, lm: LanguageModel) -> None:
+def test_models_and_tokenize(client: Client, lm: LanguageModel) -> None:
     assert client.models()[0]["max_length"] == 64
     assert [i for i, _ in client.tokenize("the cat")] == lm.tokenizer.encode("the cat")
 
 
-def test_a_key_is_sent(lm: LanguageModel) -> None:
+def test_the_api_key_is_sent(lm: LanguageModel) -> None:
     with running(lambda: lm, api_key="sesame") as there:
         assert Client(there.url, "sesame").infill("the [[1]]")
         with pytest.raises(RemoteError, match="API key") as caught:
@@ -132,7 +132,7 @@ def test_a_key_is_sent(lm: LanguageModel) -> None:
         assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 
-def test_a_server_that_is_loading_is_asked_again() -> None:
+def test_requests_are_repeated_while_the_server_is_loading() -> None:
     def load() -> LanguageModel:
         import time
 
@@ -146,7 +146,7 @@ def test_a_server_that_is_loading_is_asked_again() -> None:
         assert Client(there.url, retries=30).infill("the [[1]]")
 
 
-def test_what_is_not_a_server(tmp_path: Any) -> None:
+def test_wrong_addresses(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="must begin with http"):
         Client("localhost:8000")
     with pytest.raises(ConnectionRefusedError):

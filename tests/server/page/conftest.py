@@ -1,8 +1,7 @@
-"""A real browser before a real server with tiny models. Every screen is watched: no error in its
-console, no request to elsewhere.
+"""A real browser on a real server with tiny models. Each test fails if the console shows an error or
+a request goes to another server.
 
-Without playwright or a browser these tests are skipped with a message; with
-TRACFORMER_REQUIRE_BROWSER=1 that is a failure.
+Without playwright or a browser these tests are skipped; with TRACFORMER_REQUIRE_BROWSER=1 they fail.
 """
 
 import os
@@ -40,12 +39,12 @@ class Site:
 
 @dataclass
 class Screen:
-    """An open page and what was heard from it."""
+    """An open page, with its console messages and requests."""
 
     page: "Page"
     site: Site
     console: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def open(self, fragment: str = "", ready: bool = True) -> None:
         self.page.goto(f"{self.site.url}/{fragment}")
@@ -56,7 +55,7 @@ class Screen:
         self.page.fill("#text", text)
 
     def fill(self, text: str | None = None, **settings: Any) -> None:
-        """Press Fill and wait for the numbers."""
+        """Press Fill and wait for the result."""
         if text is not None:
             self.write(text)
         for name, value in settings.items():
@@ -75,7 +74,7 @@ class Screen:
 
     @property
     def filled(self) -> str:
-        """The filled text as a reader sees it."""
+        """The filled text as it is shown."""
         return str(self.page.evaluate("document.getElementById('sheet').textContent"))
 
     def tokens(self, kind: str = "") -> list[str]:
@@ -83,7 +82,7 @@ class Screen:
 
 
 def shown(log_prob: float) -> str:
-    """As the page writes it, with a true minus sign."""
+    """Return a number as the page writes it, with a real minus sign."""
     return f"{log_prob:.2f}".replace("-", "\u2212")
 
 
@@ -113,8 +112,8 @@ def browser() -> Iterator["Browser"]:
 
 
 def _text_model() -> LanguageModel:
-    """Random weights that only ever say tokens of more than one character: single bytes would
-    mostly be no text.
+    """A random model that generates only tokens of more than one character: single bytes are mostly
+    not text.
     """
     tokenizer = train_bpe(WORDS, 300)
     model = small_model(
@@ -162,7 +161,7 @@ def proteins(browser: "Browser") -> Iterator[Site]:
 
 @contextmanager
 def _watched(context: "BrowserContext", site: Site, expected: str = "") -> Iterator[Screen]:
-    """A new page; `expected`: what its console may say."""
+    """Open a page; `expected` is text that its console may show."""
     screen = Screen(context.new_page(), site)
     screen.page.on(
         "console",
@@ -171,12 +170,12 @@ def _watched(context: "BrowserContext", site: Site, expected: str = "") -> Itera
         ),
     )
     screen.page.on("pageerror", lambda error: screen.console.append(str(error)))
-    screen.page.on("request", lambda request: screen.asked.append(request.url))
+    screen.page.on("request", lambda request: screen.requests.append(request.url))
     yield screen
     screen.page.close()
     assert [line for line in screen.console if not expected or expected not in line] == []
-    assert screen.asked
-    assert all(url.startswith(screen.site.url) for url in screen.asked)
+    assert screen.requests
+    assert all(url.startswith(screen.site.url) for url in screen.requests)
 
 
 def _context(browser: "Browser", width: int = 1280, **options: Any) -> "BrowserContext":
@@ -190,7 +189,7 @@ Open = Callable[..., Screen]
 
 @pytest.fixture
 def screens(browser: "Browser") -> Iterator[Open]:
-    """Screens of any kind: `screens(site, width=360, color_scheme="dark")`."""
+    """Return a function that opens screens, as in `screens(site, width=360, color_scheme="dark")`."""
     with ExitStack() as stack:
 
         def make(

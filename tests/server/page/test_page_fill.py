@@ -1,19 +1,27 @@
-"""Mark, fill, point, lock, fill again: the page shows what the model answers, and
-what is locked stays.
-"""
+"""The page's editor and fills: the page shows the model's own fills, and locked tokens stay."""
 
 import re
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from tests.server.page.conftest import Screen, shown
-from tracformer.server import completion as sse
+from tests.generation.test_diffusion_texts import model_of
+from tests.server.page.conftest import WORDS, Open, Screen, Site, serving, shown
+from tracformer import LanguageModel
+from tracformer.data import train_bpe
+from tracformer.generation.orders import ByConfidence
+from tracformer.server import native_protocol
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 TEXT = "the cat [[3]] the mat and [[2]] dog"
 
 
-def test_selected_words_become_a_blank_of_as_many_tokens(screen: Screen) -> None:
+def test_selected_words_become_a_blank_of_the_same_length(screen: Screen) -> None:
     screen.write("once upon a time there was a cat")
     # with the spaces around
     screen.page.evaluate("document.getElementById('text').setSelectionRange(4, 17)")
@@ -47,7 +55,7 @@ def test_dragging_the_grip_changes_the_length(screen: Screen) -> None:
     screen.page.mouse.move(x, y)
     screen.page.mouse.down()
     screen.page.mouse.move(x + 44, y, steps=4)
-    # seen before the button is let go
+    # shown before the button is released
     assert screen.page.locator("#sheet .token.open").count() == 7
     assert screen.text == "the [[3]] mat"
     screen.page.mouse.up()
@@ -62,10 +70,10 @@ def test_dragging_the_grip_changes_the_length(screen: Screen) -> None:
     assert screen.text == "the [[3]] mat"
 
 
-def test_the_length_is_also_set_in_figures(screen: Screen) -> None:
+def test_the_length_can_be_typed(screen: Screen) -> None:
     screen.fill("the [[3]] mat", seed=1)
     screen.page.click(".grip")
-    # looking changes nothing
+    # opening the panel changes nothing
     assert screen.page.locator("#sheet .token:not(.open):not(.draft)").count() == 3
     screen.page.get_by_label("At most").fill("8")
     assert screen.text == "the [[3-8]] mat"
@@ -75,7 +83,7 @@ def test_the_length_is_also_set_in_figures(screen: Screen) -> None:
     assert not screen.page.is_visible(".length-panel")
 
 
-def test_the_page_shows_the_models_own_filling(screen: Screen) -> None:
+def test_the_page_shows_the_models_own_fill(screen: Screen) -> None:
     screen.fill(TEXT, seed=7)
     [expected] = screen.site.lm.infill(TEXT, seed=7)
     assert screen.filled == expected.text
@@ -92,9 +100,9 @@ def test_the_page_shows_the_models_own_filling(screen: Screen) -> None:
 
 @pytest.fixture
 def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the server tells comes slowly enough to be seen, on a busy machine too."""
-    event = sse.event
-    monkeypatch.setattr(sse, "event", lambda *told: time.sleep(0.05) or event(*told))
+    """Send events slowly enough to be seen, also on a busy machine."""
+    event = native_protocol.event
+    monkeypatch.setattr(native_protocol, "event", lambda *data: time.sleep(0.05) or event(*data))
 
 
 @pytest.mark.usefixtures("slowly")
@@ -116,7 +124,7 @@ def test_tokens_arrive_one_by_one_and_a_fill_can_be_stopped(screen: Screen) -> N
     known = len(screen.tokens(":not(.open)"))
     assert 2 < known < 100
     screen.page.wait_for_timeout(200)
-    assert len(screen.tokens(":not(.open)")) == known  # nothing comes after
+    assert len(screen.tokens(":not(.open)")) == known  # no more arrive
 
 
 @pytest.mark.usefixtures("slowly")
@@ -151,14 +159,14 @@ def test_pointing_shows_candidates_and_choosing_one_locks_it(screen: Screen) -> 
     chosen = (other.locator(".word").text_content() or "").replace("␣", " ")
     other.click()
     assert screen.text == f"the cat [[1]]{chosen}[[2]] the mat"
-    assert screen.tokens(".draft") == [before[0], *before[2:]]  # they answer the text as it was
+    assert screen.tokens(".draft") == [before[0], *before[2:]]  # they belong to the earlier text
     screen.fill(seed=5)
     [expected] = screen.site.lm.infill(f"the cat [[1]]{chosen}[[2]] the mat", seed=5)
     assert screen.filled == expected.text
     screen.page.mouse.move(0, 0)
 
 
-def test_a_locked_filling_stays_when_the_rest_is_filled_again(screen: Screen) -> None:
+def test_a_locked_fill_stays_when_the_rest_is_filled_again(screen: Screen) -> None:
     screen.fill(TEXT, seed=1)
     [first] = screen.site.lm.infill(TEXT, seed=1)
     screen.page.locator(".lock").first.click()
@@ -169,11 +177,11 @@ def test_a_locked_filling_stays_when_the_rest_is_filled_again(screen: Screen) ->
     assert screen.filled == second.text
     assert second.text.startswith(f"the cat{first.spans[0].text} the mat and")
     screen.page.click("#undo")
-    # the lock is undone, its fillings are back
+    # the lock is undone and the fills are back
     assert (screen.text, screen.filled) == (TEXT, first.text)
 
 
-def test_undo_brings_back_the_fill_before(screen: Screen) -> None:
+def test_undo_restores_the_previous_fill(screen: Screen) -> None:
     fills = {}
     for seed in (1, 2):
         screen.fill(TEXT, seed=seed)
@@ -185,7 +193,7 @@ def test_undo_brings_back_the_fill_before(screen: Screen) -> None:
     assert (screen.text, screen.filled) == (TEXT, fills[2])
 
 
-def test_alternatives_are_paged_through(screen: Screen) -> None:
+def test_paging_through_alternatives(screen: Screen) -> None:
     screen.fill(TEXT, seed=4, n=3)
     expected = [result.text for result in screen.site.lm.infill(TEXT, 3, seed=4)]
     seen = []
@@ -198,7 +206,7 @@ def test_alternatives_are_paged_through(screen: Screen) -> None:
     assert screen.page.inner_text("#page-number") == "3 of 3"
 
 
-def test_editing_keeps_the_fillings_it_does_not_touch(screen: Screen) -> None:
+def test_editing_keeps_the_fills_it_does_not_touch(screen: Screen) -> None:
     screen.fill(TEXT, seed=6)
     tokens = screen.tokens()
     screen.page.focus("#text")
@@ -210,14 +218,14 @@ def test_editing_keeps_the_fillings_it_does_not_touch(screen: Screen) -> None:
     assert screen.page.locator(".token.open").count() == 4
 
 
-def test_a_length_is_found_for_a_free_blank(screen: Screen) -> None:
+def test_the_model_chooses_the_length_of_a_range(screen: Screen) -> None:
     screen.fill("the [[1-4]] mat", seed=9)
     [expected] = screen.site.lm.infill("the [[1-4]] mat", seed=9)
     assert screen.filled == expected.text
     assert len(screen.tokens()) == len(expected.spans[0].token_ids)
 
 
-def test_everything_by_keyboard(screen: Screen) -> None:
+def test_everything_works_by_keyboard(screen: Screen) -> None:
     keyboard = screen.page.keyboard
     screen.page.focus("#text")
     keyboard.press("Control+a")
@@ -249,3 +257,68 @@ def test_everything_by_keyboard(screen: Screen) -> None:
     assert "[[" not in screen.text
     keyboard.press("Control+z")
     assert screen.text == "the cat sat on [[2]] mat"
+
+
+# Models with mode `diffusion`
+
+DIFFUSION_TEXT = "the cat [[3]] the [[2]] mat"
+
+
+def site_of(system: str) -> Iterator[Site]:
+    tokenizer = train_bpe(WORDS, 300)
+    model = model_of(system, tokenizer)
+    with torch.no_grad():  # single bytes are mostly not text
+        bias = model.head_bias
+        assert bias is not None
+        for i, token in enumerate(tokenizer.tokens()):
+            bias[i] += 0.0 if len(token) > 1 else -30.0
+    with serving(LanguageModel(model, tokenizer)) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def mdlm(browser: "Browser") -> Iterator[Site]:
+    yield from site_of("mdlm")
+
+
+@pytest.fixture(scope="module")
+def plaid(browser: "Browser") -> Iterator[Site]:
+    yield from site_of("plaid")
+
+
+def test_the_default_mode_is_chosen_and_diffusion_is_offered(mdlm: Site, screens: Open) -> None:
+    screen = screens(mdlm)
+    assert screen.page.locator("#mode option").all_text_contents() == [
+        "AC: any order",
+        "Diffusion: reverse process",
+    ]
+    assert screen.page.input_value("#mode") == "ac"
+    screen.fill(DIFFUSION_TEXT, seed=7)
+    assert (
+        screen.filled
+        == mdlm.lm.infill(DIFFUSION_TEXT, seed=7, order=ByConfidence("probability"))[0].text
+    )
+    screen.fill(DIFFUSION_TEXT, seed=7, mode="diffusion")
+    [expected] = mdlm.lm.infill(DIFFUSION_TEXT, seed=7, mode="diffusion")
+    assert screen.filled == expected.text
+    assert screen.page.is_disabled("#order")
+
+
+def test_a_model_with_diffusion_only_fills_and_shows_candidates(plaid: Site, screens: Open) -> None:
+    screen = screens(plaid)
+    assert screen.page.locator("#mode option").all_text_contents() == ["Diffusion: reverse process"]
+    screen.fill(DIFFUSION_TEXT, seed=7)
+    [expected] = plaid.lm.infill(DIFFUSION_TEXT, seed=7, top=6)
+    assert screen.filled == expected.text
+    assert screen.page.inner_text("#figures div:first-child dd") == shown(expected.log_prob)
+    assert "when each was filled" in str(
+        screen.page.get_attribute("#figures div:first-child", "title")
+    )
+    screen.page.locator("#sheet .token").nth(1).hover()
+    box = screen.page.locator("#candidates")
+    box.wait_for()
+    assert box.locator(".candidate").count() >= 6
+    screen.page.mouse.move(0, 0)
+    screen.page.click("#score")
+    screen.page.wait_for_selector("#score-figures:visible")
+    assert "DIFFUSION, bound" in screen.page.inner_text("#score-figures")

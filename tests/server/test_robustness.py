@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a 4xx in the protocol's shape, and the server goes on."""
+"""Wrong, huge and interrupted requests get a 4xx in the protocol's shape, and the server goes on."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/fim/completions": {"model": "tiny", "prompt": "the", "max_tokens": 1},
 }
 PATHS = list(GOOD)
-LONG = {"text": "the [[60]]", "whole": False}  # of a slow model: more than a second
+LONG = {"text": "the [[60]]", "whole": False}  # more than a second with a slow model
 
 
 def still_good(server: Running, path: str) -> None:
@@ -68,14 +68,16 @@ def slow() -> Iterator[Running]:
     ],
     ids=lambda body: repr(body[:12]),
 )
-def test_wrong_bodies(server: Running, path: str, body: bytes) -> None:
+def test_malformed_bodies_are_refused(server: Running, path: str, body: bytes) -> None:
     response = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert 400 <= response.status_code < 500
     assert shaped(path, response.json())
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_body_that_is_no_json_object_is_told_so(server: Running, path: str) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused_with_a_reason(
+    server: Running, path: str
+) -> None:
     json_type, form_type = (
         {"Content-Type": kind} for kind in ("application/json", "application/x-www-form-urlencoded")
     )
@@ -87,12 +89,12 @@ def test_a_body_that_is_no_json_object_is_told_so(server: Running, path: str) ->
         (b"[]", json_type),
         (json.dumps(GOOD[path]).encode(), form_type),
     ):
-        told = server.http.post(path, content=body, headers=headers).text
-        assert "the body must be a JSON object, sent with `Content-Type: application/json`" in told
+        found = server.http.post(path, content=body, headers=headers).text
+        assert "the body must be a JSON object, sent with `Content-Type: application/json`" in found
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_large_bodies(server: Running, path: str) -> None:
+def test_large_bodies_are_refused(server: Running, path: str) -> None:
     text = "the cat " * 1_300_000  # 10 MB
     response = server.post(path, {**GOOD[path], "text": text, "prompt": text})
     assert response.status_code == 413
@@ -108,7 +110,7 @@ def test_a_body_is_not_read_beyond_the_limit(server: Running) -> None:
             sent.append(1)
             yield b"a" * 2**16
 
-    # the server has answered and gone while we still write
+    # the server answers and closes while the body is still being sent
     with contextlib.suppress(httpx.WriteError):
         assert (
             server.http.post(
@@ -122,19 +124,19 @@ def test_a_body_is_not_read_beyond_the_limit(server: Running) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/infill", "/v1/completions", "/infill", "/v1/fim/completions"]
 )
-def test_long_texts_within_the_limit(server: Running, path: str) -> None:
+def test_texts_longer_than_the_model_are_refused(server: Running, path: str) -> None:
     text = "the cat " * 30_000
-    asked = {
+    fields = {
         **GOOD[path],
         **{name: text for name in ("text", "prompt", "input_prefix") if name in GOOD[path]},
     }
-    response = server.post(path, asked)
+    response = server.post(path, fields)
     assert response.status_code == 400
     assert shaped(path, response.json())
 
 
 @pytest.mark.parametrize("unit", ["[", "]", "\\", "[[1]]", "\\[[", "[[", "€", "\n"])
-def test_texts_that_are_hard_to_read_are_read_in_time(server: Running, unit: str) -> None:
+def test_texts_that_are_hard_to_parse_are_answered(server: Running, unit: str) -> None:
     text = unit * (500_000 // len(unit.encode()))
     assert server.post("/v1/infill", {"text": text}).status_code == 400
     assert server.post("/v1/score", {"text": text + "[[a]]"}).status_code == 400
@@ -144,7 +146,7 @@ def test_texts_that_are_hard_to_read_are_read_in_time(server: Running, unit: str
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_bodies_that_break_off(server: Running, path: str) -> None:
+def test_interrupted_bodies_do_no_harm(server: Running, path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
     for sent in (head + b'{"text": "the', head, head[:30], b"\x16\x03\x01", b"GET\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
@@ -152,7 +154,7 @@ def test_bodies_that_break_off(server: Running, path: str) -> None:
     still_good(server, path)
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(lm: LanguageModel) -> None:
+def test_a_slow_body_times_out(lm: LanguageModel) -> None:
     with (
         running(lambda: lm, body_timeout=0.2) as there,
         socket.create_connection(("127.0.0.1", there.port), timeout=10) as connection,
@@ -163,7 +165,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(lm: LanguageModel) -> None:
         assert b"408" in connection.recv(4096)
 
 
-def test_what_is_not_there(server: Running) -> None:
+def test_unknown_paths_and_wrong_methods(server: Running) -> None:
     assert server.http.get("/nothing").status_code == 404
     assert server.http.get("/page/../app.py").status_code == 404
     assert server.http.get("/page/%2e%2e/app.py").status_code == 404
@@ -176,7 +178,7 @@ def test_what_is_not_there(server: Running) -> None:
     )
 
 
-def test_a_full_queue_says_when_to_come_back(slow: Running) -> None:
+def test_a_full_queue_answers_when_to_retry(slow: Running) -> None:
     with (
         slow.raw("/v1/infill", LONG),
         slow.raw("/v1/infill", LONG),
@@ -195,14 +197,14 @@ def test_a_full_queue_says_when_to_come_back(slow: Running) -> None:
                 base_url=f"{slow.url}/v1", api_key="none", max_retries=0
             ).completions.create(model="tiny", prompt="the")
         assert slow.http.get("/health").status_code == 200
-        assert waiting.result()["results"]  # its turn came
+        assert waiting.result()["results"]  # it ran after all
     until(lambda: slow.backend.gate.running == 0)
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/infill", "/v1/completions", "/infill", "/v1/fim/completions"]
 )
-def test_a_client_that_hangs_up_frees_its_slot_at_once(slow: Running, path: str) -> None:
+def test_a_disconnected_client_frees_its_slot(slow: Running, path: str) -> None:
     long: dict[str, Any] = {
         "/v1/infill": LONG,
         "/v1/completions": {"prompt": "the", "max_tokens": 60, "logprobs": 0},
@@ -213,14 +215,14 @@ def test_a_client_that_hangs_up_frees_its_slot_at_once(slow: Running, path: str)
     slow.hang_up(path, {**long, "stream": True})
     steps = engine.load.steps
     until(lambda: gate.running == 0 and engine.load.rows == 0)
-    assert engine.load.steps - steps < 55  # of 60: not run to its end
-    with slow.raw(path, long):  # not a stream: nothing to read while it runs
+    assert engine.load.steps - steps < 55  # of 60: it did not run to the end
+    with slow.raw(path, long):  # without a stream
         until(lambda: engine.load.rows == 1)
     until(lambda: gate.running == 0 and engine.load.rows == 0)
     assert "tracformer_gone_total" in slow.http.get("/metrics").text
 
 
-def test_who_hangs_up_while_waiting_leaves_the_queue(slow: Running) -> None:
+def test_a_disconnected_client_leaves_the_queue(slow: Running) -> None:
     gate = slow.backend.gate
     with slow.raw("/v1/infill", LONG), slow.raw("/v1/infill", LONG):
         until(lambda: gate.running == 2)
@@ -231,38 +233,38 @@ def test_who_hangs_up_while_waiting_leaves_the_queue(slow: Running) -> None:
     until(lambda: gate.running == 0)
 
 
-def test_neighbours_do_not_notice_who_hangs_up(slow: Running) -> None:
-    asked = {"text": "the [[20]]", "seed": 3}
-    alone = slow.good("/v1/infill", asked)["results"]
+def test_a_disconnection_does_not_change_other_answers(slow: Running) -> None:
+    fields = {"text": "the [[20]]", "seed": 3}
+    alone = slow.good("/v1/infill", fields)["results"]
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(slow.good, "/v1/infill", asked)
+        answer = threads.submit(slow.good, "/v1/infill", fields)
         slow.hang_up("/v1/infill", {**LONG, "stream": True}, b"event: token")
         assert answer.result()["results"][0]["token_ids"] == alone[0]["token_ids"]
 
 
-def test_a_deadline_is_kept(slow: Running) -> None:
+def test_the_time_limit_of_a_request_is_kept(slow: Running) -> None:
     error = slow.refused("/v1/infill", {**LONG, "timeout": 0.15}, 408)["error"]
     assert (error["type"], error["code"]) == ("timeout_error", "timeout")
     assert "0.15 seconds" in error["message"]
     until(lambda: slow.backend.gate.running == 0)
-    told = slow.stream("/v1/infill", {**LONG, "timeout": 1.5})
-    assert told[-1][0] == "error"
-    assert told[-1][1]["error"]["code"] == "timeout"
+    found = slow.stream("/v1/infill", {**LONG, "timeout": 1.5})
+    assert found[-1][0] == "error"
+    assert found[-1][1]["error"]["code"] == "timeout"
     until(lambda: slow.backend.gate.running == 0)
     with slow.raw("/v1/infill", LONG), slow.raw("/v1/infill", LONG):
         until(lambda: slow.backend.gate.running == 2)
         slow.refused("/v1/infill", {**LONG, "timeout": 0.05}, 408)  # while it waits
 
 
-def test_each_protocol_has_its_own_word_for_too_late() -> None:
+def test_the_servers_time_limit_is_answered_in_each_protocols_shape() -> None:
     lm = make(kind=Slow)
     with running(lambda: lm, timeout=0.2) as there:
-        asked = {
+        fields = {
             "/v1/completions": {"prompt": "the", "max_tokens": 60},
             "/infill": {"input_prefix": "the", "n_predict": 60},
         }
         for path, body in {
-            **asked,
+            **fields,
             "/v1/fim/completions": {"model": "tiny", "prompt": "the", "max_tokens": 60},
         }.items():
             assert shaped(path, there.refused(path, body, 408))
@@ -276,7 +278,7 @@ def test_each_protocol_has_its_own_word_for_too_late() -> None:
             )
 
 
-def test_a_key_opens_and_its_absence_closes(lm: LanguageModel) -> None:
+def test_the_api_key_is_required(lm: LanguageModel) -> None:
     with running(lambda: lm, api_key="sésame") as there:
         for path in PATHS:
             for headers in (
@@ -305,7 +307,7 @@ def test_a_key_opens_and_its_absence_closes(lm: LanguageModel) -> None:
             )
 
 
-def test_origins(lm: LanguageModel, server: Running) -> None:
+def test_only_allowed_origins_may_call(lm: LanguageModel, server: Running) -> None:
     other, friend = "https://elsewhere.example", "https://friend.example"
     # the page itself
     assert (
@@ -316,13 +318,13 @@ def test_origins(lm: LanguageModel, server: Running) -> None:
     assert refused.status_code == 403
     assert "access-control-allow-origin" not in refused.headers
     with running(lambda: lm, origins=(friend,)) as there:
-        asked = {
+        fields = {
             "Origin": friend,
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization",
         }
         assert (
-            there.http.options("/v1/infill", headers=asked).headers["access-control-allow-origin"]
+            there.http.options("/v1/infill", headers=fields).headers["access-control-allow-origin"]
             == friend
         )
         response = there.post("/v1/infill", GOOD["/v1/infill"], headers={"Origin": friend})
@@ -337,7 +339,7 @@ def test_origins(lm: LanguageModel, server: Running) -> None:
         assert refused.headers["access-control-allow-origin"] == friend
 
 
-def test_loading_is_told(lm: LanguageModel) -> None:
+def test_requests_get_503_while_the_model_is_loading(lm: LanguageModel) -> None:
     release = threading.Event()
 
     def load() -> LanguageModel:
@@ -357,14 +359,14 @@ def test_loading_is_told(lm: LanguageModel) -> None:
         assert there.http.get("/health").json() == {"status": "ok"}
 
 
-def test_limits_are_settings(lm: LanguageModel) -> None:
+def test_limits_can_be_set(lm: LanguageModel) -> None:
     with running(lambda: lm, Settings(port=0, limits=Limits(body=300, n=2, prompts=1))) as there:
         assert there.post("/v1/infill", {"text": "the [[1]]" + "a" * 300}).status_code == 413
         there.refused("/v1/infill", {"text": "the [[1]]", "n": 3})
         there.refused("/v1/completions", {"prompt": ["a", "a"]})
 
 
-def test_other_names_of_the_model(lm: LanguageModel) -> None:
+def test_aliases_of_the_model(lm: LanguageModel) -> None:
     with running(lambda: lm, aliases=("codestral",)) as there:
         assert (
             there.good(
@@ -389,7 +391,7 @@ def test_other_names_of_the_model(lm: LanguageModel) -> None:
     ],
     ids=str,
 )
-def test_wrong_settings_are_told(changes: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=f"{next(iter(changes)).replace('api_key', 'API key')} is "
     ):
