@@ -173,7 +173,6 @@ def test_wrong_usage_is_reported_before_the_server_starts(
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
-    from tracformer.server import Settings
     from tracformer.server.app import Server
 
     def load() -> Any:
