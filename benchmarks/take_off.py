@@ -28,14 +28,8 @@ import torch
 from tracformer.baselines import find_family
 from tracformer.contexts import parse as parse_strategy
 from tracformer.devices import keep_freed_memory
-from tracformer.evaluation.exact import (
-    Pattern,
-    Source,
-    compare,
-    draw_pattern,
-    find_source,
-    one_missing,
-)
+from tracformer.evaluation.exact import Pattern, compare, draw_pattern, one_missing
+from tracformer.evaluation.exact_sources import ExactSource, find_source
 from tracformer.evaluation.task import Subject
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel
@@ -125,14 +119,14 @@ SYSTEMS = {
 }
 
 
-def small_model(name: str, source: Source) -> ConditionalModel:
+def small_model(name: str, source: ExactSource) -> ConditionalModel:
     system = SYSTEMS[name]
     kind = find_family(system.family).model_class
     torch.manual_seed(0)
     return kind(kind.config_class(vocab_size=source.symbols, max_length=64, **system.shape))
 
 
-def train(model: ConditionalModel, source: Source, objective: str, steps: int = STEPS) -> None:
+def train(model: ConditionalModel, source: ExactSource, objective: str, steps: int = STEPS) -> None:
     """Train on fresh sequences.
 
     Systems that read a context learn on contexts of one kind; diffusion draws its own noise.
@@ -158,7 +152,7 @@ def train(model: ConditionalModel, source: Source, objective: str, steps: int = 
     model.eval()
 
 
-def frequencies(source: Source) -> np.ndarray[Any, Any]:
+def frequencies(source: ExactSource) -> np.ndarray[Any, Any]:
     """(V,) log-frequencies of single symbols."""
     nothing = np.zeros((1, source.length), np.bool_)
     prior = source.log_marginal(np.zeros((1, source.length), np.int64), nothing)[0]  # (T, V)
@@ -166,7 +160,7 @@ def frequencies(source: Source) -> np.ndarray[Any, Any]:
 
 
 def gains(
-    model: ConditionalModel, mode: str, source: Source, pattern: Pattern, sequences: int
+    model: ConditionalModel, mode: str, source: ExactSource, pattern: Pattern, sequences: int
 ) -> dict[str, float]:
     """Return nats per hidden symbol: gain over frequencies, the exact gain, KL from the truth."""
     subject = Subject(model=model, tokenizer=None, name="", mode=mode)

@@ -176,7 +176,7 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
     assert "bytes (car) less letters (car)" in out
     texts = [result.manifest["data"]["windows"] for result in read_results("out")]
     assert texts == [
-        "text windows of the first model's tokeniser, read in its own tokens",
+        "text windows of the first model's tokenizer, read in its own tokens",
         "its own tokens",
     ]
 
@@ -187,7 +187,7 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
         (["ranges"], "no model given"),
         (["MODEL"], "(read as models: "),
         (["MODEL", "ratoos"], "ratoos); tasks: ratios, ranges"),
-        (["MODEL", "ranges"], "no data named; give --data FOLDER or FILE"),
+        (["MODEL", "ranges"], "no data given; name a folder, files or a data set by --data"),
         (["MODEL", "ranges", "--data", "nothing.txt"], "nothing.txt"),
         (["MODEL", "--task", "rangse", "--data", "text.txt"], "did you mean 'ranges'?"),
         (
@@ -196,15 +196,15 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
         ),
         (
             ["MODEL", "ranges", "--data", "text.txt", "--length", "100", "--sequences", "2"],
-            "take up to 100 in letters, which takes at most 64",
+            "have up to 100 tokens in letters, which takes at most 64",
         ),
         (
             ["MODEL", "ranges", "--data", "text.txt", "--length", "16"],
-            "holds 81 windows of 16 tokens, and 1000 are asked for",
+            "sequences is 1000, but text.txt holds only 81 windows of 16 tokens",
         ),
         (
             ["MODEL", "MODEL", "ranges", "--data", "text.txt"],
-            "two models are called 'letters' in mode car; name them apart: NAME=FOLDER",
+            "two models are called 'letters' in mode car; give them different names by NAME=FOLDER",
         ),
         (
             [
@@ -218,7 +218,7 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
                 "--sequences",
                 "2",
             ],
-            "proteins cannot be asked about text.txt: character 'g' at offset 0",
+            "proteins cannot read text.txt: character 'g' at offset 0",
         ),
         (["nowhere", "ranges", "--data", "text.txt"], "nowhere does not exist"),
         (
@@ -254,7 +254,7 @@ def test_mistakes(
 def test_tasks_are_listed(tracformer: Caller) -> None:
     code, out, _ = tracformer.call("eval", "--tasks")
     assert code == 0
-    assert out.startswith("ratios ")
+    assert out.startswith("ratios: Perplexity against the share of targets")
     assert "ratios=0.1/0.2/0.3" in out
 
 

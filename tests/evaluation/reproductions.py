@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracformer.evaluation.task import Silent
+from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction
 from tracformer.reproduce.experiment import read_experiment
 
@@ -14,7 +14,7 @@ def work(out: Path, text: Path, experiment: str = "fig7", **changes: str) -> Rep
         "data.wikitext2": str(text)
     }
     return Reproduction(
-        read_experiment(experiment, "tiny", changes), out, Silent(), say=lambda text: None
+        read_experiment(experiment, "tiny", changes), out, Progress(), say=lambda text: None
     )
 
 

@@ -1,4 +1,4 @@
-"""Intervals over sequences: what they mean, on cases whose answer is known."""
+"""Confidence intervals on cases whose answer is known."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def test_a_resample_is_a_draw_of_sequences(monkeypatch: pytest.MonkeyPatch) -> N
     assert whole.shape == (bootstrap.RESAMPLES, 7)
     assert (whole.sum(1) == 7).all()
     bootstrap._counts.cache_clear()
-    monkeypatch.setattr(bootstrap, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(bootstrap, "COUNTS_AT_ONCE", 700)
     parts = bootstrap._counts(7, 5)
     assert len(parts) == 20
     np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -20,7 +20,7 @@ def test_a_resample_is_a_draw_of_sequences(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("count", [3, 8, 80])
-def test_intervals_cover_the_truth_as_often_as_they_say(count: int) -> None:
+def test_intervals_cover_the_truth_about_95_percent_of_the_time(count: int) -> None:
     rng = np.random.default_rng(0)
     hits = 0
     for seed in range(200):
@@ -47,7 +47,7 @@ def test_stretched_intervals_of_shares_stay_shares() -> None:
     assert (bootstrap.ratio_interval(np.array([-1, 0, 1]), whole) or (0.0, 0.0))[0] < 0.0
 
 
-def test_what_sequences_have_in_common_cancels_in_a_difference() -> None:
+def test_paired_differences_cancel_what_is_common() -> None:
     rng = np.random.default_rng(1)
     targets = np.full(100, 10)
     hard = rng.normal(30, 10, size=100)

@@ -1,3 +1,5 @@
+"""The task `calibration`: the truth is calibrated, and intervals cover the true error."""
+
 from pathlib import Path
 from typing import Any
 
@@ -5,10 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.laws import small_law, tokenizer, write_text
-from tests.evaluation.ranks import on_ranks
+from tests.evaluation.toys import (
+    on_ranks,
+    random_mdlm,
+    small_source,
+    small_tokenizer,
+    write_prepared,
+)
 from tests.helpers import small_model
-from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.evaluation.calibration import (
     Calibration,
     by_chance,
@@ -18,14 +24,14 @@ from tracformer.evaluation.calibration import (
 )
 from tracformer.evaluation.exact import TruthModel
 from tracformer.evaluation.result_files import Result
-from tracformer.evaluation.task import Silent, Subject
+from tracformer.evaluation.task import Progress, Subject
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"), 1000)
+    return write_prepared(tmp_path_factory.mktemp("text"), 1000)
 
 
 def run(
@@ -38,7 +44,7 @@ def run(
 ) -> Result:
     subject = Subject(
         model,
-        tokenizer(),
+        small_tokenizer(),
         "model",
         mode,
         batch=batch,
@@ -47,28 +53,29 @@ def run(
     task = Calibration(
         **{"data": str(data), "rows": "documents", "length": 5, "mean": 2.0, **options}
     )
-    return task.run(subject, Silent())
+    return task.run(subject, Progress())
 
 
-class Boastful(TruthModel):
-    """The truth, said twice as sure."""
+class Overconfident(TruthModel):
+    """The truth with doubled logits."""
 
     def log_probs(self, tokens: Any, context: Any, mode: str) -> Any:
         return 2.0 * super().log_probs(tokens, context, mode)
 
 
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
-def test_the_truth_is_calibrated_and_a_boast_is_not(data: Path, mode: str) -> None:
+def test_the_truth_is_calibrated_and_an_overconfident_model_is_not(data: Path, mode: str) -> None:
     options: dict[str, Any] = {"sequences": 1000, "ratios": (0.6,), "bins": 10}
-    truth, boast = (
-        run(kind(small_law()), data, mode, batch=500, **options) for kind in (TruthModel, Boastful)
+    truth, overconfident = (
+        run(kind(small_source()), data, mode, batch=500, **options)
+        for kind in (TruthModel, Overconfident)
     )
     assert truth.find("ece").value < 0.04
-    low = boast.find("ece").low
+    low = overconfident.find("ece").low
     assert low is not None
     assert low > 0.08
-    assert boast.find("accuracy").value == truth.find("accuracy").value  # the same guesses
-    assert boast.find("confidence").value > boast.find("accuracy").value + 0.08
+    assert overconfident.find("accuracy").value == truth.find("accuracy").value  # the same guesses
+    assert overconfident.find("confidence").value > overconfident.find("accuracy").value + 0.08
 
 
 def test_bins_by_hand(data: Path) -> None:
@@ -78,7 +85,7 @@ def test_bins_by_hand(data: Path) -> None:
     task = Calibration(
         data=str(data), rows="documents", length=5, mean=2.0, sequences=20, ratios=(0.4,)
     )
-    read = task.read(Subject(model, tokenizer(), "model", "car"))
+    read = task.read(Subject(model, small_tokenizer(), "model", "car"))
     tokens, context = torch.from_numpy(read.tokens), torch.from_numpy(task.contexts(read)[0])
     with torch.no_grad():
         top = model(Batch(tokens, context), "car")[~context].softmax(1).max(1)
@@ -108,18 +115,18 @@ def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
         assert [row.value for row in each.rows] == pytest.approx(once, rel=1e-10)
 
 
-def test_the_interval_covers_what_is_true() -> None:
-    """One bin, 0.8 said, 0.7 right: the error is 0.1; about 95 of 100 intervals must hold it."""
+def test_the_interval_covers_the_true_error() -> None:
+    """One bin of confidence 0.8 and accuracy 0.7: about 95 of 100 intervals must cover 0.1."""
     rng = np.random.default_rng(0)
-    held = 0
+    covered = 0
     for _ in range(100):
         targets = rng.integers(5, 15, size=(1, 200)).astype(float)
         right = rng.binomial(targets.astype(int), 0.7)
         low, high = expected_error(np.stack([targets, right, 0.8 * targets, 0.16 * targets]))[1:]
         assert low is not None
         assert high is not None
-        held += low <= 0.1 <= high
-    assert held >= 88
+        covered += low <= 0.1 <= high
+    assert covered >= 88
 
 
 def test_empty_bins_are_left_out_and_one_sequence_has_no_interval() -> None:
@@ -130,29 +137,28 @@ def test_empty_bins_are_left_out_and_one_sequence_has_no_interval() -> None:
     assert expected_error(sums) == (pytest.approx(0.05), None, None)
 
 
-def test_what_chance_does_to_a_calibrated_model_is_known_and_told() -> None:
-    """Two targets in each of 20 bins for each of 40 sequences, right as often as said; then the
-    same guesses, said surer by 0.3.
-    """
+def test_the_note_tells_how_much_is_chance() -> None:
+    """Two targets in each of 20 bins for each of 40 sequences: calibrated, then 0.3 too sure."""
     rng = np.random.default_rng(0)
-    said = np.broadcast_to((np.arange(20)[:, None] + 0.5) / 20, (20, 40))
-    shown = []
+    confidence = np.broadcast_to((np.arange(20)[:, None] + 0.5) / 20, (20, 40))
+    errors = []
     for _ in range(200):
-        right = rng.binomial(2, said).astype(float)
-        shown.append(
-            expected_error(np.stack([2 + 0 * said, right, 2 * said, 2 * said * (1 - said)]))[0]
+        right = rng.binomial(2, confidence).astype(float)
+        errors.append(
+            expected_error(
+                np.stack(
+                    [2 + 0 * confidence, right, 2 * confidence, 2 * confidence * (1 - confidence)]
+                )
+            )[0]
         )
-    sums = np.stack([2 + 0 * said, right, 2 * said, 2 * said * (1 - said)])
-    assert by_chance(sums) == pytest.approx(np.mean(shown), rel=0.05)
-    subject = Subject(TruthModel(small_law()), None, "truth", "ac")
+    sums = np.stack([2 + 0 * confidence, right, 2 * confidence, 2 * confidence * (1 - confidence)])
+    assert by_chance(sums) == pytest.approx(np.mean(errors), rel=0.05)
+    subject = Subject(TruthModel(small_source()), None, "truth", "ac")
     assert "is chance" in figures({}, sums, subject)[0].note
     sums[2] += 0.6
     assert figures({}, sums, subject)[0].note == ""
 
 
-def test_a_bound_cannot_be_asked(data: Path) -> None:
-    model = MDLM(
-        MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4)
-    )
-    with pytest.raises(ValueError, match="asks in mode car or ac or ar"):
-        run(model, data, "diffusion")
+def test_a_bound_has_no_calibration(data: Path) -> None:
+    with pytest.raises(ValueError, match="works in mode car or ac or ar"):
+        run(random_mdlm(), data, "diffusion")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tracformer.cli import find_command
-from tracformer.evaluation.task import Silent
+from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction
 from tracformer.reproduce.experiment import experiment_names, read_experiment, scale_names
 from tracformer.reproduce.pilots import count_sizes
@@ -66,7 +66,7 @@ def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None
 def test_the_study_is_whole(name: str, tmp_path: Path) -> None:
     experiment = read_experiment(name)
     assert experiment.scale == "study"
-    Reproduction(experiment, tmp_path, Silent()).check(network=False)
+    Reproduction(experiment, tmp_path, Progress()).check(network=False)
     for task in experiment.tasks:
         if task.options.get("data") in ("stories", "wikipedia"):
             assert task.options["split"] == "test"  # rates and curves are of the validation text
@@ -77,7 +77,7 @@ def test_the_study_is_whole(name: str, tmp_path: Path) -> None:
 
 
 def test_story_models_are_of_one_size_and_see_the_same(tmp_path: Path) -> None:
-    work = Reproduction(read_experiment("stories"), tmp_path, Silent())
+    work = Reproduction(read_experiment("stories"), tmp_path, Progress())
     sizes = []
     for run in work.runs():
         config = run.plan.config("-", "-", 0)
@@ -110,7 +110,7 @@ def test_story_models_are_of_one_size_and_see_the_same(tmp_path: Path) -> None:
 
 def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
     for name in ("everything", "table4"):
-        work = Reproduction(read_experiment(name, "mini"), tmp_path, Silent())
+        work = Reproduction(read_experiment(name, "mini"), tmp_path, Progress())
         shapes = {run.plan.name: work.shape(run) for run in work.runs()}
         assert shapes.pop("frequencies", None) is not None or name == "table4"  # it has no network
         sizes = [
@@ -122,7 +122,7 @@ def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
 
 
 def test_first_seeds_come_first(tmp_path: Path) -> None:
-    runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Silent()).runs()
+    runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Progress()).runs()
     assert [run.seed for run in runs] == [0] * 5 + [1] * 4 + [2] * 4
     headline = {run.plan.name for run in runs if run.seed == 2}
     assert headline == {"tracformer-car", "bart", "tracformer-ac", "bert-bidir"}

@@ -1,4 +1,4 @@
-"""Perplexity is what the truth says it is, and neither batch nor order of asking changes it."""
+"""Perplexity of the truth is that of its source, and the batch does not change it."""
 
 import math
 from pathlib import Path
@@ -7,16 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.known import LETTERS, known_subject, source, tokenizer, write_lines
+from tests.evaluation.toys import (
+    LETTERS,
+    chain_source,
+    chain_tokenizer,
+    known_subject,
+    random_mdlm,
+    write_lines,
+)
 from tests.helpers import small_model
 from tests.peers.small import small_peer
-from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.contexts import draw_contexts, parse
 from tracformer.evaluation import Subject, parse_task
+from tracformer.evaluation.exact_sources import log_joint
 from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity, figures
 from tracformer.evaluation.questions import SHARED_NOISE, standard_error
 from tracformer.evaluation.result_files import Result
-from tracformer.evaluation.task import Silent
+from tracformer.evaluation.task import Progress
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
@@ -45,7 +52,7 @@ def task(text: str, data: str, **options: object) -> Perplexity:
 
 
 def subject(model: ConditionalModel, mode: str, batch: int = 16) -> Subject:
-    return Subject(model, tokenizer(), "model", mode, batch)
+    return Subject(model, chain_tokenizer(), "model", mode, batch)
 
 
 def small(**changes: object) -> ConditionalModel:
@@ -69,10 +76,10 @@ def values(result: Result) -> list[float]:
 def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -> None:
     tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
     asked = task(text, str(tmp_path / "lines.txt"))
-    result = asked.run(known_subject(), Silent())
+    result = asked.run(known_subject(), Progress())
     for strategy, _ in asked.strategies():
         context = draw_contexts(strategy, [LENGTH] * COUNT, 0, range(COUNT))
-        nll = -source().log_conditional(tokens, context).sum() / (~context).sum()
+        nll = -log_joint(chain_source(), tokens, context).sum() / (~context).sum()
         row = result.find("perplexity", contexts=strategy.name)
         assert row.value == pytest.approx(math.exp(nll), rel=1e-10)
         assert (row.kind, row.sequences, row.targets) == ("exact", COUNT, (~context).sum())
@@ -87,50 +94,51 @@ def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -
 def test_repeated_contexts_count_together(tmp_path: Path) -> None:
     tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
     asked = task("contexts:contexts=tokens:1/prefix:0.5,repeats=3", str(tmp_path / "lines.txt"))
-    result = asked.run(known_subject(), Silent())
+    result = asked.run(known_subject(), Progress())
     seeds = [derived_seed(0, number) for number in range(3)]
     drawn = [
         draw_contexts(parse("tokens:1"), [LENGTH] * COUNT, seed, range(COUNT)) for seed in seeds
     ]
-    nll = -sum(source().log_conditional(tokens, context).sum() for context in drawn) / (3 * COUNT)
+    nll = -sum(log_joint(chain_source(), tokens, context).sum() for context in drawn) / (3 * COUNT)
     row = result.find("nll", contexts="tokens:1")
     assert (row.value, row.targets, row.sequences) == (
         pytest.approx(nll, rel=1e-10),
         3 * COUNT,
         COUNT,
     )
-    once = task("prefixes:fractions=0.5", asked.data).run(known_subject(), Silent()).find("nll")
+    once = task("prefixes:fractions=0.5", asked.data).run(known_subject(), Progress()).find("nll")
     assert result.find("nll", contexts="prefix:0.5").value == pytest.approx(once.value, rel=1e-10)
     assert len(result.details["tokens:1"]["nll"]) == COUNT
 
 
 def test_marginals_are_marked_and_worse_than_the_joint(lines: str) -> None:
     asked = task("ranges", lines)
-    joint, marginal = (asked.run(known_subject(mode), Silent()) for mode in ("car", "ac"))
+    joint, marginal = (asked.run(known_subject(mode), Progress()) for mode in ("car", "ac"))
     assert {row.kind for row in marginal.rows} == {"marginal"}
     assert all(m > j for m, j in zip(values(marginal), values(joint), strict=True))
 
 
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
-def test_no_batch_changes_a_figure(lines: str, mode: str) -> None:
+def test_the_batch_does_not_change_a_figure(lines: str, mode: str) -> None:
     asked = task("ratios:mean=3,ratios=0.1/0.9", lines)
     model = small()
     alone, together = (
-        values(asked.run(subject(model, mode, batch), Silent())) for batch in (5, 50)
+        values(asked.run(subject(model, mode, batch), Progress())) for batch in (5, 50)
     )
     assert together == pytest.approx(alone, rel=1e-10)
-    narrow = [values(asked.run(subject(model.float(), mode, batch), Silent())) for batch in (7, 64)]
+    narrow = [
+        values(asked.run(subject(model.float(), mode, batch), Progress())) for batch in (7, 64)
+    ]
     assert narrow[0] == pytest.approx(narrow[1], rel=1e-5)
     assert narrow[0] == pytest.approx(alone, rel=1e-3)
 
 
-def test_contexts_are_answered_as_the_model_answers_one(lines: str) -> None:
-    """Against one plain call a sequence."""
+def test_answers_are_those_of_one_sequence_at_a_time(lines: str) -> None:
     asked = task("ranges:ranges=[0,0.3]&[0.6,0.8]/[0.5,1]", lines, sequences=5)
     model = small()
     for mode in ("car", "ac", "ar"):
         about = subject(model, mode)
-        read, result = asked.read(about), asked.run(about, Silent())
+        read, result = asked.read(about), asked.run(about, Progress())
         for name in ("[0,0.3]&[0.6,0.8]", "[0.5,1]"):
             context = torch.from_numpy(read.contexts(parse(name), 0))
             expected = [
@@ -142,57 +150,49 @@ def test_contexts_are_answered_as_the_model_answers_one(lines: str) -> None:
             assert result.details[name]["nll"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_left_to_right_is_asked_once_for_all_contexts(lines: str) -> None:
+def test_mode_ar_answers_all_contexts_in_one_pass(lines: str) -> None:
     about = known_subject("ar", batch=7)
-    task("ratios:mean=3", lines).run(about, Silent())
-    assert sum(about.model.asked) == COUNT  # type: ignore[union-attr, operator]
+    task("ratios:mean=3", lines).run(about, Progress())
+    assert sum(about.model.batches) == COUNT  # type: ignore[union-attr, operator]
     about = known_subject("car", batch=7)
-    task("ratios:mean=3", lines).run(about, Silent())
-    assert sum(about.model.asked) == 9 * COUNT  # type: ignore[union-attr, operator]
-    assert max(about.model.asked) == 7  # type: ignore[union-attr, type-var]
+    task("ratios:mean=3", lines).run(about, Progress())
+    assert sum(about.model.batches) == 9 * COUNT  # type: ignore[union-attr, operator]
+    assert max(about.model.batches) == 7  # type: ignore[union-attr, type-var]
 
 
-def test_what_a_mode_cannot_do_stands_beside_its_figures(lines: str) -> None:
+def test_the_limits_of_a_mode_are_in_the_note(lines: str) -> None:
     result = task("ranges", lines, sequences=3).run(
-        subject(small_peer("gpt2", max_length=32, vocab_size=6), "ar"), Silent()
+        subject(small_peer("gpt2", max_length=32, vocab_size=6), "ar"), Progress()
     )
     assert {row.note for row in result.rows} == {"mode ar does not see what follows a hole"}
 
 
 def test_a_bound_has_draws_and_a_standard_error(lines: str) -> None:
-    torch.manual_seed(0)
-    model = (
-        MDLM(MDLMConfig(vocab_size=6, max_length=32, n_layer=1, n_head=2, d_model=8, d_condition=4))
-        .double()
-        .eval()
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3)
+    model = random_mdlm(max_length=32, std=0.3)
     few, many = (
         task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=draws) for draws in (4, 64)
     )
-    alone, together = (few.run(subject(model, "diffusion", batch), Silent()) for batch in (1, 32))
+    alone, together = (few.run(subject(model, "diffusion", batch), Progress()) for batch in (1, 32))
     assert values(alone) == pytest.approx(values(together), rel=1e-10)
     row = alone.find("nll")
     assert (row.kind, row.note.split(",")[0]) == ("bound", "4 draws")
     unsaid = task("ranges:ranges=[0.25,0.75]", lines, sequences=2).run(
-        subject(model, "diffusion"), Silent()
+        subject(model, "diffusion"), Progress()
     )
     assert unsaid.find("nll").note.startswith("64 draws, standard error of nll ")
     errors = [
-        float(task_.run(subject(model, "diffusion"), Silent()).find("nll").note.split()[-1])
+        float(task_.run(subject(model, "diffusion"), Progress()).find("nll").note.split()[-1])
         for task_ in (few, many)
     ]
     assert 0 < errors[1] < errors[0]
     other = task("ranges:ranges=[0.25,0.75]", lines, sequences=40, draws=4, seed=1).run(
-        subject(model, "diffusion"), Silent()
+        subject(model, "diffusion"), Progress()
     )
     assert 0 < abs(other.find("nll").value - row.value) < 6 * errors[0]
 
 
-def test_groups_that_share_noise_are_what_is_drawn() -> None:
-    """Noise common to 16 sequences: as if there were a sixteenth as many of them."""
+def test_groups_that_share_noise_count_as_one() -> None:
+    """With noise common to 16 sequences, errors are those of 1/16 as many sequences."""
     rng = np.random.default_rng(0)
     count, targets = 1600, 10
     nll = np.repeat(rng.normal(size=count // SHARED_NOISE), SHARED_NOISE) * targets + 30.0
@@ -225,8 +225,7 @@ def test_the_standard_error_of_independent_sequences_is_not_overstated() -> None
     assert standard_error(nll[few], errors[few], np.full(SHARED_NOISE, 10.0)) == 0.5
 
 
-def test_sequences_of_another_group_meet_other_noise(lines: str) -> None:
-    """Were all noise shared, its error would not shrink with the number of sequences."""
+def test_each_group_has_noise_of_its_own(lines: str) -> None:
     seen: list[int] = []
     about = known_subject()
     about.model.answers = {"car": "bound"}  # type: ignore[misc]
@@ -237,7 +236,7 @@ def test_sequences_of_another_group_meet_other_noise(lines: str) -> None:
         return estimate(*inputs, **rest)  # type: ignore[arg-type]
 
     about.model.estimate = noted  # type: ignore[method-assign, assignment]
-    task("unconditional", lines).run(about, Silent())
+    task("unconditional", lines).run(about, Progress())
     assert len(set(seen)) == -(-COUNT // 16)
 
 
@@ -247,7 +246,7 @@ def test_an_end_of_text_is_given_unless_it_is_counted(tmp_path: Path) -> None:
     model = small()
     uncounted, counted = (
         task("ranges:ranges=[0,1]", str(tmp_path / "lines.txt"), count_eos=count, **options).run(
-            subject(model, "car"), Silent()
+            subject(model, "car"), Progress()
         )
         for count in (False, True)
     )

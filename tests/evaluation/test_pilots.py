@@ -13,7 +13,7 @@ from tests.evaluation.reproductions import stopping
 from tracformer import reproduce as module
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.result_files import read_results
-from tracformer.evaluation.task import Silent
+from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction, plan
 from tracformer.reproduce.experiment import read_experiment
 from tracformer.reproduce.pilots import Pilots, PilotsOf, scaled
@@ -44,7 +44,7 @@ def test_learning_rates_come_from_pilots(
     told: list[str] = []
 
     def again() -> Reproduction:
-        return Reproduction(experiment, tmp_path, Silent(), say=told.append)
+        return Reproduction(experiment, tmp_path, Progress(), say=told.append)
 
     assert any("1e-06, 3 times the planned rates, 2 steps each" in line for line in plan(again()))
     with monkeypatch.context() as patch:
@@ -94,7 +94,7 @@ def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path)
     again = Reproduction(
         replace(experiment, pilots=Pilots((high, 3.0), 1.0)),
         tmp_path,
-        Silent(),
+        Progress(),
         say=lambda line: None,
     )
     assert again.run() == 0
@@ -105,7 +105,7 @@ def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path)
     assert (outcome.details["chosen"], diverged) == (3.0, perplexity_of(math.inf))
     hopeless = replace(experiment, pilots=Pilots((high, 2 * high), 1.0))
     with pytest.raises(ValueError, match="diverged at every learning rate"):
-        Reproduction(hopeless, tmp_path / "hopeless", Silent(), say=lambda line: None).run()
+        Reproduction(hopeless, tmp_path / "hopeless", Progress(), say=lambda line: None).run()
 
 
 def test_a_rate_scales_every_optimizer() -> None:
@@ -154,7 +154,7 @@ def test_a_model_may_take_the_rate_of_another(tmp_path: Path, text: Path) -> Non
         "length: 8, sequences: 2, mean: 1}}]"
     )
     experiment = read_experiment(str(tmp_path / "mine.yaml"), scale, {"data.wikitext2": str(text)})
-    work = Reproduction(experiment, tmp_path, Silent(), say=lambda line: None)
+    work = Reproduction(experiment, tmp_path, Progress(), say=lambda line: None)
     assert work.run() == 0
     found = read_results(work.root / "results")
     assert {result.model for result in found if result.task == "pilots"} == {"tracformer-ac"}
@@ -175,7 +175,7 @@ def test_pilots_serve_every_seed(tmp_path: Path, text: Path) -> None:
     def piloted(seed: str) -> Reproduction:
         changes = {"data.wikitext2": str(text), "only": "tracformer-ac", "seeds": seed}
         experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
-        return Reproduction(experiment, tmp_path, Silent(), say=lambda line: None)
+        return Reproduction(experiment, tmp_path, Progress(), say=lambda line: None)
 
     assert piloted("0").run() == 0
     second = piloted("1")

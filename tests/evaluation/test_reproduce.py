@@ -19,7 +19,7 @@ from tracformer import reproduce as module
 from tracformer.cli import main
 from tracformer.data import byte_tokenizer
 from tracformer.evaluation.result_files import Result, read_results
-from tracformer.evaluation.task import Silent
+from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction, jobs, plan
 from tracformer.reproduce.experiment import prepare_data, read_experiment
 from tracformer.reproduce.pilots import count_sizes
@@ -146,7 +146,7 @@ def test_whatever_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Pat
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
         reproduction = Reproduction(
-            read_experiment("fig7", "tiny", told), tmp_path, Silent(), say=lambda text: None
+            read_experiment("fig7", "tiny", told), tmp_path, Progress(), say=lambda text: None
         )
         prepare_data(reproduction.experiment.data["wikitext2"], reproduction.root, trained=True)
         return reproduction._recipe(reproduction.runs()[0])
@@ -315,7 +315,7 @@ def test_a_dry_run_tells_what_is_not_there(
 def test_sizes_at_the_paper_scale_need_no_weights(tmp_path: Path) -> None:
     """Table 7, to the report: counted parameters beside the paper's."""
     experiment = read_experiment("table7", "paper")
-    assert Reproduction(experiment, tmp_path, Silent(), say=lambda text: None).run() == 0
+    assert Reproduction(experiment, tmp_path, Progress(), say=lambda text: None).run() == 0
     counted = {
         r.family: r.find("parameters").value for r in read_results(tmp_path / "paper" / "results")
     }
@@ -331,7 +331,7 @@ def test_sizes_count_the_vocabulary_that_is_asked_for(tmp_path: Path) -> None:
             "table7", "mini", {"tokenizer": f"bpe:{vocabulary}", "only": "tracformer-car"}
         )
         out = tmp_path / str(vocabulary)
-        assert Reproduction(experiment, out, Silent(), say=lambda text: None).run() == 0
+        assert Reproduction(experiment, out, Progress(), say=lambda text: None).run() == 0
         (result,) = read_results(out / "mini" / "results")
         width = result.manifest["model"]["config"]["d_model"]
         assert (
@@ -345,7 +345,7 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
     changes = {"models.tracformer-web": str(folder), "data.wikitext2": str(text)}
     assert (
         Reproduction(
-            read_experiment("samples", "tiny", changes), tmp_path, Silent(), say=lambda text: None
+            read_experiment("samples", "tiny", changes), tmp_path, Progress(), say=lambda text: None
         ).run()
         == 0
     )
@@ -383,7 +383,7 @@ def test_a_wrong_task_is_told_before_any_training(
     (tmp_path / "mine.yaml").write_text(f"title: x\ntasks: [{task}]")
     monkeypatch.setattr(module, "start", stopping(module.start, 0))
     reproduction = Reproduction(
-        read_experiment(str(tmp_path / "mine.yaml"), "tiny"), tmp_path, Silent()
+        read_experiment(str(tmp_path / "mine.yaml"), "tiny"), tmp_path, Progress()
     )
     with pytest.raises(ValueError, match=told):
         reproduction.run()
@@ -427,7 +427,7 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
     """
     changes = {f"data.{name}": str(text) for name in read_experiment("everything", "tiny").data}
     reproduction = Reproduction(
-        read_experiment("everything", "tiny", changes), tmp_path, Silent(), say=lambda text: None
+        read_experiment("everything", "tiny", changes), tmp_path, Progress(), say=lambda text: None
     )
     assert reproduction.run() == 0
     results, curves = apart(read_results(tmp_path / "tiny" / "results"))

@@ -1,28 +1,37 @@
-"""Several models into a folder: nothing is done twice, an interrupted task goes on, and ranks share
-the work without changing a figure.
-"""
+"""Running models on tasks: finished results are reused, interrupted tasks continue, ranks agree."""
 
 import dataclasses
+import statistics
+from mmap import mmap
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.evaluation.known import Known, known_subject, tokenizer, write_lines
-from tests.evaluation.ranks import on_ranks
+from tests.evaluation.toys import (
+    Known,
+    chain_tokenizer,
+    known_subject,
+    on_ranks,
+    random_mdlm,
+    write_lines,
+)
 from tests.helpers import small_model
 from tracformer import baselines as families
 from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
-from tracformer.evaluation.task import Silent
+from tracformer.evaluation.speed import Speed, watch_memory
+from tracformer.evaluation.task import Progress, parse_task
 from tracformer.report.compare import differences
 
 COUNT, LENGTH = 150, 10  # three blocks
 
 
-class Interrupted(Silent):
-    """Stops the work when some blocks are done."""
+class Interrupted(Progress):
+    """Stops the work after some blocks."""
 
     def __init__(self, blocks: int) -> None:
+        super().__init__()
         self.left = blocks
 
     def step(self, done: int = 1) -> None:
@@ -44,20 +53,20 @@ def task(tmp_path: Path) -> Task:
     return make_task("ratios", {**where, "mean": 3, "ratios": (0.3, 0.8)})
 
 
-def asked(subject: Subject) -> int:
+def sequences_read(subject: Subject) -> int:
     assert isinstance(subject.model, Known)
-    return sum(subject.model.asked)
+    return sum(subject.model.batches)
 
 
-def test_a_finished_pair_is_read_not_asked(task: Task, tmp_path: Path) -> None:
+def test_a_finished_pair_is_read_not_sequences_read(task: Task, tmp_path: Path) -> None:
     first, again = known_subject(), known_subject(batch=3)
     [done] = evaluate([first], [task], tmp_path / "out")
     [found] = evaluate([again], [task], tmp_path / "out")
-    assert (asked(first), asked(again)) == (2 * COUNT, 0)
+    assert (sequences_read(first), sequences_read(again)) == (2 * COUNT, 0)
     assert found.rows == done.rows
     other = make_task("ratios", {**dataclasses.asdict(task), "seed": 1})
     [new] = evaluate([again], [other], tmp_path / "out")
-    assert asked(again) == 2 * COUNT
+    assert sequences_read(again) == 2 * COUNT
     assert new.rows != done.rows
     assert len(list((tmp_path / "out").iterdir())) == 2
 
@@ -70,18 +79,18 @@ def test_speed_is_measured_again(tmp_path: Path) -> None:
     assert Result.load(tmp_path / again.file_name).details["seconds"] == again.details["seconds"]
 
 
-def test_a_raised_schema_makes_a_result_again(
+def test_a_raised_schema_invalidates_results(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, again = known_subject(), known_subject()
     list(evaluate([first], [task], tmp_path / "out"))
     monkeypatch.setattr(type(task), "schema", 2)
     list(evaluate([again], [task], tmp_path / "out"))
-    assert asked(again) == 2 * COUNT
+    assert sequences_read(again) == 2 * COUNT
     monkeypatch.setattr(families, "_families", dict(families._families))
     families.register(families.Family("known", __name__, "Known", "ac", "the truth", schema=2))
     list(evaluate([again], [task], tmp_path / "out"))
-    assert asked(again) == 4 * COUNT
+    assert sequences_read(again) == 4 * COUNT
     schemas = [Result.load(path).manifest["schemas"] for path in (tmp_path / "out").glob("*.json")]
     assert sorted((each["family"], each["task"]) for each in schemas) == [(1, 1), (1, 2), (2, 2)]
 
@@ -95,27 +104,27 @@ def test_a_new_option_leaves_results_valid(
     assert dataclasses.replace(task, mean=4.0).options["mean"] == 4.0  # type: ignore[call-arg]
 
 
-def test_an_exact_answer_is_found_whatever_the_draws_of_bounds(task: Task, tmp_path: Path) -> None:
+def test_an_exact_result_does_not_depend_on_draws(task: Task, tmp_path: Path) -> None:
     first, again, bound = known_subject(), known_subject(), known_subject()
     bound.model.answers = {"car": "bound"}  # type: ignore[misc]
     few = make_task("ratios", {**dataclasses.asdict(task), "draws": 4})
     [done] = evaluate([first], [task], tmp_path / "out")
     [found] = evaluate([again], [few], tmp_path / "out")
-    assert (asked(again), found.rows) == (0, done.rows)
+    assert (sequences_read(again), found.rows) == (0, done.rows)
     [estimated] = evaluate([dataclasses.replace(bound, name="bound")], [few], tmp_path / "out")
-    assert asked(bound) > 0
+    assert sequences_read(bound) > 0
     assert estimated.options["draws"] == 4
 
 
-def test_an_interrupted_task_goes_on_from_its_last_block(task: Task, tmp_path: Path) -> None:
+def test_an_interrupted_task_continues_from_its_last_block(task: Task, tmp_path: Path) -> None:
     subject = known_subject()
     [whole] = evaluate([known_subject()], [task])
     with pytest.raises(KeyboardInterrupt):
         list(evaluate([subject], [task], tmp_path / "out", Interrupted(2)))
-    assert asked(subject) == 2 * 128
+    assert sequences_read(subject) == 2 * 128
     assert (tmp_path / "out" / PARTIAL).is_dir()
     [result] = evaluate([subject], [task], tmp_path / "out")
-    assert asked(subject) == 2 * COUNT
+    assert sequences_read(subject) == 2 * COUNT
     assert result.rows == whole.rows
     assert not (tmp_path / "out" / PARTIAL).exists()
 
@@ -123,11 +132,11 @@ def test_an_interrupted_task_goes_on_from_its_last_block(task: Task, tmp_path: P
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_the_work_and_agree(task: Task, world: int) -> None:
     model = small_model(vocab_size=6)
-    alone = task.run(Subject(model, tokenizer(), "m", "car", batch=16), Silent())
+    alone = task.run(Subject(model, chain_tokenizer(), "m", "car", batch=16), Progress())
     shared = on_ranks(
         world,
         lambda ranks: task.run(
-            Subject(model, tokenizer(), "m", "car", batch=24, ranks=ranks), Silent()
+            Subject(model, chain_tokenizer(), "m", "car", batch=24, ranks=ranks), Progress()
         ),
     )
     for result in shared:
@@ -136,10 +145,11 @@ def test_ranks_share_the_work_and_agree(task: Task, world: int) -> None:
         )
     truth = [known_subject() for _ in range(world)]
     on_ranks(
-        world, lambda ranks: task.run(dataclasses.replace(truth[ranks.rank], ranks=ranks), Silent())
+        world,
+        lambda ranks: task.run(dataclasses.replace(truth[ranks.rank], ranks=ranks), Progress()),
     )
-    assert sum(map(asked, truth)) == 2 * COUNT
-    assert all(map(asked, truth))
+    assert sum(map(sequences_read, truth)) == 2 * COUNT
+    assert all(map(sequences_read, truth))
 
 
 def test_modes_are_checked_before_any_work(task: Task) -> None:
@@ -152,12 +162,12 @@ def test_modes_are_checked_before_any_work(task: Task) -> None:
             raise AssertionError
 
     subject = known_subject("car")
-    with pytest.raises(ValueError, match="task 'other' asks in mode ac"):
+    with pytest.raises(ValueError, match="task 'other' works in mode ac"):
         list(evaluate([subject], [task, Other()]))
-    assert asked(subject) == 0
+    assert sequences_read(subject) == 0
 
 
-def test_models_are_named_by_folder_or_by_hand(tmp_path: Path) -> None:
+def test_models_are_named_by_folder_or_explicitly(tmp_path: Path) -> None:
     assert parse_model("ours=runs/a@ac") == ("ours", "runs/a", "ac")
     assert parse_model("runs/a/best") == ("a", "runs/a/best", None)
     assert parse_model("owner/name") == ("name", "owner/name", None)
@@ -183,8 +193,11 @@ def test_the_first_mode_that_a_model_has() -> None:
 
 
 def test_differences_are_paired(task: Task) -> None:
-    truth, other = known_subject(), Subject(small_model(vocab_size=6), tokenizer(), "random", "car")
-    first, second = (task.run(subject, Silent()) for subject in (truth, other))
+    truth, other = (
+        known_subject(),
+        Subject(small_model(vocab_size=6), chain_tokenizer(), "random", "car"),
+    )
+    first, second = (task.run(subject, Progress()) for subject in (truth, other))
     for row in differences(first, second):
         ours, theirs = (
             result.find("perplexity", contexts=row.setting["contexts"])
@@ -194,10 +207,52 @@ def test_differences_are_paired(task: Task) -> None:
         assert row.low is not None
         assert 0 < row.low < row.value < row.high  # nothing beats the truth
         assert row.note == ""
-    marginal = task.run(dataclasses.replace(truth, mode="ac"), Silent())
+    marginal = task.run(dataclasses.replace(truth, mode="ac"), Progress())
     assert {row.note for row in differences(first, marginal)} == {
         "marginal less exact: not the same kind of number"
     }
-    elsewhere = make_task("ratios", {**dataclasses.asdict(task), "seed": 1}).run(truth, Silent())
-    with pytest.raises(ValueError, match="were not asked the same"):
+    elsewhere = make_task("ratios", {**dataclasses.asdict(task), "seed": 1}).run(truth, Progress())
+    with pytest.raises(ValueError, match="were not evaluated on the same data"):
         differences(first, elsewhere)
+
+
+# ---- the task `speed`
+
+
+@pytest.mark.parametrize("mode", ["car", "ac", "ar"])
+def test_speed_is_that_of_the_median_round(mode: str) -> None:
+    task = parse_task("speed:length=16,sequences=2,holes=[0.25,0.75],rounds=3")
+    result = task.run(Subject(small_model(), None, "model", mode), Progress())
+    row = result.find("tokens_per_second")
+    assert row.targets == 16
+    assert len(result.details["seconds"]) == 3
+    assert row.value == pytest.approx(16 / statistics.median(result.details["seconds"]))
+    assert "machine" in row.note
+    assert result.find("peak_memory_mib").value > 1.0
+
+
+def test_one_rank_measures_speed_for_all() -> None:
+    model = random_mdlm()
+    task = Speed(length=8, sequences=1, rounds=1, steps=3)
+    first, second = on_ranks(
+        2,
+        lambda ranks: task.run(Subject(model, None, "model", "diffusion", ranks=ranks), Progress()),
+    )
+    assert first.rows == second.rows
+
+
+def test_the_peak_of_memory_is_measured() -> None:
+    peak = watch_memory(torch.device("cpu"))
+    before = peak()
+    with mmap(-1, 2**26) as pages:  # fresh ones, gone at once
+        pages.write(bytes(2**26))
+    assert peak() >= before + 2**25
+
+
+def test_wrong_options_of_speed_raise() -> None:
+    with pytest.raises(ValueError, match="rounds is 0; it must be at least 1"):
+        parse_task("speed:rounds=0")
+    with pytest.raises(ValueError, match="no strategy is called 'hole'"):
+        parse_task("speed:holes=hole")
+    with pytest.raises(ValueError, match="takes at most 16 tokens"):
+        Speed().run(Subject(small_model(), None, "model", "car"), Progress())

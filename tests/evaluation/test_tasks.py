@@ -1,4 +1,4 @@
-"""Tasks by name, results as files, and what a manifest tells and keeps to itself."""
+"""Tasks by name, results as files, and their manifests."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tracformer
-from tests.evaluation.known import known_subject, write_lines
+from tests.evaluation.toys import known_subject, write_lines
 from tests.helpers import small_model
 from tracformer.evaluation import (
     Result,
@@ -18,12 +18,12 @@ from tracformer.evaluation import (
     Task,
     make_task,
     parse_task,
+    provenance,
     read_results,
     register_task,
 )
-from tracformer.evaluation import provenance as manifest
 from tracformer.evaluation import task as tasks
-from tracformer.evaluation.task import Silent, Subject
+from tracformer.evaluation.task import Progress, Subject
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ from tracformer.evaluation.task import Silent, Subject
     [
         (
             "ratio",
-            "there is no task 'ratio' \\(did you mean 'ratios'\\?\\); available: ratios, ranges",
+            "unknown task 'ratio'; did you mean 'ratios'",
         ),
         (
             "ratios:maen=10",
-            "has no option 'maen' \\(did you mean 'mean'\\?\\); it has: data, split",
+            "task 'ratios' has no option 'maen'; did you mean 'mean'",
         ),
         ("ratios:mean", "'mean' is not of the form key=value"),
         ("ratios:mean=3,mean=4", "'mean' is given twice"),
@@ -44,11 +44,11 @@ from tracformer.evaluation.task import Silent, Subject
         ("ratios:mean=0.5", "mean is 0.5; a mean span length must lie in"),
         ("ratios:ratios=0.1/1.5", "p is 1.5; the share of targets"),
         ("ratios:count_eos=perhaps", "count_eos is 'perhaps'; it must be true or false"),
-        ("ranges:ranges=table3", "ranges is 'table3'; write table1 or table2"),
+        ("ranges:ranges=table3", "ranges is 'table3'; it must be table1 or table2"),
         ("prefixes:fractions=1", "the prefix is 1.0 of the sequence"),
     ],
 )
-def test_a_slip_is_named(text: str, complaint: str) -> None:
+def test_wrong_tasks_raise(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_task(text)
 
@@ -72,7 +72,7 @@ def test_one_task_written_three_ways() -> None:
     )
 
 
-def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_task_is_parsed_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_tasks", dict(tasks._tasks))
 
     @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def test_a_task_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     register_task("size", Size)
     task = parse_task("size:unit=2")
     model = small_model()
-    result = task.run(Subject(model, None, "m", "ac"), Silent())
+    result = task.run(Subject(model, None, "m", "ac"), Progress())
     assert result.find("parameters").value == model.num_parameters() / 2
     with pytest.raises(
-        ValueError, match="task 'size' asks in mode ac, and m is to answer in mode 'car'"
+        ValueError, match="task 'size' works in mode ac, but m is to answer in mode 'car'"
     ):
         task.check(Subject(model, None, "m", "car"))
     with pytest.raises(ValueError, match="trained for: ac"):
@@ -132,13 +132,13 @@ def test_only_results_are_read(tmp_path: Path) -> None:
     (tmp_path / ".partial" / "block-0.json").write_text("[[1.0]]")
     assert read_results(tmp_path) == []
     (tmp_path / "broken.json").write_text('{"format": ')
-    with pytest.raises(ValueError, match=r"broken.json is not a result that can be read"):
+    with pytest.raises(ValueError, match=r"broken.json is not a readable result"):
         read_results(tmp_path)
     with pytest.raises(FileNotFoundError, match="tracformer eval --out"):
         read_results(tmp_path / "nowhere")
 
 
-def test_a_manifest_tells_what_can_change_a_figure(tmp_path: Path) -> None:
+def test_the_manifest_names_what_can_change_a_figure(tmp_path: Path) -> None:
     write_lines(tmp_path / "lines.txt", 8, 12)
     options = {
         "data": str(tmp_path / "lines.txt"),
@@ -155,14 +155,14 @@ def test_a_manifest_tells_what_can_change_a_figure(tmp_path: Path) -> None:
             "m", "f", subject.mode, task.name, task.options, (), {}, task.manifest(subject)
         ).file_name
 
-    told = make_task("ranges", options).manifest(subject)
-    assert set(told["hashes"]) == {"weights", "tokenizer", "data", "contexts"}
-    assert told["schemas"] == {"family": 1, "task": 1}
+    described = make_task("ranges", options).manifest(subject)
+    assert set(described["hashes"]) == {"weights", "tokenizer", "data", "contexts"}
+    assert described["schemas"] == {"family": 1, "task": 1}
     assert {"dtype", "device", "time", "torch", "command", "code", "commit", "processes"} <= set(
-        told
+        described
     )
     assert str(tmp_path) not in json.dumps(
-        {"manifest": told, "options": make_task("ranges", options).options}
+        {"manifest": described, "options": make_task("ranges", options).options}
     )
     before = named()
     assert before == named()
@@ -171,13 +171,13 @@ def test_a_manifest_tells_what_can_change_a_figure(tmp_path: Path) -> None:
     assert named(data=str(tmp_path / "others.txt")) != before
 
 
-def test_weights_and_paths() -> None:
+def test_hashes_of_weights_and_paths_in_the_command() -> None:
     model = small_model()
-    before = manifest.weights_hash(model)
-    assert before == manifest.weights_hash(small_model())
+    before = provenance.weights_hash(model)
+    assert before == provenance.weights_hash(small_model())
     with torch.no_grad():
         model.norm.bias[0] += 1e-9
-    assert manifest.weights_hash(model) != before
+    assert provenance.weights_hash(model) != before
     words = [
         "/home/me/bin/tracformer",
         "eval",
@@ -187,10 +187,11 @@ def test_weights_and_paths() -> None:
         "hf:owner/name",
     ]
     assert (
-        manifest.command_line(["/site-packages/pytest/__main__.py", "tests"]) == "__main__.py tests"
+        provenance.command_line(["/site-packages/pytest/__main__.py", "tests"])
+        == "__main__.py tests"
     )
     assert (
-        manifest.command_line(words)
+        provenance.command_line(words)
         == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
     )
 
@@ -200,10 +201,10 @@ def test_the_commit_is_recorded_where_there_is_one(
 ) -> None:
     def recorded(folder: Path) -> str:
         folder.mkdir(exist_ok=True)
-        monkeypatch.setattr(manifest, "PACKAGE", folder)
-        manifest.code_version.cache_clear()
-        assert manifest.code_version()["code"] == tracformer.__version__
-        return manifest.code_version()["commit"]
+        monkeypatch.setattr(provenance, "PACKAGE", folder)
+        provenance.code_version.cache_clear()
+        assert provenance.code_version()["code"] == tracformer.__version__
+        return provenance.code_version()["commit"]
 
     def git(*words: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -226,4 +227,4 @@ def test_the_commit_is_recorded_where_there_is_one(
         monkeypatch.setenv("PATH", "")
         assert recorded(package) == ""
     finally:
-        manifest.code_version.cache_clear()
+        provenance.code_version.cache_clear()

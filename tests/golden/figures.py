@@ -21,8 +21,9 @@ from tracformer.baselines import family_names, find_family, load_model, schema_o
 from tracformer.data import Tokenizer, char_tokenizer, prepare
 from tracformer.data.make_tokenizer import ALPHABETS
 from tracformer.evaluation import Result, Subject, Task, make_task
-from tracformer.evaluation.exact import UniformModel, find_source
-from tracformer.evaluation.task import Silent, task_class, task_names
+from tracformer.evaluation.exact import UniformModel
+from tracformer.evaluation.exact_sources import find_source
+from tracformer.evaluation.task import Progress, task_class, task_names
 from tracformer.model.base import BOUND, ConditionalModel
 from tracformer.model.batch import Batch
 
@@ -220,7 +221,7 @@ def subject_of(task: Task) -> Subject:
 def task_figures(name: str, folder: Path) -> Figures:
     """Return value and interval of the first rows; names alone where the machine is measured."""
     task = task_of(name, folder)
-    result = task.run(subject_of(task), Silent())
+    result = task.run(subject_of(task), Progress())
     return Figures(result.manifest["schemas"], rows_of(result, task.lasting), sorted(task.options))
 
 

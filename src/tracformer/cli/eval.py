@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracformer.cli import output
-from tracformer.options import flag_of
-from tracformer.progress import ProgressBar
+from tracformer.evaluation.text_options import NoiseOptions, TextOptions
+from tracformer.options import add_arguments as add_flags
+from tracformer.options import default_of, flag_of, from_arguments, option_fields
 
 if TYPE_CHECKING:
     from tracformer.evaluation.task import Task
 
 DTYPES = ("float32", "float64", "bfloat16")
-# Options of tasks that have a flag, which sets them for every task that has them.
-TASK_OPTIONS = (
-    *("data", "split", "length", "sequences", "seed", "draws", "detokenize", "documents"),
+# Options of tasks on text that have a flag, which sets them for every task that has them.
+SHARED = (
+    *("data", "split", "length", "sequences", "seed", "detokenize", "documents"),
     "count_eos",
 )
 
@@ -49,40 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", action="store_true", help="list the tasks with their options and exit"
     )
-    parser.add_argument(
-        "--data",
-        metavar="SOURCE",
-        help="prepared folder, text files, name of one of the paper's data sets, or hf:OWNER/NAME",
-    )
-    parser.add_argument("--split", help="split of prepared or named data (default: validation)")
-    parser.add_argument(
-        "--documents", help="what ends a document in text files: separator, line, blank-line, ..."
-    )
-    parser.add_argument(
-        "--detokenize", help="undo the tokenization of wikitext, ptb, lambada or 1bw"
-    )
-    parser.add_argument("--length", type=int, metavar="N", help="tokens per sequence")
-    parser.add_argument("--sequences", type=int, metavar="N", help="number of sequences; 0: all")
-    parser.add_argument(
-        "--count-eos",
-        action="store_true",
-        default=None,
-        help="predict and count the end-of-text token",
-    )
+    add_flags(parser, TextOptions, SHARED)
+    add_flags(parser, NoiseOptions)
     parser.add_argument(
         "--mode",
         default="",
         metavar="MODE,...",
         help="car, ac, ar or diffusion; of several, the first that a model has is used",
-    )
-    parser.add_argument(
-        "--draws",
-        type=int,
-        metavar="N",
-        help="draws of noise per sequence, for models that give a bound",
-    )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", help="random seed of contexts and noise (default: 0)"
     )
     parser.add_argument(
         "--batch",
@@ -124,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
             "no model given; write tracformer eval FOLDER --task TASK, where FOLDER is a model or "
             "run folder"
         )
-    given = {key: getattr(arguments, key) for key in TASK_OPTIONS}
-    defaults = {key: value for key, value in given.items() if value is not None}
+    defaults = from_arguments(TextOptions, arguments, SHARED)
+    defaults |= from_arguments(NoiseOptions, arguments)
     tasks = [parse_task(text, defaults) for text in [*named, *arguments.task]]
     if not tasks:
         raise ValueError(
@@ -142,20 +116,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list_tasks() -> None:
-    import dataclasses
-
+    """Print each task with its options, their defaults and help; its own options come first."""
     from tracformer.evaluation.task import task_class, task_names
-    from tracformer.options import default_of
 
     for name in task_names():
         kind = task_class(name)
-        defaults = {field.name: default_of(kind, field.name) for field in dataclasses.fields(kind)}
-        shown = ", ".join(f"{key}={_shown(value)}" for key, value in defaults.items())
-        output.put(f"{name:<14} {shown}")
-
-
-def _shown(value: object) -> str:
-    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        output.put(f"{name}: {(kind.__doc__ or '').splitlines()[0]}")
+        own = vars(kind).get("__annotations__", {})
+        for key, info in sorted(option_fields(kind).items(), key=lambda item: item[0] not in own):
+            value = default_of(kind, key)
+            shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
+            output.put(f"  {f'{key}={shown}':<28} {info.help}")
+        output.put("")
 
 
 def sort_words(words: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -173,6 +145,7 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
     from tracformer.devices import keep_freed_memory
     from tracformer.distributed import join_ranks
     from tracformer.evaluation.runner import evaluate, load_subjects
+    from tracformer.evaluation.task import Progress
     from tracformer.model.fast_step import KINDS
     from tracformer.report import printed_tables
     from tracformer.report.tables import print_tables
@@ -203,17 +176,15 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
             ranks=ranks,
         )
         results = []
-        meter = Meter(
-            len(subjects) * len(tasks), shown=ranks.first and output.is_terminal(sys.stderr)
-        )
+        progress = Progress(len(subjects) * len(tasks), enabled=ranks.first)
         try:
-            for result in evaluate(subjects, tasks, arguments.out, meter):
-                meter.finish()
+            for result in evaluate(subjects, tasks, arguments.out, progress):
+                progress.finish()
                 results.append(result)
                 if arguments.json and ranks.first:
                     output.put(json.dumps({**result.to_dict(), "details": {}}, ensure_ascii=False))
         except KeyboardInterrupt:
-            meter.close()
+            progress.close()
             if ranks.first:
                 print(
                     f"tracformer eval: interrupted; finished results are in {arguments.out}, run "
@@ -225,39 +196,3 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
             # rounding costs too little to be seen in perplexity
             print_tables(printed_tables(results, per_byte=len(kinds) > 1), turned=True)
     return 0
-
-
-class Meter:
-    """Progress bars of an evaluation, one for each task.
-
-    Args:
-        tasks: Number of tasks.
-        shown: False draws nothing.
-    """
-
-    def __init__(self, tasks: int, shown: bool) -> None:
-        self.tasks, self.shown = tasks, shown
-        self.finished = 0
-        self.bar: ProgressBar | None = None
-
-    def start(self, what: str, total: int) -> None:
-        """Begin the bar of a task."""
-        self.close()
-        place = f"[{self.finished + 1}/{self.tasks}] " if self.tasks > 1 else ""
-        self.bar = ProgressBar(f"{place}{what}", total, enabled=self.shown)
-
-    def step(self, done: int = 1) -> None:
-        """Advance the bar."""
-        if self.bar is not None:
-            self.bar.update(done)
-
-    def finish(self) -> None:
-        """Count a task as done."""
-        self.close()
-        self.finished += 1
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None

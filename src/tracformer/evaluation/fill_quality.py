@@ -1,12 +1,14 @@
-"""Infilling quality (Tables 1, 8 and 9): a model fills holes, and the texts are scored against the
-originals.
+"""The task `infilling`: models fill blanks, and the texts are scored (Tables 1, 8 and 9).
 
     tracformer eval MODEL infilling:data=wikitext103
     tracformer eval MODEL 'infilling:data=FOLDER,contexts=[0.25,0.75]/span:p=0.5;mean=10'
 
-The paper's setting is 1,000 windows of 128 tokens, five samples each. Its encoders, by name:
+The paper's setting is 1,000 windows of 128 tokens with five samples each. Its encoders are used by
 scorer=roberta-large, rescale=true, features=gpt2-large. The default encoder needs no network, and
 its figures bear its name.
+
+Each sample of each sequence has a seed of its own, so that neither the batch nor the number of
+processes changes a fill. The scores are in `fill_scores.py` and `metrics.py`.
 """
 
 import hashlib
@@ -16,84 +18,136 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from tracformer.contexts import Strategy, parse
 from tracformer.evaluation.encoders import DEFAULT, Encoder, FoundEncoder, find_encoder
-from tracformer.evaluation.metrics import (
+from tracformer.evaluation.fill_scores import (
     METRICS,
-    OVERS,
-    TOKENIZERS,
-    Ask,
-    Bleu,
-    Fills,
-    Floats,
-    ScoredFills,
-    Scoring,
+    PARTS,
+    Scorers,
     baseline_of,
-    blocks,
-    clustering_package,
+    blanked_text,
+    character_spans,
     figures,
-    gathered,
-    kept_fills,
-    reading,
-    score,
-    shown_spans,
+    score_block,
 )
+from tracformer.evaluation.metrics import TOKENIZERS, Bleu, clustering_packages
 from tracformer.evaluation.perplexity import PAPER_RANGES
 from tracformer.evaluation.provenance import array_hash
+from tracformer.evaluation.questions import Floats, by_block
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
-from tracformer.evaluation.windows import Flags, Sequences, TextTask
+from tracformer.evaluation.windows import Flags, Integers, Sequences, TextTask
+from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, Order, parse_order
-from tracformer.generation.samplers import Sampler
+from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.model.batch import Batch
+from tracformer.options import option
+from tracformer.rng import derived_seed
+
+BLOCK = 32  # sequences
+
+
+@dataclass(frozen=True)
+class FillSettings:
+    """How a model fills: samples of each sequence, seed, sampler and order."""
+
+    samples: int = 5
+    seed: int = 0
+    sampler: Sampler = PLAIN
+    order: Order | None = None
+
+    def seed_of(self, sequence: int, sample: int) -> int:
+        """Return the seed of one sample of one sequence."""
+        return derived_seed(derived_seed(self.seed, sequence + 1), sample + 1)
+
+
+@dataclass(frozen=True)
+class Fills:
+    """The fills of N sequences with S samples each."""
+
+    tokens: Integers  # (N, S, T)
+    log_probs: Floats  # (N, S): the model's own log-probability of what it filled in
+
+
+def draw_fills(
+    subject: Subject, read: Sequences, given: Flags, block: range, settings: FillSettings
+) -> dict[str, NDArray[Any]]:
+    """Return tokens and log_probs (see `Fills`) of a block of sequences; `given` is (N, T)."""
+    pairs = [(i, s) for i in block for s in range(settings.samples)]
+    tokens = np.empty((len(pairs), read.tokens.shape[1]), np.int64)
+    log_probs = np.empty(len(pairs))
+    for start in range(0, len(pairs), subject.batch):
+        some = pairs[start : start + subject.batch]
+        numbers = [i for i, _ in some]
+        filled = fill(
+            subject.model,
+            Batch(
+                torch.from_numpy(read.tokens[numbers]),
+                torch.from_numpy(given[numbers]),
+                torch.from_numpy(read.lengths[numbers]),
+            ).to(subject.device),
+            subject.mode,
+            sampler=settings.sampler,
+            seed=[settings.seed_of(i, s) for i, s in some],
+            order=settings.order,
+        )
+        tokens[start : start + len(some)] = filled.tokens.cpu().numpy()
+        log_probs[start : start + len(some)] = filled.log_prob.cpu().numpy()
+    shape = len(block), settings.samples
+    return {"tokens": tokens.reshape(*shape, -1), "log_probs": log_probs.reshape(shape)}
 
 
 @dataclass(frozen=True)
 class Infilling(TextTask):
-    """Fills of the same holes by every model, and how close they come to what stood there."""
+    """BLEU, BERTScore and MAUVE of a model's fills against the original text."""
 
     name = "infilling"
     schema = 2  # BLEU by sacrebleu, MAUVE's clusters by scikit-learn
 
-    # a table of the paper, or contexts by name; in a span's name ; may stand for ,
-    contexts: tuple[str, ...] = ("table1",)
-    samples: int = 5  # of each sequence under each context
-    metrics: tuple[str, ...] = METRICS
-    over: tuple[str, ...] = OVERS  # the whole text, the holes alone
-    words: str = "13a"  # BLEU's: 13a, sacrebleu's default; space, as the text is spaced
-    scorer: str = DEFAULT  # BERTScore's encoder: a known name, a folder, or OWNER/NAME of the hub
-    layer: int | None = None  # of the scorer; None: its usual one
-    rescale: bool = False  # BERTScore against the encoder's baseline
-    features: str = DEFAULT  # MAUVE's encoder
-    clusters: int | None = None  # MAUVE's; None: a tenth of the sequences
-    clusterings: int = 5  # over which MAUVE is averaged
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    # mode ac alone: also random, probability, entropy, margin, ancestral
-    order: str = "left-to-right"
-    steps: int = 0  # mode diffusion, and the order ancestral; 0: the model's own number
-    show: int = 20  # sequences whose first fill is kept as text, from the first on
+    contexts: tuple[str, ...] = option(
+        ("table1",), "table1, table2, or context strategies; in a span's name ; may stand for ,"
+    )
+    samples: int = option(5, "samples of each sequence in each context", low=1)
+    metrics: tuple[str, ...] = option(METRICS, f"some of {', '.join(METRICS)}")
+    over: tuple[str, ...] = option(
+        PARTS, "parts of the text that are scored: whole, filled (the blanks alone)"
+    )
+    words: str = option(
+        "13a", "how BLEU cuts words: 13a, or space for tokenized text", choices=tuple(TOKENIZERS)
+    )
+    scorer: str = option(DEFAULT, "BERTScore's encoder: a known name, a folder, or OWNER/NAME")
+    layer: int | None = option(None, "layer of BERTScore's encoder; none: its usual one")
+    rescale: bool = option(False, "rescale BERTScore by the encoder's baseline")
+    features: str = option(DEFAULT, "MAUVE's encoder")
+    clusters: int | None = option(
+        None, "MAUVE's number of clusters; none: a tenth of the sequences"
+    )
+    clusterings: int = option(5, "clusterings over which MAUVE is averaged", low=1)
+    temperature: float = option(1.0, "sampling temperature; 0 takes the likeliest token")
+    top_k: int = option(0, "sample from the K likeliest tokens; 0: from all")
+    top_p: float = option(1.0, "sample from the likeliest tokens with total probability P")
+    order: str = option(
+        "left-to-right", "order of the tokens in mode ac, such as random or confidence"
+    )
+    steps: int = option(0, "steps in mode diffusion and order ancestral; 0: the model's own")
+    show: int = option(20, "sequences whose first fill the result keeps as text")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, given, known in (
-            ("metrics", self.metrics, METRICS),
-            ("over", self.over, OVERS),
-            ("words", (self.words,), tuple(TOKENIZERS)),
-        ):
-            wrong = [each for each in given if each not in known] if given else ["nothing"]
-            if wrong:
-                raise ValueError(f"{key} is {wrong[0]!r}; allowed: {', '.join(known)}")
-        for key in ("samples", "clusterings"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} is {getattr(self, key)}; it must be at least 1")
+        for key, chosen, known in (("metrics", self.metrics, METRICS), ("over", self.over, PARTS)):
+            for each in chosen or ("nothing",):
+                if each not in known:
+                    raise ValueError(f"{key} is {each!r}; it must be one of {', '.join(known)}")
         if not self.strategies():
             raise ValueError("contexts is empty; name at least one, such as table1 or [0.25,0.75]")
-        self.sampler()
+        self.sampler()  # both raise for values that are not allowed
         self._order("ac")
 
     def strategies(self) -> list[Strategy]:
+        """Return the context strategies, each once."""
         names = [
             name
             for text in self.contexts
@@ -102,9 +156,11 @@ class Infilling(TextTask):
         return [parse(name) for name in dict.fromkeys(names)]
 
     def sampler(self) -> Sampler:
+        """Return the sampler."""
         return Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
+        """Return hashes of the windows, the contexts and the encoders."""
         read = self.read(subject)
         encoders = {key: _hash(found) for key, found in self.encoders().items()}
         return {
@@ -114,8 +170,11 @@ class Infilling(TextTask):
         }
 
     def encoders(self) -> dict[str, FoundEncoder]:
-        """What is needed of `scorer` and `features`; raises where it cannot be had,
-        before any hole is filled.
+        """Return the encoders that are needed, by option: `scorer` and `features`.
+
+        Raises:
+            ValueError: There is no such encoder, or no baseline for it.
+            FileNotFoundError: Its files are missing.
         """
         found = {}
         if "bertscore" in self.metrics:
@@ -127,105 +186,87 @@ class Infilling(TextTask):
         return found
 
     def run(self, subject: Subject, progress: Progress) -> Result:
+        """Return the scores of fills in each context, and some fills as text."""
         self.check(subject)
         read = self.read(subject)
-        scoring = self._scoring(subject)
-        ask = Ask(self.samples, self.seed, self.sampler(), self._order(subject.mode))
-        mine = blocks(len(read), subject.ranks)
+        scorers = self._scorers(subject)
+        settings = FillSettings(self.samples, self.seed, self.sampler(), self._order(subject.mode))
         rows: list[ResultRow] = []
         details: dict[str, Any] = {"fills": [], "fills_sha256": {}}
         for number, (strategy, given) in enumerate(
             zip(self.strategies(), _contexts(self, read), strict=True)
         ):
-            if not (given < (np.arange(given.shape[1]) < read.lengths[:, None])).any():
+            if not _targets(read, given).any():
                 raise ValueError(
                     f"no sequence has a target under contexts {strategy.name!r}; use longer "
                     "windows, or count_eos=true"
                 )
-            progress.start(
-                f"{subject.name} {subject.mode}: fills {strategy.name}",
-                sum(b.stop - b.start for b in mine) * self.samples,
+            fills = _all_fills(
+                subject, read, given, settings, progress, f"fills {strategy.name}", number
             )
-            fills = Fills(
-                np.zeros((len(read), self.samples, read.tokens.shape[1]), np.int64),
-                np.zeros((len(read), self.samples)),
+            added, details[strategy.name] = self._figures(
+                subject, scorers, read, given, fills, strategy, progress
             )
-            for block in mine:
-                drawn = kept_fills(subject, read, given, block, ask, f"fills-{number}")
-                fills.tokens[block], fills.log_probs[block] = drawn.tokens, drawn.log_probs
-                progress.step((block.stop - block.start) * self.samples)
-            fills = Fills(
-                gathered(fills.tokens, subject.ranks), gathered(fills.log_probs, subject.ranks)
-            )
-            made, details[strategy.name] = self._figures(
-                subject, scoring, read, given, fills, strategy, progress
-            )
-            rows += made
-            details["fills"] += self._shown(subject, read, given, fills, strategy, ask)
+            rows += added
+            details["fills"] += self._shown(subject, read, given, fills, strategy, settings)
             details["fills_sha256"][strategy.name] = hashlib.sha256(
                 np.ascontiguousarray(fills.tokens, "<i8").tobytes()
             ).hexdigest()
         return self.result(subject, rows, details)
 
-    def _scoring(self, subject: Subject) -> Scoring:
+    def _scorers(self, subject: Subject) -> Scorers:
         found = self.encoders()
-        # one encoder may do both
+        # one encoder may serve both metrics
         loaded = {each: Encoder(each, subject.device) for each in dict.fromkeys(found.values())}
-        scorer, features = (
+        bertscore, mauve = (
             loaded[found[key]] if key in found else None for key in ("scorer", "features")
         )
         baseline = baseline_of(found["scorer"]) if self.rescale and "scorer" in found else None
         bleu = Bleu(self.words) if "bleu4" in self.metrics else None
-        if features is not None:
-            clustering_package()  # missing packages are an error before any hole is filled
-        return Scoring(bleu, scorer, features, baseline, self.clusters, self.clusterings)
+        if mauve is not None:
+            clustering_packages()  # a missing package is an error before any blank is filled
+        return Scorers(bleu, bertscore, mauve, baseline, self.clusters, self.clusterings)
 
     def _figures(
         self,
         subject: Subject,
-        scoring: Scoring,
+        scorers: Scorers,
         read: Sequences,
         given: Flags,
         fills: Fills,
         strategy: Strategy,
         progress: Progress,
     ) -> tuple[list[ResultRow], dict[str, Any]]:
-        """Rows over the whole text and over the holes, and each sequence's own means."""
-        assert subject.tokenizer is not None  # `read` saw to it
-        mine = blocks(len(read), subject.ranks)
-        progress.start(
-            f"{subject.name} {subject.mode}: scores {strategy.name}",
-            sum(b.stop - b.start for b in mine),
-        )
-        scored = {over: ScoredFills.empty(scoring, len(read), self.samples) for over in self.over}
-        for block in mine:
-            numbers = range(block.start, block.stop)
-            cut = [slice(int(read.lengths[i])) for i in numbers]
-            originals = [
-                reading(subject.tokenizer, read.tokens[i, n], given[i, n])
-                for i, n in zip(numbers, cut, strict=True)
-            ]
-            texts = [
-                [reading(subject.tokenizer, row[n], given[i, n]) for row in fills.tokens[i]]
-                for i, n in zip(numbers, cut, strict=True)
-            ]
-            for over in self.over:
-                for part, values in zip(
-                    scored[over].parts(),
-                    score(scoring, over, originals, texts).parts(),
-                    strict=True,
-                ):
-                    part[block] = values
-            progress.step(len(numbers))
+        """Return rows for each part of the text, and the means of each sequence."""
+        tokenizer = subject.tokenizer
+        assert tokenizer is not None  # checked by `read`
+        what = f"{subject.name} {subject.mode}: scores {strategy.name}"
         rows: list[ResultRow] = []
         means: dict[str, Any] = {}
-        targets = int((~given & (np.arange(given.shape[1]) < read.lengths[:, None])).sum())
-        for over, each in scored.items():
-            whole = ScoredFills(*(_floats(gathered(part, subject.ranks)) for part in each.parts()))
-            made, means[over] = figures(
-                scoring, whole, {"contexts": strategy.name, "over": over}, targets, subject.note
+        for part in self.over:
+
+            def compute(block: range, part: str = part) -> dict[str, Floats]:
+                originals, texts = [], []
+                for i in block:
+                    n = int(read.lengths[i])
+                    known = given[i, :n]
+                    originals.append(blanked_text(tokenizer, read.tokens[i, :n], known))
+                    texts.append(
+                        [blanked_text(tokenizer, each[:n], known) for each in fills.tokens[i]]
+                    )
+                return score_block(scorers, part, originals, texts)
+
+            progress.start(f"{what} ({part})", -(-len(read) // subject.ranks.world))
+            shapes = scorers.shapes(self.samples)
+            scores = by_block(subject, compute, shapes, len(read), progress, block_size=BLOCK)
+            added, means[part] = figures(
+                scorers,
+                scores,
+                {"contexts": strategy.name, "over": part},
+                int(_targets(read, given).sum()),
+                subject.note,
             )
-            rows += made
+            rows += added
         return rows, means
 
     def _shown(
@@ -235,12 +276,14 @@ class Infilling(TextTask):
         given: Flags,
         fills: Fills,
         strategy: Strategy,
-        ask: Ask,
+        settings: FillSettings,
     ) -> list[dict[str, Any]]:
-        """The first fill of the first sequences, unselected, beside the original; `spans` are
-        characters of the text.
+        """Return the first fill of the first sequences, unselected, beside the originals.
+
+        `spans` are characters of the text.
         """
-        assert subject.tokenizer is not None
+        tokenizer = subject.tokenizer
+        assert tokenizer is not None  # checked by `read`
         shown = []
         for i in range(min(self.show, len(read))):
             n = int(read.lengths[i])
@@ -250,18 +293,18 @@ class Infilling(TextTask):
                     "contexts": strategy.name,
                     "sequence": i,
                     "sample": 0,
-                    "seed": ask.seed_of(i, 0),
-                    "original": reading(subject.tokenizer, original, known).whole,
-                    "original_spans": shown_spans(subject.tokenizer, original, known),
-                    "text": reading(subject.tokenizer, filled, known).whole,
-                    "spans": shown_spans(subject.tokenizer, filled, known),
+                    "seed": settings.seed_of(i, 0),
+                    "original": blanked_text(tokenizer, original, known).whole,
+                    "original_spans": character_spans(tokenizer, original, known),
+                    "text": blanked_text(tokenizer, filled, known).whole,
+                    "spans": character_spans(tokenizer, filled, known),
                     "log_prob": float(fills.log_probs[i, 0]),
                 }
             )
         return shown
 
     def _order(self, mode: str) -> Order | None:
-        """For the modes that have one; the others go from left to right."""
+        """Return the order of the tokens in a mode; None: from left to right, or the model's."""
         if mode == "diffusion":
             return Ancestral(self.steps) if self.steps else None
         return (
@@ -271,16 +314,37 @@ class Infilling(TextTask):
         )
 
 
+def _all_fills(
+    subject: Subject,
+    read: Sequences,
+    given: Flags,
+    settings: FillSettings,
+    progress: Progress,
+    what: str,
+    number: int,
+) -> Fills:
+    """Return the fills of all sequences in one context, which has this number."""
+
+    def compute(block: range) -> dict[str, NDArray[Any]]:
+        return draw_fills(subject, read, given, block, settings)
+
+    progress.start(f"{subject.name} {subject.mode}: {what}", -(-len(read) // subject.ranks.world))
+    S = settings.samples
+    shapes = {"tokens": (S, read.tokens.shape[1]), "log_probs": (S,)}
+    found = by_block(subject, compute, shapes, len(read), progress, f"fills-{number}", BLOCK)
+    return Fills(found["tokens"].astype(np.int64), found["log_probs"])
+
+
+def _targets(read: Sequences, given: Flags) -> Flags:
+    return ~given & (np.arange(given.shape[1]) < read.lengths[:, None])
+
+
 @lru_cache(maxsize=2)
 def _contexts(task: Infilling, read: Sequences) -> list[Flags]:
-    """(N, T) for each strategy."""
+    """Return the contexts (N, T) of each strategy."""
     return [read.contexts(strategy, task.seed, task.count_eos) for strategy in task.strategies()]
 
 
 @lru_cache(maxsize=8)
 def _hash(found: FoundEncoder) -> str:
     return found.weights_hash()
-
-
-def _floats(values: Any) -> Floats:
-    return np.asarray(values, np.float64)

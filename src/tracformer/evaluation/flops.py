@@ -1,27 +1,31 @@
-"""How many multiply-adds with weights a training step executes, and peers of equal size by that
-count or by parameters.
+"""Count the operations of training, and make systems of equal size or cost.
 
-Only products of activations with weight matrices count: not attention, norms or the optimiser. In
-units of d^2, forward:
+**Weight products.** `weight_multiplies` counts products of activations with weight matrices in
+closed form; attention, norms and the optimizer are left out. In units of d^2, forward:
 
-    Tracformer   encoder layer    12 a token and reading: q, k, v, out 4; feed-forward 8. Two
-                 readings, prefix and suffix: 24 a token decoder layer    2 a token and reading:
-                 keys and values; 10 a target: q, out 2; feed-forward 8 GPT-2, BERT  layer
-                 12 a token BART         encoder layer    12 a token decoder layer    16 a token:
-                 self-attention 4, cross-attention 4, feed-forward 8 BERT         before the head  1
-                 a target all          head             vocabulary / d a target
+    Tracformer   encoder layer    12 for each token and direction: q, k, v, out 4; feed-forward 8.
+                                  With two directions, prefix and suffix: 24 for each token
+                 decoder layer    2 for each token and direction: keys and values;
+                                  10 for each target: q, out 2; feed-forward 8
+    GPT-2, BERT  layer            12 for each token
+    BART         encoder layer    12 for each token
+                 decoder layer    16 for each token: self-attention 4, cross-attention 4,
+                                  feed-forward 8
+    BERT         before the head  1 for each target
+    all          head             vocabulary / d for each target
 
-A backward pass does twice the forward's work, and a multiply-add is two operations: a training step
-is 6 times the count.
+A backward pass does twice the work of the forward pass, and a multiply-add is two operations: a
+training step is 6 times the count. `at_equal_parameters` chooses the number of layers of another
+system to match a Tracformer.
 
-`flops_per_token` counts any system by running it: all matrix products of a forward and backward
-pass, those of attention included, per token of the text. The conventions:
+**All products.** `flops_per_token` counts any system by running it: all matrix products of a
+forward and backward pass, attention included, for each token of the text. Its conventions:
 
-- A multiply-add is two operations. Norms, softmax, rotations, embedding lookups, the optimiser, and
+- A multiply-add is two operations. Norms, softmax, rotations, embedding lookups, the optimizer, and
   the two or three keys of each query in a neighbours layer of the baselines are left out.
-- Attention of a Tracformer counts the pairs of query and key that its geometry names, as its
-  kernels compute no others. Dense attention of other systems counts the whole matrix of scores,
-  masked entries too, as PyTorch executes it.
+- Attention of a Tracformer counts the pairs of query and key of its geometry, because its kernels
+  compute no others. Dense attention of other systems counts the whole matrix of scores, masked
+  entries included, as PyTorch executes it.
 - Rows that a system adds to the text (AC-GPT repeats the given tokens) are counted, and divided
   among the tokens of the text.
 """
@@ -44,18 +48,25 @@ from tracformer.training.batches import group_by_mode
 from tracformer.training.objectives import Questioner, parse_objective
 
 FORWARD_AND_BACKWARD = 3
-OPERATIONS = 2  # a multiply-add
-ROWS = 16  # sequences that are counted
+OPERATIONS = 2  # of a multiply-add
+ROWS = 16  # sequences on which operations are counted
 
 
 def weight_multiplies(config: ModelConfig, tokens: int, targets: int, mode: str = "car") -> float:
-    """Multiply-adds of one forward pass over so many tokens, of which some are targets."""
+    """Return the multiply-adds with weights of one forward pass.
+
+    Args:
+        config: Shape of a Tracformer, GPT-2, BERT or BART.
+        tokens: Number of tokens.
+        targets: Number of tokens that are predicted.
+        mode: A Tracformer reads in one direction in mode `ar`, else in two.
+    """
     shape: Any = config
     d, layers = shape.d_model, shape.n_layer
     head = config.vocab_size * d * targets
     if isinstance(config, TracformerConfig):
-        readings = 1 if mode == "ar" else 2
-        return float(layers * d**2 * (readings * (12 + 2) * tokens + 10 * targets) + head)
+        directions = 1 if mode == "ar" else 2
+        return float(layers * d**2 * (directions * (12 + 2) * tokens + 10 * targets) + head)
     if config.model_type == "gpt2":
         return float(12 * layers * d**2 * tokens + head)
     if config.model_type == "bert":
@@ -63,19 +74,20 @@ def weight_multiplies(config: ModelConfig, tokens: int, targets: int, mode: str 
     if config.model_type == "bart":
         return float((12 + 16) * layers * d**2 * tokens + head)
     raise ValueError(
-        f"weight products of the system {config.model_type!r} are not counted; counted: "
-        "tracformer, gpt2, bert, bart"
+        f"the weight products of the system {config.model_type!r} are not known; it must be one "
+        "of tracformer, gpt2, bert, bart"
     )
 
 
 def training_operations(config: ModelConfig, tokens: int, targets: int, mode: str = "car") -> float:
-    """Floating-point operations of the weight products in one forward and backward pass."""
+    """Return the floating-point operations with weights of a forward and backward pass."""
     return OPERATIONS * FORWARD_AND_BACKWARD * weight_multiplies(config, tokens, targets, mode)
 
 
 class CountedAttention:
-    """Attention of a Tracformer that counts its products and computes none;
-    gradients still flow.
+    """Attention of a Tracformer that counts its products instead of computing them.
+
+    It returns tensors of the right shape, so that gradients flow.
     """
 
     def __init__(self) -> None:
@@ -84,6 +96,7 @@ class CountedAttention:
     def encode(
         self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
     ) -> Tensor:
+        """Count the encoder's products."""
         T = layout.length
         pairs = sum(
             T - offset for offset in (range(T) if offsets is None else offsets) if offset < T
@@ -92,6 +105,7 @@ class CountedAttention:
         return q + k + v
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
+        """Count the decoder's products."""
         before = layout.rows % layout.length  # keys on the left of each target
         sides = [before, layout.length - 1 - before][: layout.readings]
         pairs = sum(
@@ -104,8 +118,7 @@ class CountedAttention:
 def flops_per_token(
     config: ModelConfig, objective: str, contexts: str = "", length: int = 0
 ) -> float:
-    """Return the floating-point operations of training per token of the text, counted on a small
-    batch.
+    """Return the floating-point operations of training for each token, counted on a small batch.
 
     Args:
         config: Shape of the model.
@@ -134,7 +147,7 @@ def flops_per_token(
 
 
 def parameters_of(config: ModelConfig) -> int:
-    """Without embeddings; nothing is allocated."""
+    """Return the number of parameters without embeddings; nothing is allocated."""
     with torch.device("meta"):
         return find_family(config.model_type).model_class(config).num_parameters(embeddings=False)
 
@@ -142,18 +155,22 @@ def parameters_of(config: ModelConfig) -> int:
 def deepened(
     config: ModelConfig, size: Callable[[ModelConfig], float], wanted: float
 ) -> ModelConfig:
-    """The configuration with the number of layers whose size, a linear function of that number, is
-    nearest to the wanted one.
+    """Return a configuration with the number of layers that brings its size nearest to `wanted`.
+
+    `size` must be a linear function of the number of layers.
     """
-    with_layers = [dataclasses.replace(config, n_layer=layers) for layers in (1, 2)]  # type: ignore[call-arg]
-    first, second = (size(each) for each in with_layers)
-    layers = max(1, round(1 + (wanted - first) / (second - first)))
-    return dataclasses.replace(config, n_layer=layers)  # type: ignore[call-arg]
+
+    def with_layers(layers: int) -> ModelConfig:
+        return dataclasses.replace(config, n_layer=layers)  # type: ignore[call-arg]
+
+    first, second = (size(with_layers(layers)) for layers in (1, 2))
+    return with_layers(max(1, round(1 + (wanted - first) / (second - first))))
 
 
 def at_equal_parameters(family: str, like: TracformerConfig) -> ModelConfig:
-    """The system at the width of its preset of that size, with the layers that bring its parameters
-    without embeddings nearest to ours.
+    """Return a system with about as many parameters, without embeddings, as a Tracformer.
+
+    Its width is that of its preset of this size; the number of layers is chosen.
     """
     kind = find_family(family).config_class
     preset = "paper" if like.d_model >= 384 else "laptop" if like.d_model >= 150 else "tiny"
@@ -168,9 +185,7 @@ def at_equal_parameters(family: str, like: TracformerConfig) -> ModelConfig:
 
 
 def asked(family: str) -> tuple[str, bool]:
-    """The mode in which a system is trained here, and whether every token is a target: left to
-    right there is no other way.
-    """
+    """Return the mode in which a system is trained, and whether every token is then a target."""
     return {
         "gpt2": ("ar", True),
         "bert": ("ac", False),
@@ -180,5 +195,5 @@ def asked(family: str) -> tuple[str, bool]:
 
 
 def _tied(family: str) -> dict[str, bool]:
-    """One table for input and output, as ours."""
+    """Return the options that tie input and output embeddings, as in a Tracformer."""
     return {} if family == "gpt2" else {"tied": True}

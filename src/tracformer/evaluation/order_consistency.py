@@ -1,21 +1,13 @@
-"""Log-probabilities along orders, and the task `orders` (Figure 2).
+"""The task `orders`: is a sequence equally probable along every order of its tokens (Fig. 2)?
 
-The log-probability of sequences along a given order, under any model that answers `ac`: the
-paper's Figure 2.
+    log p(x) = sum over i of log p(x_order[i] | x_order[<i], x_C)
 
-By the chain rule, log p(x) = sum over i of log p(x_order[i] | x_order[<i], x_C). A consistent model
-gives every order the same sum.
-
-Order consistency (Fig. 2): is a sequence equally probable along every order in which its tokens can
-be asked?
-
-    log p(x) = sum over i of log p(x_order[i] | x_order[<i])
-
-whatever the order, if all conditionals belong to one joint.
+is the same for every order if all conditionals belong to one joint distribution. `order_log_prob`
+computes the terms along a given order, under any model that has mode `ac`.
 
 The conditionals of all n! orders are those of n 2^(n-1) pairs of a token and a set of earlier ones,
-and one pass answers all tokens outside a set: 2^n - 1 passes a sequence, 31 instead of 600 for five
-tokens.
+and one pass answers all tokens outside a set. `along_all_orders` therefore takes 2^n - 1 passes for
+each sequence: 31 instead of 600 for five tokens.
 """
 
 from collections.abc import Mapping
@@ -38,6 +30,7 @@ from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Sequences, TextTask
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
+from tracformer.options import option
 
 TOKENS_AT_ONCE = 2**14
 
@@ -50,12 +43,17 @@ def order_log_prob(
     *,
     rows_at_once: int | None = None,
 ) -> Tensor:
-    """(B, T): each position's log-probability given all that come earlier in its order and what is
-    given; zero where given or padded.
+    """Return the log-probability of each target given all that come earlier in an order, (B, T).
 
-    `order` is (T,) or (B, T), a permutation of 0..T-1 in each row; places of given tokens and of
-    padding in it are passed over. Each target is one row for the network, `rows_at_once` of them
-    together.
+    Args:
+        model: A model that has mode `ac`.
+        batch: Sequences, of which some tokens may be given.
+        order: (T,) or (B, T), a permutation of 0..T-1 in each row. Its entries for given tokens
+            and padding are ignored.
+        rows_at_once: Targets for which the network runs together, one row each.
+
+    Returns:
+        (B, T) log-probabilities, zero where given or padded.
     """
     tokens, (B, T) = batch.tokens, batch.tokens.shape
     turn = _turns(order.to(tokens.device), B, T)  # (B, T): when each position is revealed
@@ -78,6 +76,7 @@ def order_log_prob(
 
 
 def _turns(order: Tensor, B: int, T: int) -> Tensor:
+    """Return when each position is revealed, (B, T)."""
     if order.shape not in ((T,), (B, T)):
         raise ValueError(f"order has shape {tuple(order.shape)}; it must be ({T},) or ({B}, {T})")
     order = order.long().expand(B, T)
@@ -92,49 +91,45 @@ FIGURES = ("highest", "lowest", "spread", "order_std", "forward", "reverse")
 
 @dataclass(frozen=True)
 class Orders(TextTask):
-    """Rows: `spread`, the highest log-likelihood of a sequence over all orders less the lowest;
-    `order_std`, the standard deviation over orders; both means over sequences. `log_prob` forward
-    and reverse, of the sequences and of one fixed text.
+    """Log-likelihood of short sequences along all orders of their tokens.
+
+    Rows, means over sequences: `spread`, the highest log-likelihood over orders less the lowest;
+    `order_std`, the standard deviation over orders; `log_prob`, forward and reverse. The last also
+    for one fixed text.
     """
 
     name = "orders"
     modes = ("ac",)
 
-    length: int = 5
-    sequences: int = 2000
-    text: str = "The cat is cute"  # asked forward and in reverse; empty: none
-    bins: int = 40  # of the histogram of spreads
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 2 <= self.length <= LONGEST:
-            raise ValueError(
-                f"length is {self.length}; all orders of a sequence are asked: 2 to {LONGEST} "
-                "tokens, as in orders:length=5"
-            )
-        if self.bins < 1:
-            raise ValueError(f"bins is {self.bins}; a histogram needs at least one")
+    length: int = option(
+        5, f"tokens of each sequence, at most {LONGEST} because of n! orders", low=2, high=LONGEST
+    )
+    sequences: int = option(2000, "number of sequences; 0 takes all", low=0)
+    text: str = option("The cat is cute", "a text to read forward and in reverse; empty: none")
+    bins: int = option(40, "bins of the histogram of spreads", low=1)
 
     def read(self, subject: Subject) -> Sequences:
-        """Each model reads windows of so many tokens of its own."""
+        """Return windows of `length` tokens of the model's own tokenizer."""
         return super().read(replace(subject, reference=None))
 
-    def asked_of(self, subject: Subject) -> "Orders":
-        """Nothing is drawn, and every token is asked."""
+    def canonical(self, subject: Subject) -> "Orders":
+        """Return the task without seed and count_eos: nothing is drawn, all tokens are targets."""
         return replace(self, seed=0, count_eos=False)
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
+        """Return the hash of the windows."""
         return {"data": self.read(subject).hash}
 
     def run(self, subject: Subject, progress: Progress) -> Result:
+        """Return figures over all orders, and a histogram of the spreads."""
         self.check(subject)
         tokens = self.read(subject).tokens
         progress.start(f"{subject.name} {subject.mode}: {self.name}", len(tokens))
 
-        def ask(numbers: range) -> dict[str, Floats]:
+        def compute(numbers: range) -> dict[str, Floats]:
             return summarised(along_all_orders(subject, tokens[numbers.start : numbers.stop]))
 
-        found = by_sequence(subject, ask, FIGURES, len(tokens), progress, "orders")
+        found = by_sequence(subject, compute, FIGURES, len(tokens), progress, "orders")
         rows = [_row(metric, {}, found[metric], self.length) for metric in ("spread", "order_std")]
         rows += [
             _row("log_prob", {"order": order}, found[order], self.length)
@@ -151,17 +146,17 @@ class Orders(TextTask):
         return self.result(subject, rows, details)
 
     def _of_text(self, subject: Subject) -> tuple[dict[str, Any], list[ResultRow]]:
-        """The fixed text token by token in both directions (Fig. 2a)."""
+        """Return details and rows of the fixed text in both directions (Fig. 2a)."""
         tokenizer = subject.tokenizer
-        assert tokenizer is not None  # `read` asked for it
+        assert tokenizer is not None  # checked by `read`
         try:
             ids = tokenizer.encode(self.text)
         except AlphabetError as error:
-            return {"text": self.text, "note": f"not asked: {error}"}, []
+            return {"text": self.text, "note": f"left out: {error}"}, []
         if len(ids) > subject.model.config.max_length:
             return {
                 "text": self.text,
-                "note": f"not asked: it has {len(ids)} tokens, more than the model takes",
+                "note": f"left out: it has {len(ids)} tokens, more than the model takes",
             }, []
         tokens, forward = torch.tensor([ids], device=subject.device), torch.arange(len(ids))
         batch = Batch(tokens, torch.zeros_like(tokens, dtype=torch.bool))
@@ -191,16 +186,16 @@ class Orders(TextTask):
 
 @torch.no_grad()
 def along_all_orders(subject: Subject, tokens: NDArray[np.int64]) -> Floats:
-    """(B, n!) log-likelihoods of sequences (B, n), orders as `orders` lists them."""
+    """Return log-likelihoods (B, n!) of sequences (B, n) along each of `orders(n)`."""
     B, n = tokens.shape
     given = torch.tensor(
         [[bool(number >> t & 1) for t in range(n)] for number in range(2**n - 1)],
         device=subject.device,
     )
     # (B * sets, n)
-    asked = torch.from_numpy(tokens).to(subject.device).repeat_interleave(len(given), 0)
-    log_probs = subject.model.log_prob(Batch(asked, given.repeat(B, 1)), subject.mode)
-    # log p(x_t | x_S) for every set S and t outside it
+    repeated = torch.from_numpy(tokens).to(subject.device).repeat_interleave(len(given), 0)
+    log_probs = subject.model.log_prob(Batch(repeated, given.repeat(B, 1)), subject.mode)
+    # (B, sets, n): log p(x_t | x_S) for every set S and t outside it
     table = log_probs.double().cpu().numpy().reshape(B, len(given), n)
     every = orders(n)
     return np.asarray(table[:, sets_before(every), every].sum(2))
@@ -208,22 +203,21 @@ def along_all_orders(subject: Subject, tokens: NDArray[np.int64]) -> Floats:
 
 @cache
 def orders(n: int) -> NDArray[np.int64]:
-    """(n!, n): the positions in the order in which they are asked; the first row is forward, the
-    last is reverse.
-    """
+    """Return all orders of n positions, (n!, n); the first is forward, the last reverse."""
     return np.array(list(permutations(range(n))))
 
 
 def sets_before(every: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(n!, n): the set of positions that come earlier in each order, as a number whose bit t stands
-    for position t.
+    """Return the set of positions before each one in its order, (n!, n).
+
+    A set is a number whose bit t stands for position t.
     """
     bits = 1 << every
     return np.cumsum(bits, axis=1) - bits
 
 
 def summarised(values: Floats) -> dict[str, Floats]:
-    """(B,) each, from log-likelihoods (B, n!)."""
+    """Return FIGURES of each sequence, (B,) each, from log-likelihoods (B, n!)."""
     highest, lowest = values.max(1), values.min(1)
     return {
         "highest": highest,
@@ -236,6 +230,7 @@ def summarised(values: Floats) -> dict[str, Floats]:
 
 
 def histogram(values: Floats, bins: int) -> dict[str, list[float]]:
+    """Return edges and counts of a histogram that begins at 0."""
     counts, edges = np.histogram(values, bins=bins, range=(0.0, max(float(values.max()), 1e-6)))
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 

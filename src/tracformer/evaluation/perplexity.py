@@ -1,12 +1,11 @@
-"""Conditional perplexity: exp of the negative log-likelihood per target, on fixed sequences and
-contexts.
+"""Conditional perplexity on fixed sequences and contexts: `ratios`, `ranges`, `contexts`, ...
 
     perplexity = exp(sum over sequences of nll / sum over sequences of targets)
     bits per byte = sum over sequences of nll / log 2 / bytes of the targets
 
-Every sequence meets every context of the task. Questions go to the model in blocks of sequences,
-all contexts of a sequence side by side; a block's answers depend on nothing but the block, so that
-neither the batch nor the number of processes changes a figure.
+Every sequence is read under every context of the task. The tasks differ in their contexts: `Ratios`
+(spans that cover a share of the text), `FixedRanges` (the paper's tables), `NamedContexts`,
+`Prefixes` and `Unconditional`. Neither the batch nor the number of processes changes a figure.
 """
 
 import dataclasses
@@ -31,11 +30,13 @@ from tracformer.contexts import (
 )
 from tracformer.evaluation import bootstrap
 from tracformer.evaluation.provenance import array_hash
-from tracformer.evaluation.questions import Answers, ask, noise_groups
+from tracformer.evaluation.questions import Answers, Floats, answer_contexts, noise_groups
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.evaluation.task import Progress, Subject
+from tracformer.evaluation.text_options import NoiseOptions
 from tracformer.evaluation.windows import Flags, Sequences, TextTask, Windows
 from tracformer.model.base import BOUND
+from tracformer.options import option
 from tracformer.rng import derived_seed
 
 TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -60,36 +61,36 @@ PAPER_RANGES = {  # targets, in the order of the paper's rows
 
 
 @dataclass(frozen=True)
-class Perplexity(TextTask):
-    """What the tasks below have in common; they differ in their contexts."""
+class Perplexity(TextTask, NoiseOptions):
+    """Base class of the perplexity tasks; they differ in their contexts."""
 
-    # of noise for each sequence, where the model answers with a bound; None: as many as the model
-    # thinks right
-    draws: int | None = None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.strategies()  # raises for contexts that are not allowed
 
     @property
     def times(self) -> int:
-        """Return how often each context is drawn for each sequence."""
+        """How often each context is drawn for each sequence."""
         return 1
 
     @abstractmethod
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
-        """Each context's law, and the setting that its rows are shown under."""
+        """Return each context strategy, and the setting of its rows."""
 
-    def asked_of(self, subject: Subject) -> "Perplexity":
+    def canonical(self, subject: Subject) -> "Perplexity":
+        """Return the task without `draws`, unless the model answers with a bound."""
         return self if subject.kind == BOUND else dataclasses.replace(self, draws=None)
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
-        """The windows and the contexts drawn on them, which are the same for all
-        models that are compared.
-        """
+        """Return hashes of the windows and contexts, the same for all compared models."""
         windows = self.read(subject).windows
         return {"data": windows.hash, "contexts": _contexts_hash(self, windows)}
 
     def run(self, subject: Subject, progress: Progress) -> Result:
+        """Return perplexity, nll and bits per byte under each context."""
         self.check(subject)
         read = self.read(subject)
-        answers = ask(
+        answers = answer_contexts(
             subject,
             read,
             _contexts(self, read),
@@ -102,7 +103,7 @@ class Perplexity(TextTask):
         rows: list[ResultRow] = []
         details: dict[str, Any] = {}
         for number, (strategy, setting) in enumerate(self.strategies()):
-            sums = answers.of(number)
+            sums = answers.sums(number)
             details[strategy.name] = sums
             rows += figures(
                 {"contexts": strategy.name, **setting},
@@ -124,9 +125,7 @@ class Perplexity(TextTask):
 
 @lru_cache(maxsize=2)
 def _contexts(task: Perplexity, read: Sequences) -> list[Flags]:
-    """(N, T) for each strategy of a task and each repeat of it, repeats of a
-    strategy side by side.
-    """
+    """Return contexts (N, T) for each strategy and repeat; repeats of a strategy are adjacent."""
     return list(_drawn(task, read))
 
 
@@ -144,8 +143,9 @@ def _drawn(task: Perplexity, read: Sequences | Windows) -> Iterator[Flags]:
 def figures(
     setting: Mapping[str, Any], sums: Mapping[str, Any], subject: Subject, note: str
 ) -> list[ResultRow]:
-    """Perplexity, nll and, where bytes are known, bits per byte, each with its interval: over
-    sequences, or for a bound over groups of them that share noise.
+    """Return rows of perplexity, nll and, if bytes are known, bits per byte, with intervals.
+
+    Intervals are over sequences, or for a bound over groups of sequences that share noise.
     """
     nll, targets = np.array(sums["nll"]), np.array(sums["targets"])
     counts: dict[str, Any] = {
@@ -160,54 +160,43 @@ def figures(
             "or count_eos=true"
         )
     drawn = noise_groups if subject.kind == BOUND else np.asarray
-    value, interval = (
-        bootstrap.ratio(nll, targets),
-        bootstrap.ratio_interval(drawn(nll), drawn(targets)),
-    )
+
+    def interval(above: Floats, below: Floats) -> tuple[float | None, float | None]:
+        return bootstrap.ratio_interval(drawn(above), drawn(below)) or (None, None)
+
+    value, (low, high) = bootstrap.ratio(nll, targets), interval(nll, targets)
+    perplexity = bootstrap.perplexity_of(value)
+    least, most = (None if end is None else bootstrap.perplexity_of(end) for end in (low, high))
     rows = [
-        ResultRow(
-            "perplexity",
-            setting,
-            bootstrap.perplexity_of(value),
-            *((None, None) if interval is None else map(bootstrap.perplexity_of, interval)),
-            **counts,
-        ),
-        ResultRow("nll", setting, value, *(interval or (None, None)), **counts),
+        ResultRow("perplexity", setting, perplexity, least, most, **counts),
+        ResultRow("nll", setting, value, low, high, **counts),
     ]
     if sums.get("bytes") is not None and sum(sums["bytes"]) > 0:
         bits, size = nll / math.log(2), np.array(sums["bytes"])
-        interval = bootstrap.ratio_interval(drawn(bits), drawn(size))
-        rows.append(
-            ResultRow(
-                "bits_per_byte",
-                setting,
-                bootstrap.ratio(bits, size),
-                *(interval or (None, None)),
-                **counts,
-            )
-        )
+        value, (low, high) = bootstrap.ratio(bits, size), interval(bits, size)
+        rows.append(ResultRow("bits_per_byte", setting, value, low, high, **counts))
     return rows
 
 
 @dataclass(frozen=True)
 class Ratios(Perplexity):
-    """Against the share of targets, in spans of one law of lengths (Figs. 5, 6, 7; Table 11)."""
+    """Perplexity against the share of targets, in random spans (Figs. 5, 6, 7; Table 11)."""
 
     name = "ratios"
 
-    mean: float = 50.0  # of a span, in tokens
-    sd: float | None = None  # given: discretised logistic lengths; else geometric
-    ratios: tuple[float, ...] = TENTHS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.strategies()
+    mean: float = option(50.0, "mean length of a span, in tokens")
+    sd: float | None = option(
+        None, "standard deviation for discretized logistic lengths; none: geometric lengths"
+    )
+    ratios: tuple[float, ...] = option(TENTHS, "shares of targets")
 
     @property
     def law(self) -> LengthLaw:
+        """Distribution of span lengths."""
         return Geometric(self.mean) if self.sd is None else DLogistic(self.mean, self.sd)
 
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
+        """Return spans for each share of targets."""
         spans = (
             f"Geometric({self.mean:g})"
             if self.sd is None
@@ -218,79 +207,76 @@ class Ratios(Perplexity):
 
 @dataclass(frozen=True)
 class NamedContexts(Perplexity):
-    """Under any contexts, each by its name: `tokens:1`, `span:p=0.3,mean=3`, `prefix:0.5`."""
+    """Perplexity under contexts by name: `tokens:1`, `span:p=0.3,mean=3`, `prefix:0.5`."""
 
     name = "contexts"
 
-    contexts: tuple[str, ...] = ("span:p=0.5,mean=50",)
-    repeats: int = 1  # draws of each context for each sequence; their targets count together
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.strategies()
-        if self.repeats < 1:
-            raise ValueError(f"repeats is {self.repeats}; it must be at least 1")
+    contexts: tuple[str, ...] = option(("span:p=0.5,mean=50",), "context strategies by name")
+    repeats: int = option(
+        1, "draws of each context for each sequence; their targets are counted together", low=1
+    )
 
     @property
     def times(self) -> int:
+        """How often each context is drawn for each sequence."""
         return self.repeats
 
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
+        """Return the named strategies, each once."""
         return [(parse(text), {}) for text in dict.fromkeys(self.contexts)]
 
 
 @dataclass(frozen=True)
 class FixedRanges(Perplexity):
-    """On fixed ranges of targets (Tables 1 and 2)."""
+    """Perplexity on fixed ranges of targets (Tables 1 and 2)."""
 
     name = "ranges"
 
-    # a table of the paper, or ranges such as [0.1,0.4]&[0.6,0.9]
-    ranges: tuple[str, ...] = ("table2",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.strategies()
+    ranges: tuple[str, ...] = option(
+        ("table2",), "table1, table2, or ranges of targets such as [0.1,0.4]&[0.6,0.9]"
+    )
 
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
+        """Return the ranges, each once."""
         return [(strategy, {"ranges": strategy.name}) for strategy in range_strategies(self.ranges)]
 
 
 @dataclass(frozen=True)
 class Prefixes(Perplexity):
-    """The rest of a sequence given its beginning (Fig. 1)."""
+    """Perplexity of the rest of a sequence given its beginning (Fig. 1)."""
 
     name = "prefixes"
 
-    fractions: tuple[float, ...] = TENTHS  # given
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.strategies()
+    fractions: tuple[float, ...] = option(TENTHS, "shares of the sequence that are given")
 
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
+        """Return a prefix for each share."""
         return [(Prefix(fraction), {"prefix": fraction}) for fraction in self.fractions]
 
 
 @dataclass(frozen=True)
 class Unconditional(Perplexity):
-    """Nothing is given (Table 4): in mode `car` but the length, in mode `ar` not even that."""
+    """Perplexity of whole sequences (Table 4).
+
+    Mode `car` knows the length of the sequence, mode `ar` does not.
+    """
 
     name = "unconditional"
 
-    count_eos: bool = True
+    count_eos: bool = option(True, "count end-of-text tokens as targets")
 
     def strategies(self) -> list[tuple[Strategy, dict[str, Any]]]:
+        """Return the empty context."""
         return [(Empty(), {})]
 
 
 def range_strategies(names: tuple[str, ...]) -> list[Strategy]:
-    """Ranges, and whole tables of the paper by name, each range once."""
+    """Return ranges, and the ranges of tables by name, each once."""
     texts = [text for name in names for text in PAPER_RANGES.get(name, (name,))]
     for text in texts:
         if not text.startswith("["):
             raise ValueError(
-                f"ranges is {text!r}; write {' or '.join(PAPER_RANGES)}, or a range such as "
+                f"ranges is {text!r}; it must be {' or '.join(PAPER_RANGES)}, or a range such as "
                 "[0.1,0.4]&[0.6,0.9]"
             )
     return [parse(text) for text in dict.fromkeys(texts)]

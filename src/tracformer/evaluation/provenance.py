@@ -1,9 +1,10 @@
-"""Where a figure came from: what identifies a result, and the circumstances in which it was made.
+"""The manifest of a result: what identifies it, and the circumstances in which it was made.
 
-A result is identified by its model's name, mode, task and options, and here by `hashes` (weights,
-tokeniser, data, contexts), `schemas` (the family's and the task's number, raised by hand when their
-figures change) and `dtype`. No source file enters: moving or renaming code leaves every result
-valid. The rest is for information. Nothing names the machine's folders.
+A result is identified by its model's name, mode, task and options, and by three entries of the
+manifest: `hashes` (weights, tokenizer, data, contexts), `schemas` (numbers of the family and the
+task, raised by hand when their figures change) and `dtype`. No source file enters: moving or
+renaming code leaves every result valid. The other entries are for information. No entry names the
+machine's folders.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ def describe(subject: "Subject", task_schema: int, inputs: Mapping[str, str]) ->
 
 
 def describe_model(model: ConditionalModel) -> dict[str, Any]:
-    """Its sizes and its whole configuration."""
+    """Return a model's sizes and its whole configuration."""
     sizes = {
         "parameters": model.num_parameters(),
         "parameters_without_embeddings": model.num_parameters(embeddings=False),
@@ -105,7 +106,7 @@ def config_hash(config: ModelConfig) -> str:
 
 
 def array_hash(arrays: Iterable[np.ndarray[Any, Any]]) -> str:
-    """SHA-256 of arrays with their types and shapes."""
+    """Return the SHA-256 of arrays with their types and shapes."""
     whole = hashlib.sha256()
     for array in arrays:
         whole.update(f"{array.dtype.str} {array.shape}".encode())
@@ -137,8 +138,9 @@ def _git(*words: str) -> str:
 
 
 def command_line(words: list[str]) -> str:
-    """The command as it was typed, each path cut to its last name; it repeats the run from a folder
-    that holds them all.
+    """Return the command as it was typed, each path cut to its last name.
+
+    In a folder that holds all these files, the command repeats the run.
     """
     if not words:
         return ""
@@ -153,7 +155,7 @@ def command_line(words: list[str]) -> str:
 
 
 def _cut(word: str) -> str:
-    """`name=/home/me/runs/a` -> `name=a`; the same inside `ratios:data=/home/me/data,mean=10`."""
+    """Return a word with local paths cut: `ratios:data=/home/me/text` -> `ratios:data=text`."""
     parts = []
     for part in word.split(","):
         key, equals, value = part.rpartition("=")
@@ -165,4 +167,5 @@ def _cut(word: str) -> str:
 
 
 def device_name(device: torch.device) -> str:
+    """Return the kind of a device, with the model of a GPU."""
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type

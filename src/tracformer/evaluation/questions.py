@@ -1,13 +1,13 @@
-"""Put questions to a model in blocks that survive an interruption.
+"""Query models about many sequences, in blocks that survive an interruption.
 
-Numbers for each sequence, asked block by block: blocks are shared among ranks, and a finished
-one outlives an interruption.
-
-Put many contexts of many sequences to a model, and add up what it answers for each.
-
-Sequences are asked in blocks (see `by_sequence`), all contexts of one side by side: in mode `car` a
-Tracformer then encodes the text before the targets once for all of them, and in mode `ar`, where
-what is given does not matter, one pass answers every context.
+- `by_block`: compute arrays over sequences; blocks are shared among ranks, and finished ones are
+  kept in the task's scratch folder.
+- `by_sequence`: the same for figures that a model gives for a few sequences at a time.
+- `answer_contexts`: negative log-likelihoods of sequences under many contexts. All contexts of a
+  sequence are asked side by side: in mode `car` a Tracformer then encodes the text before the
+  targets once for all of them, and in mode `ar`, where given tokens after a target do not matter,
+  one pass answers every context.
+- `noise_groups`, `standard_error`: errors of bounds, whose sequences share noise in groups.
 """
 
 import json
@@ -28,14 +28,70 @@ from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
 BLOCK = 64  # sequences
+SHARED_NOISE = 16  # neighbouring sequences whose bound is estimated with the same noise
+TOKENS_PER_BLOCK = 2**17  # about as much work as an interruption loses
 
 Floats = NDArray[np.float64]
-Ask = Callable[[range], Mapping[str, Floats]]
+Compute = Callable[[range], Mapping[str, NDArray[Any]]]
+
+
+def by_block(
+    subject: Subject,
+    compute: Compute,
+    shapes: Mapping[str, tuple[int, ...]],
+    count: int,
+    progress: Progress,
+    label: str = "",
+    block_size: int = BLOCK,
+) -> dict[str, Floats]:
+    """Return arrays over `count` sequences, the same on every rank.
+
+    Args:
+        subject: Its ranks share the blocks, and its scratch folder keeps finished ones.
+        compute: Computes the arrays of a block of sequences, (len(block), *shape) each. Numbers of
+            a sequence must not depend on the others in its block.
+        shapes: Names of the arrays, and their shapes for one sequence.
+        count: Number of sequences.
+        progress: Advanced by the number of sequences after each block.
+        label: Name of the arrays in the scratch folder, unique within the task. Empty: blocks are
+            not kept.
+        block_size: Sequences in a block.
+    """
+    found = {name: np.zeros((count, *shape)) for name, shape in shapes.items()}
+    ranks = subject.ranks
+    for start in range(0, count, block_size)[ranks.rank :: ranks.world]:
+        block = range(start, min(start + block_size, count))
+        computed = _resumed(subject, compute, block, label)
+        for name, values in found.items():
+            values[start : block.stop] = computed[name]
+        progress.step(len(block))
+    if ranks.world > 1:  # every entry is one rank's number plus zeros
+        found = {
+            name: np.array(ranks.total(values.ravel().tolist())).reshape(values.shape)
+            for name, values in found.items()
+        }
+    return found
+
+
+def _resumed(
+    subject: Subject, compute: Compute, block: range, label: str
+) -> Mapping[str, NDArray[Any]]:
+    """Return a block from the scratch folder, or compute it and put it there."""
+    if subject.scratch is None or not label:
+        return compute(block)
+    path = subject.scratch / f"{label}-{block.start:08d}.json"
+    if path.is_file():
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return {name: np.array(values, np.float64) for name, values in document.items()}
+    computed = compute(block)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(plain(computed)))
+    return computed
 
 
 def by_sequence(
     subject: Subject,
-    ask: Ask,
+    compute: Compute,
     figures: Sequence[str],
     count: int,
     progress: Progress,
@@ -43,94 +99,86 @@ def by_sequence(
     at_once: int | None = None,
     block_size: int = BLOCK,
 ) -> dict[str, Floats]:
-    """Each figure (count,), the same on every rank. `ask` is given at most `at_once` sequences, and
-    answers with all figures for them.
+    """Return one number for each sequence and figure, (count,) by figure; see `by_block`.
 
-    A sequence's numbers must not depend on its neighbours. `label` tells the parts of one task
-    apart in its scratch folder.
+    `compute` gets at most `at_once` sequences (by default the subject's batch) and returns all
+    figures of them.
     """
-    found = np.zeros((len(figures), count))
-    for start in range(0, count, block_size)[subject.ranks.rank :: subject.ranks.world]:
-        block = range(start, min(start + block_size, count))
-        found[:, start : block.stop] = _kept(
-            subject, ask, figures, block, label, at_once or subject.batch
-        )
-        progress.step(len(block))
-    if subject.ranks.world > 1:  # each number is one rank's, plus zeros
-        found = np.array(subject.ranks.total(found.flatten().tolist())).reshape(found.shape)
-    return dict(zip(figures, found, strict=True))
+    step = at_once or subject.batch
 
+    def whole(block: range) -> dict[str, Floats]:
+        parts = [compute(block[start : start + step]) for start in range(0, len(block), step)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in figures}
 
-def _kept(
-    subject: Subject, ask: Ask, figures: Sequence[str], block: range, label: str, at_once: int
-) -> Floats:
-    """(figures, block) from the scratch folder, or asked and put there."""
-    path = None if subject.scratch is None else subject.scratch / f"{label}-{block.start:08d}.json"
-    if path is not None and path.is_file():
-        return np.array(json.loads(path.read_text(encoding="utf-8")), np.float64)
-    parts = [ask(block[start : start + at_once]) for start in range(0, len(block), at_once)]
-    found = np.stack([np.concatenate([part[name] for part in parts]) for name in figures])
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(plain(found)))
-    return found
-
-
-SHARED_NOISE = 16  # neighbouring sequences whose bound is estimated with the same noise
-TOKENS_A_BLOCK = 2**17  # about as much work as a killed evaluation loses
+    shapes = dict.fromkeys(figures, ())
+    return by_block(subject, whole, shapes, count, progress, label, block_size)
 
 
 @dataclass(frozen=True)
 class Answers:
-    nll: Floats  # (contexts, sequences), summed over targets
+    """What a model answers for sequences under several contexts.
+
+    Args:
+        nll: (contexts, sequences) negative log-likelihood, summed over targets.
+        targets: (contexts, sequences) number of targets.
+        errors: (contexts, sequences) standard error of nll; zero if it is not estimated.
+        sizes: (contexts, sequences) bytes of the targets, if known.
+        kind: exact, marginal or bound.
+    """
+
+    nll: Floats
     targets: Floats
-    errors: Floats  # standard error of each nll; zero where it is no estimate
-    sizes: Floats | None  # bytes of the targets
+    errors: Floats
+    sizes: Floats | None
     kind: str
 
-    def of(self, context: int) -> dict[str, Any]:
-        """One context's sums, a number for each sequence."""
+    def sums(self, context: int) -> dict[str, Any]:
+        """Return the sums of one context, lists of a number for each sequence."""
         sums: dict[str, Any] = {
             "nll": self.nll[context].tolist(),
             "targets": self.targets[context].astype(int).tolist(),
             "bytes": None if self.sizes is None else self.sizes[context].astype(int).tolist(),
         }
-        return (
-            sums
-            if self.kind != BOUND
-            else {**sums, "standard_error": self.errors[context].tolist()}
-        )
+        if self.kind == BOUND:
+            sums["standard_error"] = self.errors[context].tolist()
+        return sums
 
     def summed(self, repeats: int) -> "Answers":
-        """Add up each `repeats` neighbouring contexts, which are draws of one strategy."""
+        """Return the answers with each `repeats` neighbouring contexts added up.
+
+        Neighbours are draws of one strategy. They share noise, so their errors add.
+        """
 
         def sums(values: Floats) -> Floats:
             return values.reshape(-1, repeats, values.shape[1]).sum(1)
 
         sizes = None if self.sizes is None else sums(self.sizes)
-        errors = sums(self.errors)  # draws share their noise: their errors add
-        return Answers(sums(self.nll), sums(self.targets), errors, sizes, self.kind)
+        return Answers(sums(self.nll), sums(self.targets), sums(self.errors), sizes, self.kind)
 
     def standard_error(self, context: int) -> float:
-        """Of nll per target."""
+        """Return the standard error of one context's nll per target."""
         return standard_error(self.nll[context], self.errors[context], self.targets[context])
 
 
 def noise_groups(values: ArrayLike) -> Floats:
-    """Sums over the sequences that share noise: of a bound these, and not sequences, are what is
-    drawn independently.
+    """Return sums over each SHARED_NOISE neighbouring sequences.
+
+    The noise of a bound is drawn once for such a group, so that groups and not sequences are
+    independent.
     """
     each = np.asarray(values, np.float64)
     return np.add.reduceat(each, np.arange(0, len(each), SHARED_NOISE))
 
 
 def standard_error(nll: Floats, errors: Floats, targets: Floats) -> float:
-    """Of r = sum of nll / sum of targets, by how far the groups that share noise lie apart: noise
-    and choice of sequences together.
+    """Return the standard error of r = sum of nll / sum of targets.
+
+    It covers noise and choice of sequences, by the spread of the G groups that share noise:
 
         sqrt(G / (G - 1) * sum over groups of (nll_g - r targets_g)^2) / sum of targets
 
-    Of a single group only the sequences' own errors are known; they may err together, so these add.
+    For a single group only the sequences' own errors are known. These may be correlated, so they
+    are added.
     """
     above, below = noise_groups(nll), noise_groups(targets)
     if len(above) == 1:
@@ -139,7 +187,7 @@ def standard_error(nll: Floats, errors: Floats, targets: Floats) -> float:
     return float(np.sqrt(len(off) / (len(off) - 1) * np.square(off).sum()) / below.sum())
 
 
-def ask(
+def answer_contexts(
     subject: Subject,
     read: Sequences,
     contexts: Sequence[Flags],
@@ -149,36 +197,47 @@ def ask(
     progress: Progress,
     what: str,
 ) -> Answers:
-    """Every sequence under every context (N, T); all ranks return the same."""
+    """Return a model's answers for every sequence under every context, the same on all ranks.
+
+    Args:
+        subject: The model.
+        read: The sequences.
+        contexts: (N, T) each, True where given.
+        draws: Draws of noise for each sequence, if the answer is a bound; None: the model's own.
+        seed: Seed of the noise.
+        progress: Progress bar.
+        what: Name of the work in the progress bar.
+    """
     T, count = read.tokens.shape[1], len(contexts)
     inside = np.arange(T) < read.lengths[:, None]
     targets = ~np.stack(contexts, axis=1) & inside[:, None]  # (N, contexts, T)
-    names = [f"{figure} {number}" for figure in ("nll", "error") for number in range(count)]
 
-    def answered(block: range) -> dict[str, Floats]:
-        return dict(zip(names, _block(subject, read, targets, block, draws, seed), strict=True))
+    def compute(block: range) -> dict[str, Floats]:
+        return dict(
+            zip(("nll", "error"), _block(subject, read, targets, block, draws, seed), strict=True)
+        )
 
-    # A multiple of the sequences that share noise, and a function of the question alone.
-    size = min(BLOCK, max(1, TOKENS_A_BLOCK // (count * T * SHARED_NOISE)) * SHARED_NOISE)
+    # A multiple of SHARED_NOISE that depends on the question alone, not on batch or ranks.
+    size = min(BLOCK, max(1, TOKENS_PER_BLOCK // (count * T * SHARED_NOISE)) * SHARED_NOISE)
     progress.start(f"{subject.name} {subject.mode}: {what}", -(-len(read) // subject.ranks.world))
-    found = by_sequence(
-        subject, answered, names, len(read), progress, "block", at_once=size, block_size=size
-    )
-    nll, errors = np.array([found[name] for name in names]).reshape(2, count, len(read))
+    shapes = {"nll": (count,), "error": (count,)}
+    found = by_block(subject, compute, shapes, len(read), progress, "block", size)
     sizes = (
         None
         if read.sizes is None
         else np.where(targets, read.sizes[:, None], 0).sum(2).T.astype(np.float64)
     )
-    return Answers(nll, targets.sum(2).T.astype(np.float64), errors, sizes, subject.kind)
+    return Answers(
+        found["nll"].T, targets.sum(2).T.astype(np.float64), found["error"].T, sizes, subject.kind
+    )
 
 
 @torch.no_grad()
 def _block(
     subject: Subject, read: Sequences, targets: Flags, block: range, draws: int | None, seed: int
 ) -> Floats:
-    """(2 * contexts, sequences): nll under each context, then its standard error under each."""
-    found = np.zeros((2, targets.shape[1], len(block)))
+    """Return nll and its standard error under each context, (2, sequences, contexts)."""
+    found = np.zeros((2, len(block), targets.shape[1]))
     for numbers, which in _batches(subject, read, targets, block):
         width = int(read.lengths[numbers].max())
         # (B, width)
@@ -193,28 +252,29 @@ def _block(
             ).to(subject.device),
             subject.mode,
             draws=draws,
-            # draws are numbered from 0, under this seed
+            # each group has noise of its own, whatever the batch
             seed=derived_seed(seed, int(numbers[0]) // SHARED_NOISE + 1),
         )
         values = -estimate.values.double().cpu().numpy()  # (B, width)
         rows = numbers - block.start
         if which is None:
-            found[0, :, rows] = np.where(targets[numbers, :, :width], values[:, None], 0.0).sum(2)
+            found[0, rows] = np.where(targets[numbers, :, :width], values[:, None], 0.0).sum(2)
             continue
-        found[0, which, rows] = np.where(wanted, values, 0.0).sum(1)
+        found[0, rows, which] = np.where(wanted, values, 0.0).sum(1)
         if estimate.standard_error is not None:
-            found[1, which, rows] = estimate.standard_error.double().cpu().numpy()
-    return found.reshape(-1, len(block))
+            found[1, rows, which] = estimate.standard_error.double().cpu().numpy()
+    return found
 
 
 def _batches(
     subject: Subject, read: Sequences, targets: Flags, block: range
 ) -> Iterator[tuple[Integers, Integers | None]]:
-    """Batches of questions of about equal length: sequences, and which context each is asked under;
-    None: under all of them at once.
+    """Yield batches of about equal length: numbers of sequences, and the context of each.
+
+    None in place of the contexts: one pass answers all of them.
     """
     numbers = np.arange(block.start, block.stop)
-    once = subject.mode == "ar"  # p(x_t | x_<t), whatever is given
+    once = subject.mode == "ar"  # p(x_t | x_<t) does not depend on the context
     alive = targets[numbers].sum(2) > 0  # (sequences, contexts)
     pairs = np.argwhere(alive.sum(1)[:, None] if once else alive)  # by sequence, then context
     group = pairs[:, 0] // SHARED_NOISE if subject.kind == BOUND else np.zeros(len(pairs), np.int64)

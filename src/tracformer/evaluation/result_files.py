@@ -1,5 +1,7 @@
-"""What an evaluation leaves behind: one JSON file for one model on one task, with every figure, its
-interval and where it came from.
+"""Results: one JSON file for one model on one task, with figures, intervals and provenance.
+
+`Result` and its `ResultRow`s are read by `read_results`. `file_name` derives a result's name from
+what identifies it, so that a finished result is found again.
 """
 
 import dataclasses
@@ -18,23 +20,31 @@ import numpy as np
 from tracformer.files import write_atomically
 
 FORMAT, VERSION = "tracformer-result", 1
-SAMPLE = "sample"  # beside exact, marginal and bound: a figure of drawn text
+SAMPLE = "sample"  # kind of figures of sampled text, beside exact, marginal and bound
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One figure."""
+    """One figure of a result.
 
-    # perplexity, nll, bits_per_byte, kl, mauve, bertscore, bleu4, spread, ece, tokens_per_second,
-    # ...
+    Args:
+        metric: perplexity, nll, bits_per_byte, kl, mauve, bertscore, bleu4, spread, ece, ...
+        setting: What varies within the task, such as {"contexts": "span:p=0.5,mean=10"}.
+        value: The figure.
+        low: Lower end of the 95% interval, if there is one.
+        high: Upper end of the 95% interval, if there is one.
+        kind: exact, marginal, bound or sample; empty where none applies.
+        sequences: Number of sequences behind the figure.
+        targets: Number of predicted tokens behind the figure.
+        note: Remarks to be shown beside the figure.
+    """
+
     metric: str
-    # what varies inside the task: {"contexts": "span:p=0.5,mean=10", "ratio": 0.5, "spans":
-    # "Geometric(10)"}
     setting: Mapping[str, Any]
     value: float
-    low: float | None = None  # 95% interval
+    low: float | None = None
     high: float | None = None
-    kind: str = ""  # exact, marginal, bound, sample, or nothing where the word does not apply
+    kind: str = ""
     sequences: int = 0
     targets: int = 0
     note: str = ""
@@ -42,36 +52,57 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Result:
-    """One model on one task."""
+    """The figures of one model on one task.
 
-    model: str  # the name shown
+    Args:
+        model: Name of the model, as shown.
+        family: Its system, such as "tracformer".
+        mode: The mode in which it answered.
+        task: Name of the task.
+        options: All options of the task; paths are cut to their last names.
+        rows: The figures.
+        details: Sums of each sequence, histograms, fills: what reports and paired differences need.
+        manifest: What identifies the result and how it was made; see `provenance.py`.
+
+    Example:
+        >>> row = ResultRow("perplexity", {"ratio": 0.5}, 12.5, kind="exact")
+        >>> result = Result("ours", "tracformer", "car", "ratios", {}, (row,))
+        >>> result.find("perplexity", ratio=0.5).value
+        12.5
+    """
+
+    model: str
     family: str
     mode: str
     task: str
-    options: Mapping[str, Any]  # the task's options in full; a folder by its last name alone
+    options: Mapping[str, Any]
     rows: tuple[ResultRow, ...]
-    # per-sequence sums, histograms, fills: what a report needs to go deeper
     details: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def find(self, metric: str, **setting: Any) -> ResultRow:
-        """The one row of this metric whose setting has these values."""
+        """Return the only row of this metric whose setting has these values.
+
+        Raises:
+            ValueError: No row or several rows match.
+        """
         found = [
-            r
-            for r in self.rows
-            if r.metric == metric
-            and all(r.setting.get(key) == value for key, value in setting.items())
+            row
+            for row in self.rows
+            if row.metric == metric
+            and all(row.setting.get(key) == value for key, value in setting.items())
         ]
         if len(found) != 1:
             raise ValueError(
                 f"{len(found)} rows of task {self.task!r} have metric {metric!r} and {setting}; "
-                "exactly one was asked for"
+                "name a setting that exactly one row has"
             )
         return found[0]
 
     def question(self, without: Sequence[str] = ()) -> str:
-        """What was asked, as a key: the same for a result that was read from its file and one just
-        made. How many draws an estimate was made from is no part of it.
+        """Return a key of the task and its options, without `draws` and the options `without`.
+
+        Results that answer the same question have the same key, whether read from a file or new.
         """
         options = {
             key: value for key, value in self.options.items() if key not in ("draws", *without)
@@ -80,14 +111,16 @@ class Result:
 
     @property
     def schemas(self) -> dict[str, int]:
-        """Of family and task, under which the figures were made; 1 of results that do not say."""
+        """Schema numbers of family and task; 1 where the manifest has none."""
         return {"family": 1, "task": 1, **self.manifest.get("schemas", {})}
 
     @property
     def file_name(self) -> str:
+        """Name of the result's file."""
         return file_name(self.model, self.mode, self.task, self.options, self.manifest)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result in the types of JSON."""
         values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
         return plain(
             {
@@ -100,10 +133,11 @@ class Result:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return a result from what `to_dict` made; ValueError for other formats or versions."""
         if document.get("format") != FORMAT or document.get("version") != VERSION:
             raise ValueError(
-                f"format {document.get('format')!r}, version {document.get('version')!r}; this "
-                f"program reads {FORMAT!r}, version {VERSION}"
+                f"it has format {document.get('format')!r}, version {document.get('version')!r}; "
+                f"this program reads {FORMAT!r}, version {VERSION}"
             )
         values = {key: value for key, value in document.items() if key not in ("format", "version")}
         return cls(
@@ -111,7 +145,7 @@ class Result:
         )
 
     def save(self, folder: str | PathLike[str]) -> Path:
-        """Write the result under its own name, whole or not at all."""
+        """Write the result atomically to a folder, under its own name; return the path."""
         path = Path(folder) / self.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(
@@ -121,17 +155,25 @@ class Result:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
+        """Read a result from its file; ValueError if it holds something else."""
         try:
             return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not a result that can be read: {error}; "
-                "if an evaluation wrote it, delete it, and the same command writes it again"
+                f"{path} is not a readable result: {error}; if an evaluation wrote it, delete it "
+                "and run the same command again"
             ) from error
 
 
 def read_results(*places: str | PathLike[str]) -> list[Result]:
-    """The results in files, and anywhere in folders; other JSON files are passed over."""
+    """Return the results in files and, at any depth, in folders.
+
+    Other JSON files in folders are skipped.
+
+    Raises:
+        FileNotFoundError: A place does not exist.
+        ValueError: A file is not a readable result.
+    """
     results = []
     for place in map(Path, places):
         if not place.exists():
@@ -159,28 +201,26 @@ def file_name(
     `hashes`, `schemas` and `dtype`. Results of older versions have no `schemas`, but a hash of the
     source among their `hashes`.
     """
-    asked = {
+    identity = {
         "options": options,
         "hashes": manifest.get("hashes", {}),
         "dtype": manifest.get("dtype"),
     }
     if "schemas" in manifest:
-        asked["schemas"] = manifest["schemas"]
+        identity["schemas"] = manifest["schemas"]
     words = (re.sub(r"[^\w.+]+", "_", word).strip("._") for word in (model, mode, task))
-    return f"{'-'.join(words)}-{digest(asked)[:12]}.json"
+    return f"{'-'.join(words)}-{digest(identity)[:12]}.json"
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of a value's canonical JSON."""
+    """Return the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(
         json.dumps(plain(value), sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's own types; numbers that JSON lacks as the strings "inf",
-    "-inf" and "nan".
-    """
+    """Return a value in the types of JSON; "inf", "-inf" and "nan" stand for such numbers."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, np.ndarray):
@@ -205,5 +245,5 @@ def _is_result(path: Path) -> bool:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        return True  # let `load` complain by name
+        return True  # `load` raises an error that names the file
     return isinstance(document, dict) and document.get("format") == FORMAT

@@ -1,5 +1,7 @@
-"""Several models on several tasks into a folder of results; what is there already is
-not done again.
+"""Run models on tasks, and keep the results in a folder.
+
+`evaluate` runs them, reusing results that the folder has; `load_subjects` loads models that are
+written as [NAME=]FOLDER[@MODE].
 """
 
 import contextlib
@@ -16,11 +18,11 @@ from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.distributed import Ranks
 from tracformer.evaluation.result_files import Result, file_name
-from tracformer.evaluation.task import ALONE, Progress, Silent, Subject, Task
+from tracformer.evaluation.task import ONE_RANK, Progress, Subject, Task
 from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
 from tracformer.model.fast_step import check_kind
 
-PARTIAL = ".partial"  # in the folder of results: what an unfinished task has so far
+PARTIAL = ".partial"  # folder inside that of the results, for blocks of unfinished tasks
 
 
 def evaluate(
@@ -29,12 +31,23 @@ def evaluate(
     out: str | PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Result]:
-    """Each subject's result on each task, as they are finished, and written to `out`. Modes are
-    checked before any work.
+    """Yield the result of each model on each task, as they finish.
 
-    A result in `out` of the same model name, mode, options, data, contexts, weights, tokeniser,
-    schemas and dtype is read instead, unless the task measures the machine. A task that was
-    interrupted goes on from its last finished block.
+    Args:
+        subjects: Models.
+        tasks: Tasks.
+        out: Folder for the results. A result that it has already is read instead of computed again,
+            if model name, mode, options, data, contexts, weights, tokenizer, schemas and dtype are
+            the same and the task does not measure the machine. An interrupted task continues after
+            its last finished block. None: keep nothing.
+        progress: Progress bars; None: none.
+
+    Raises:
+        ValueError: A task does not work for a model; checked before any work.
+
+    Example:
+        >>> tasks = [make_task("ratios", {"data": "held-out.txt"})]  # doctest: +SKIP
+        >>> results = list(evaluate(load_subjects(["runs/a"]), tasks, "results"))  # doctest: +SKIP
     """
     for task in tasks:
         for subject in subjects:
@@ -43,13 +56,14 @@ def evaluate(
         for subject in subjects:
             yield _evaluated(
                 subject,
-                task.asked_of(subject),
+                task.canonical(subject),
                 None if out is None else Path(out),
-                progress or Silent(),
+                progress or Progress(),
             )
 
 
 def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progress) -> Result:
+    """Return a result from the folder, or run the task and save it there."""
     if out is None:
         return task.run(subject, progress)
     name = file_name(subject.name, subject.mode, task.name, task.options, task.manifest(subject))
@@ -60,7 +74,7 @@ def _evaluated(subject: Subject, task: Task, out: Path | None, progress: Progres
     if subject.ranks.first:
         result.save(out)
         shutil.rmtree(scratch, ignore_errors=True)
-        # not empty: another task, or another process, is under way
+        # fails if another task or process keeps blocks there
         with contextlib.suppress(OSError):
             (out / PARTIAL).rmdir()
     subject.ranks.barrier()
@@ -75,14 +89,23 @@ def load_subjects(
     dtype: torch.dtype = torch.float32,
     weights: Sequence[str] = ("float32",),
     batch: int = 32,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ONE_RANK,
 ) -> list[Subject]:
-    """Models written as [NAME=]FOLDER[@MODE]: a folder, a run or an id of the hub. The first one's
-    tokeniser cuts the windows for all.
+    """Load models for `evaluate`; the tokenizer of the first cuts the text windows for all.
 
-    Without @MODE a model answers in the first of `modes` that it has, or if none is named in the
-    first of car, ac, ar that it has. Each stands there once for each kind of `weights` (see
-    `model.fast_step`), under its name and the kind.
+    Args:
+        models: Models as [NAME=]FOLDER[@MODE], FOLDER being a folder, a run or an id of the hub.
+        modes: For models without @MODE: the first of these modes that the model has is used. If
+            empty, the first of car, ac, ar that it has.
+        device: Device of the models.
+        dtype: Type of the weights and of the computation.
+        weights: Kinds of rounded weights (see `model.fast_step`). Each model is loaded once for
+            each kind, which becomes part of its name.
+        batch: Sequences at once.
+        ranks: Processes that share the work.
+
+    Raises:
+        ValueError: Two models have the same name and mode, or a model lacks the mode.
     """
     for kind in weights:
         check_kind(kind)
@@ -107,15 +130,15 @@ def load_subjects(
         )
         if any((other.name, other.mode) == (subject.name, subject.mode) for other in subjects):
             raise ValueError(
-                f"two models are called {name!r} in mode {subject.mode}; name them apart: "
-                "NAME=FOLDER"
+                f"two models are called {name!r} in mode {subject.mode}; give them different "
+                "names by NAME=FOLDER"
             )
         subjects.append(subject)
     return subjects
 
 
 def parse_model(text: str) -> tuple[str, str, str | None]:
-    """Name, place and mode of [NAME=]FOLDER[@MODE]; the name is the folder's unless it is given."""
+    """Return name, place and mode of [NAME=]FOLDER[@MODE]; the name defaults to the folder's."""
     name, equals, place = text.partition("=")
     if not equals or any(
         Path(folder).exists() for folder in (text, text.rpartition("@")[0]) if folder
@@ -128,11 +151,16 @@ def parse_model(text: str) -> tuple[str, str, str | None]:
         raise ValueError(f"{text!r} names no model; write FOLDER, NAME=FOLDER or NAME=FOLDER@MODE")
     folder = Path(place)
     if not name and folder.name in loading.PLACES:
-        folder = folder.parent  # a run's own folder says more than `best` or `model`
+        folder = folder.parent  # name a run by its folder, not by `best` or `model` in it
     return name or folder.resolve().name or place, place, mode
 
 
 def choose_mode(model: ConditionalModel, modes: Sequence[str], name: str) -> str:
+    """Return the first of `modes` that a model has, or its preferred mode if `modes` is empty.
+
+    Raises:
+        ValueError: The model has none of them; the message begins with `name`.
+    """
     trained = model.config.modes
     if not modes:
         return preferred_mode(model.config)
@@ -142,4 +170,4 @@ def choose_mode(model: ConditionalModel, modes: Sequence[str], name: str) -> str
         check_mode(model.config, modes[0])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    raise AssertionError("a mode that was trained is always found")
+    raise AssertionError("unreachable: check_mode raises for modes that were not trained")

@@ -1,7 +1,7 @@
-"""Generation speed and memory: how many targets of a hole pattern a model fills in a second.
+"""The task `speed`: tokens that a model fills per second, and the memory that it takes.
 
-The figures belong to one machine at one hour: read the ratio of two models that were measured one
-after the other.
+The figures depend on the machine and its load: compare models that were measured one after the
+other.
 """
 
 import statistics
@@ -22,6 +22,7 @@ from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral
 from tracformer.model.batch import Batch
+from tracformer.options import option
 
 NOTE = "of this machine: compare models measured one after the other"
 MEBIBYTE = 2**20
@@ -29,30 +30,29 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Speed(Task):
-    """Rows: `tokens_per_second`, the median of the rounds; `peak_memory_mib`, the most that the
-    process (on a GPU, its allocator) held while it filled, weights included.
+    """Filled tokens per second (median of the rounds), and peak memory in MiB.
+
+    Memory is what the process, or on a GPU its allocator, holds at most while it fills, weights
+    included.
     """
 
     name = "speed"
     lasting = False
 
-    length: int = 128
-    sequences: int = 4  # filled together
-    holes: str = "[0.25,0.75]"  # the targets, as a context strategy
-    rounds: int = 5  # after one that is not counted
-    cached: bool = True  # False: whole passes, even where the model has a cache
-    steps: int | None = None  # of a diffusion model's reverse process; None: its own number
-    seed: int = 0
+    length: int = option(128, "tokens of each sequence", low=1)
+    sequences: int = option(4, "sequences that are filled together", low=1)
+    holes: str = option("[0.25,0.75]", "the targets, as a context strategy")
+    rounds: int = option(5, "rounds, after one that is not counted", low=1)
+    cached: bool = option(True, "use the model's cache if it has one")
+    steps: int | None = option(None, "steps of a diffusion model; none: its own number")
+    seed: int = option(0, "random seed")
 
     def __post_init__(self) -> None:
-        parse(self.holes)
-        if min(self.length, self.sequences, self.rounds) < 1:
-            raise ValueError(
-                f"length is {self.length}, sequences {self.sequences} and rounds {self.rounds}; "
-                "each must be at least 1"
-            )
+        super().__post_init__()
+        parse(self.holes)  # raises for an unknown strategy
 
     def check(self, subject: Subject) -> None:
+        """Raise ValueError if the model does not take sequences of this length."""
         super().check(subject)
         if self.length > subject.model.config.max_length:
             raise ValueError(
@@ -61,13 +61,14 @@ class Speed(Task):
             )
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
+        """Return hashes of the tokens and contexts."""
         return {
             "data": array_hash([self._tokens(subject)]),
             "contexts": array_hash([self._context()]),
         }
 
     def run(self, subject: Subject, progress: Progress) -> Result:
-        """One rank measures; the others wait, so as not to disturb it."""
+        """Return speed and memory; one rank measures while the others wait."""
         self.check(subject)
         progress.start(f"{subject.name} {subject.mode}: {self.name}", self.rounds + 1)
         seconds, peak = (
@@ -96,7 +97,7 @@ class Speed(Task):
         )
 
     def _measure(self, subject: Subject, progress: Progress) -> tuple[list[float], float]:
-        """Seconds of each round, and the peak of memory in bytes."""
+        """Return the seconds of each round, and the peak of memory in bytes."""
         tokens, context = (
             torch.from_numpy(each).to(subject.device)
             for each in (self._tokens(subject), self._context())
@@ -126,10 +127,10 @@ class Speed(Task):
 
 
 def watch_memory(device: torch.device) -> Callable[[], float]:
-    """From now on; calling what is returned says the most bytes held since.
+    """Return a function that returns the peak of memory since now, in bytes.
 
-    On the CPU, the process's resident memory. Linux starts the count anew; elsewhere the peak of
-    the whole life of the process must do.
+    On the CPU it is the resident memory of the process. Only Linux can reset it; elsewhere the
+    function returns the peak since the process started.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

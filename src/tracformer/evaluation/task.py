@@ -1,153 +1,197 @@
-"""What a model can be asked: tasks by name, their options, and the subject they are put to.
+"""Tasks by name, their options, and the models that they are run on.
 
-A task is a frozen dataclass whose fields are its options, so that `ratios:mean=10,sequences=100`,
-an entry of a YAML file and a call from Python all say the same. A new task is one class and one
-line in `_tasks`, or a call of `register_task` from outside.
+- `Subject`: a model in one mode, with what a task needs to query it.
+- `Task`: base class of all tasks. A task is a frozen dataclass whose fields are its options, so
+  that `ratios:mean=10,sequences=100` on the command line, an entry of a YAML file and
+  `make_task("ratios", {"mean": 10})` mean the same.
+- `register_task`: adds a task. A new task here is one class and one line in `_tasks`.
+- `Progress`: progress bars of tasks.
 """
 
 import dataclasses
 import importlib
 import re
-import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.distributed import Ranks
-from tracformer.evaluation import provenance as manifest
+from tracformer.evaluation import provenance
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.model.base import ConditionalModel, check_mode
+from tracformer.options import check_options, convert, did_you_mean
+from tracformer.progress import ProgressBar
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
+ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in one mode, and what a task needs to put questions to it."""
+    """A model in one mode, and what a task needs to query it.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer; None for models of bare symbols.
+        name: Name of the model in results.
+        mode: Mode in which it answers.
+        batch: Sequences at once; affects speed and memory, never the figures.
+        ranks: Processes that share the work; all of them end with the same result.
+        reference: Tokenizer that cuts the text windows, the same for all models that are compared.
+            None stands for the model's own.
+        scratch: Folder in which a task may keep finished blocks, to resume from.
+    """
 
     model: ConditionalModel
-    tokenizer: Tokenizer | None  # None for models of bare symbols
+    tokenizer: Tokenizer | None
     name: str
     mode: str
-    batch: int = 32  # sequences at once: a matter of speed and memory, never of numbers
-    ranks: Ranks = ALONE  # each rank does its share, and all of them end with the same result
-    # whose windows of text are read; None: its own. The same for all models that are compared
+    batch: int = 32
+    ranks: Ranks = ONE_RANK
     reference: Tokenizer | None = None
-    # a folder in which a task may keep what it has so far, to resume from
     scratch: Path | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.model.config, self.mode)
         if self.batch < 1:
-            raise ValueError(f"batch is {self.batch}; at least one sequence must be asked at once")
+            raise ValueError(f"batch is {self.batch}; it must be at least 1")
 
     @property
     def device(self) -> torch.device:
+        """Device of the model's weights."""
         return self.model.head.device
 
     @property
     def family(self) -> str:
+        """Name of the model's system, such as "tracformer"."""
         return self.model.config.model_type
 
     @property
     def kind(self) -> str:
-        """exact, marginal or bound."""
+        """Kind of the model's answers in this mode: exact, marginal or bound."""
         return self.model.answers[self.mode]
 
     @property
     def note(self) -> str:
-        """What the mode cannot do, to be shown wherever its figures are."""
+        """The limitation of the mode, shown beside its figures; empty if there is none."""
         limit = self.model.limits.get(self.mode)
         return f"mode {self.mode} {limit}" if limit else ""
 
     @cached_property
     def weights(self) -> str:
-        return manifest.weights_hash(self.model)
+        """Hash of the model's configuration and weights."""
+        return provenance.weights_hash(self.model)
 
 
-class Progress(Protocol):
-    """Told of the work as it is done; `total` and `done` count whatever the task counts."""
+class Progress:
+    """Progress of one task after another, as bars on standard error.
 
-    def start(self, what: str, total: int) -> None: ...
+    A task calls `start` and `step`; whatever runs tasks calls `finish` after each.
 
-    def step(self, done: int = 1) -> None: ...
+    Args:
+        tasks: Number of tasks; with more than one, bars show "[2/5]".
+        enabled: False draws nothing.
+    """
 
+    finished = 0
+    _bar: ProgressBar | None = None
 
-class Silent:
-    """Progress that nobody watches."""
+    def __init__(self, tasks: int = 1, enabled: bool = False) -> None:
+        self.tasks, self.enabled = tasks, enabled
 
     def start(self, what: str, total: int) -> None:
-        return
+        """Begin a new bar of `total` steps."""
+        self.close()
+        place = f"[{self.finished + 1}/{self.tasks}] " if self.tasks > 1 else ""
+        self._bar = ProgressBar(f"{place}{what}", total, enabled=self.enabled)
 
     def step(self, done: int = 1) -> None:
-        return
+        """Advance the bar."""
+        if self._bar is not None:
+            self._bar.update(done)
+
+    def finish(self) -> None:
+        """Count a task as done."""
+        self.close()
+        self.finished += 1
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Subclasses are frozen dataclasses; their fields, all with defaults, are the options."""
+    """Base class of tasks. Subclasses are frozen dataclasses; their fields are the options.
+
+    Every option has a default and is made by `tracformer.options.option`.
+    """
 
     name: ClassVar[str]
-    modes: ClassVar[tuple[str, ...] | None] = None  # that it can ask in; None: any
-    # raised when figures of the same model change; results are made again
+    modes: ClassVar[tuple[str, ...] | None] = None  # modes that it works in; None: all
+    # Raised by hand when figures of the same model change: results are then made again.
     schema: ClassVar[int] = 1
-    # Options that older results lack, with the value that they had there: at it `options` omits
-    # them.
+    # Options that older results lack, with the value that they had there. `options` omits them at
+    # this value, so that older results stay valid.
     later_options: ClassVar[Mapping[str, Any]] = {}
-    # does a finished result answer the same question again? False: it belongs to the hour it was
-    # made
+    # Whether a stored result may be reused. False for measurements of the machine.
     lasting: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Every option with its value, without anything of this machine: a path by
-        its last name alone.
-        """
+        """Every option with its value; an existing path is cut to its last name."""
         values = dataclasses.asdict(self)
         for key, implied in self.later_options.items():
             if values[key] == implied:
                 del values[key]
-        return {key: _nameless(value) for key, value in values.items()}
+        return {key: _last_name(value) for key, value in values.items()}
 
     def inputs(self, subject: Subject) -> Mapping[str, str]:
-        """Hashes of what the model will be shown, by name ("data", "contexts", ...), known before
-        the task runs.
+        """Return hashes of what the model will be shown, by name ("data", "contexts", ...).
+
+        They are part of a result's identity and known before the task runs.
         """
         return {}
 
     @abstractmethod
-    def run(self, subject: Subject, progress: Progress) -> Result: ...
+    def run(self, subject: Subject, progress: Progress) -> Result:
+        """Return the result of the task for a model."""
 
-    def asked_of(self, subject: Subject) -> "Task":
-        """The task without those of its options that change nothing for this subject, so that its
-        answer is found under any of them.
+    def canonical(self, subject: Subject) -> "Task":
+        """Return the task with every option that has no effect on this model at its default.
+
+        A stored result is then found whatever the value of such an option.
         """
         return self
 
     def check(self, subject: Subject) -> None:
-        """A mode that the task cannot ask in is an error, before any work."""
+        """Raise ValueError if the task cannot be run on this model in this mode."""
         if self.modes is not None and subject.mode not in self.modes:
             raise ValueError(
-                f"task {self.name!r} asks in mode {' or '.join(self.modes)}, and {subject.name} is "
-                f"to answer in mode {subject.mode!r}; "
-                f"it was trained for: {', '.join(subject.model.config.modes)}"
+                f"task {self.name!r} works in mode {' or '.join(self.modes)}, but {subject.name} "
+                f"is to answer in mode {subject.mode!r}; it was trained for: "
+                f"{', '.join(subject.model.config.modes)}"
             )
 
     def manifest(self, subject: Subject) -> dict[str, Any]:
-        return manifest.describe(subject, self.schema, self.inputs(subject))
+        """Return what identifies a result of this task and how it is made."""
+        return provenance.describe(subject, self.schema, self.inputs(subject))
 
     def result(
         self, subject: Subject, rows: list[ResultRow], details: Mapping[str, Any] | None = None
     ) -> Result:
-        """The rows with everything that belongs beside them."""
+        """Return a result with these rows."""
         return Result(
             model=subject.name,
             family=subject.family,
@@ -160,7 +204,7 @@ class Task(ABC):
         )
 
 
-# Each name's class, as `module:class`, imported when first asked for.
+# Classes by name, as "module:class"; they are imported on first use.
 _tasks: dict[str, str | type[Task]] = {
     "ratios": "tracformer.evaluation.perplexity:Ratios",
     "ranges": "tracformer.evaluation.perplexity:FixedRanges",
@@ -177,19 +221,27 @@ _tasks: dict[str, str | type[Task]] = {
 
 
 def register_task(name: str, factory: str | type[Task]) -> None:
-    """`factory` is a subclass of `Task`, or "module:class"."""
+    """Make a task known under a name.
+
+    Args:
+        name: Name of the task.
+        factory: A subclass of `Task`, or "module:class", imported on first use.
+
+    Example:
+        >>> register_task("ratios", "tracformer.evaluation.perplexity:Ratios")
+    """
     _tasks[name] = factory
 
 
 def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks."""
     return tuple(_tasks)
 
 
 def task_class(name: str) -> type[Task]:
+    """Return the class of a task; ValueError if there is none of this name."""
     if name not in _tasks:
-        raise ValueError(
-            f"there is no task {name!r}{_nearest(name, _tasks)}; available: {', '.join(_tasks)}"
-        )
+        raise ValueError(f"unknown task {name!r}{did_you_mean(name, _tasks)}")
     factory = _tasks[name]
     if isinstance(factory, str):
         module, _, attribute = factory.partition(":")
@@ -201,28 +253,33 @@ def task_class(name: str) -> type[Task]:
 def make_task(
     name: str, options: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Task:
-    """A task with these options; `defaults` fill those that it has and nobody named, and may hold
-    others. Strings are read as written.
+    """Return a task with these options.
+
+    Args:
+        name: Name of the task.
+        options: Options by name; strings are converted to the type of the option.
+        defaults: Values for options that `options` lacks; names that the task lacks are ignored.
+
+    Raises:
+        ValueError: The task or an option is unknown, or a value is not allowed.
     """
     kind = task_class(name)
-    types_of = typing.get_type_hints(kind)
-    known = {part.name: types_of[part.name] for part in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     for key in options:
         if key not in known:
-            raise ValueError(
-                f"task {name!r} has no option {key!r}{_nearest(key, known)}; it has: "
-                f"{', '.join(known)}"
-            )
-    wanted = {**{key: value for key, value in (defaults or {}).items() if key in known}, **options}
+            raise ValueError(f"task {name!r} has no option {key!r}{did_you_mean(key, known)}")
+    values = {**{key: value for key, value in (defaults or {}).items() if key in known}, **options}
     try:
-        return kind(**{key: _read(key, value, known[key]) for key, value in wanted.items()})
+        return kind(**{key: _convert(value, known[key], key) for key, value in values.items()})
     except ValueError as error:
         raise ValueError(f"task {name!r}: {error}") from error
 
 
 def parse_task(text: str, defaults: Mapping[str, Any] | None = None) -> Task:
-    """`NAME` or `NAME:KEY=VALUE,KEY=VALUE`. A list is written with slashes, `ratios=0.1/0.5`; a
-    comma inside brackets separates nothing.
+    """Return the task written as `NAME` or `NAME:KEY=VALUE,KEY=VALUE`.
+
+    A list is written with slashes, `ratios=0.1/0.5`; a comma inside brackets separates nothing.
 
     >>> parse_task("ratios:mean=10,ratios=0.1/0.5").options["ratios"]
     (0.1, 0.5)
@@ -242,50 +299,15 @@ def parse_task(text: str, defaults: Mapping[str, Any] | None = None) -> Task:
     return make_task(name, options, defaults)
 
 
-def _read(key: str, value: Any, kind: Any) -> Any:
-    """A value as its field's type wants it: int, float, bool, str, a tuple of these, or None where
-    that is allowed.
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    return convert(str(value) if isinstance(value, Path) else value, hint, key)
+
+
+def _last_name(value: Any) -> Any:
+    """Return the last name of an existing path, other values as they are.
+
+    Results must not depend on where data lies on a machine.
     """
-    if isinstance(kind, types.UnionType):
-        inner = [each for each in typing.get_args(kind) if each is not types.NoneType]
-        if value is None or value == "none":
-            return None
-        return _read(key, value, inner[0])
-    if typing.get_origin(kind) is tuple:
-        items = (
-            value.split("/")
-            if isinstance(value, str)
-            else value
-            if isinstance(value, list | tuple)
-            else [value]
-        )
-        return tuple(_read(key, item, typing.get_args(kind)[0]) for item in items)
-    if kind is bool:
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in words:
-            raise ValueError(f"{key} is {value!r}; it must be true or false")
-        return words[str(value).lower()]
-    if kind in (int, float):
-        try:
-            if isinstance(value, bool) or (
-                kind is int and isinstance(value, float) and not value.is_integer()
-            ):
-                raise ValueError
-            return kind(value)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"{key} is {value!r}; it must be {'an integer' if kind is int else 'a number'}"
-            ) from None
-    return str(value) if isinstance(value, Path) else value
-
-
-def _nameless(value: Any) -> Any:
-    """A path that exists here is somebody's own business: its last name is enough."""
     if isinstance(value, str) and ("/" in value or "\\" in value) and Path(value).exists():
         return Path(value).name
     return value
-
-
-def _nearest(word: str, known: Mapping[str, Any]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

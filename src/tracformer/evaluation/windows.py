@@ -1,9 +1,11 @@
-"""The sequences that every model is shown: windows of one text, the same for all of them.
+"""Windows of text: the sequences that all compared models read.
 
-Windows are cut by the tokeniser of the first model (`Subject.reference`). A model with another
-tokeniser reads the same text in its own tokens, and is asked for the same stretches of it: a token
-is a target where it overlaps one. Perplexities then count different things, and bits per byte
-compare.
+Windows are cut by the tokenizer of the first model (`Subject.reference`). A model with another
+tokenizer reads the same text in its own tokens and predicts the same stretches of it: a token is a
+target if it overlaps one. Perplexities per token are then not comparable, bits per byte are.
+
+`Windows` are the windows in the reference's tokens, `Sequences` what one model reads, and
+`TextTask` is the base class of tasks on text.
 """
 
 from collections.abc import Iterator
@@ -31,10 +33,10 @@ from tracformer.data.sources import with_gaps_of
 from tracformer.data.tokenizer import AlphabetError
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.task import Subject, Task
+from tracformer.evaluation.text_options import TextOptions
 from tracformer.generation.token_text import spelled_bytes
 
-ROWS = ("packed", "documents")
-READ_BYTES = 2**26  # of raw text: windows come from the first 64 MB of it
+READ_BYTES = 2**26  # windows come from the first 64 MB of raw text
 ENCODE_AT_ONCE = 512  # documents
 END = b"\xff"  # stands for an end of text among bytes: UTF-8 never uses it
 
@@ -44,19 +46,20 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Equal windows of a text in one tokeniser's ids."""
+    """Windows of equal length, in the ids of the tokenizer that cut them."""
 
     tokens: Integers  # (N, T)
     tokenizer: Tokenizer
 
     @cached_property
     def hash(self) -> str:
+        """Hash of the tokens."""
         return array_hash([self.tokens])
 
     def contexts(self, strategy: Strategy, seed: int, count_eos: bool = False) -> Flags:
-        """(N, T) bool, True where given; an end of text always, unless `count_eos`.
+        """Return contexts (N, T), True where given; sequence i draws from (seed, i).
 
-        Sequence i draws from (seed, i).
+        An end of text is always given, unless `count_eos`.
         """
         N, T = self.tokens.shape
         given = draw_contexts(strategy, np.full(N, T), seed, np.arange(N))
@@ -64,14 +67,13 @@ class Windows:
 
     @cached_property
     def spelled(self) -> list[list[bytes]]:
-        """Each token's bytes; an end of text is `END`."""
+        """The bytes of each token; an end of text is `END`."""
         table = spelled_bytes(self.tokenizer)
         if table is None:
             raise ValueError(
-                f"the tokeniser {self.tokenizer!r} does not spell its tokens byte by byte, so that "
-                "another tokeniser cannot be asked for "
-                "the same stretches of text; compare models of one tokeniser, or put another model "
-                "first"
+                f"the tokenizer {self.tokenizer!r} does not map its tokens to bytes, so models "
+                "with other tokenizers cannot read the same stretches of text; compare models of "
+                "one tokenizer, or name another model first"
             )
         table = [*table[: self.tokenizer.eot_id], END, *table[self.tokenizer.eot_id + 1 :]]
         return [[table[i] for i in row] for row in self.tokens.tolist()]
@@ -79,17 +81,22 @@ class Windows:
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """What one model reads: windows in its own tokens, padded on the right where
-    they differ in length.
+    """Windows in one model's own tokens, padded on the right where they differ in length.
+
+    Args:
+        tokens: (N, T) ids.
+        lengths: (N,) numbers of tokens without padding.
+        sizes: (N, T) number of bytes of each token; None if the tokenizer does not tell.
+        windows: The windows as the reference cut them.
+        starts: (N, T) first byte of the window that each token covers; None if the model's
+            tokenizer is the reference.
+        stops: (N, T) end of these bytes.
     """
 
-    tokens: Integers  # (N, T)
-    lengths: Integers  # (N,)
-    # (N, T) bytes of text that each token stands for; None where the tokeniser does not say
+    tokens: Integers
+    lengths: Integers
     sizes: Integers | None
-    eot_id: int
     windows: Windows
-    # (N, T), where the tokeniser is not the windows': which bytes of the window each token covers
     starts: Integers | None = None
     stops: Integers | None = None
 
@@ -98,77 +105,52 @@ class Sequences:
 
     @property
     def hash(self) -> str:
-        """Of the windows: equal for all models that are compared."""
+        """Hash of the windows, equal for all models that are compared."""
         return self.windows.hash
 
     def contexts(self, strategy: Strategy, seed: int, count_eos: bool = False) -> Flags:
-        """(N, T) bool, True where given, padding too: the windows' contexts, a token being a target
-        where it overlaps one of theirs.
+        """Return contexts (N, T), True where given and in padding.
+
+        A token is a target if it overlaps a target of the windows' contexts.
         """
         given = self.windows.contexts(strategy, seed, count_eos)
         if self.starts is None or self.stops is None:
             return given
         own = np.ones(self.tokens.shape, np.bool_)
         for row, (known, spelled) in enumerate(zip(given, self.windows.spelled, strict=True)):
-            open_bytes = np.repeat(~known, [len(token) for token in spelled])
-            before = np.concatenate(([0], np.cumsum(open_bytes)))  # target bytes before each byte
+            targets = np.repeat(~known, [len(token) for token in spelled])  # by byte
+            before = np.concatenate(([0], np.cumsum(targets)))  # target bytes before each byte
             n = self.lengths[row]
             own[row, :n] = before[self.stops[row, :n]] == before[self.starts[row, :n]]
         return own
 
 
 @dataclass(frozen=True)
-class TextTask(Task):
-    """A task on windows of a text."""
-
-    # a folder of `tracformer prepare`, text files, a data set of the paper by name, or
-    # hf:OWNER/NAME
-    data: str = ""
-    split: str = "validation"  # of a prepared folder or named data set; files are read whole
-    length: int = 128  # tokens of a window
-    sequences: int = 1000  # windows, spread evenly over the text; 0: all there are
-    # documents run on, an end of text between them; "documents": each window is the beginning of a
-    # document
-    rows: str = "packed"
-    documents: str = "separator"  # text files: what ends a document, as in `tracformer prepare`
-    detokenize: str | None = None  # undo the tokenisation of wikitext, ptb, lambada or 1bw
-    seed: int = 0  # of contexts and noise
-    count_eos: bool = False  # is an end of text a token to predict? False: it is always given
-
-    def __post_init__(self) -> None:
-        if self.rows not in ROWS:
-            raise ValueError(f"rows is {self.rows!r}; allowed: {', '.join(ROWS)}")
-        if self.length < 1 or self.sequences < 0:
-            raise ValueError(
-                f"length is {self.length} and sequences {self.sequences}; a window has at least 1 "
-                "token, and 0 means all windows"
-            )
+class TextTask(Task, TextOptions):
+    """Base class of tasks on windows of a text."""
 
     def read(self, subject: Subject) -> Sequences:
-        """The windows as this model reads them."""
+        """Return the windows as this model reads them."""
         own = subject.tokenizer
         if own is None:
-            raise ValueError(f"task {self.name!r} reads text, and {subject.name} has no tokeniser")
+            raise ValueError(f"task {self.name!r} reads text, but {subject.name} has no tokenizer")
         reference = subject.reference or own
         place = (self.data, self.split, self.documents, self.detokenize)
         try:
             windows = _windows(place, self.length, self.sequences, self.rows, reference)
             read = _as_read(windows, own)
         except AlphabetError as error:
-            raise ValueError(
-                f"{subject.name} cannot be asked about {self.data}: {error}"
-            ) from error
+            raise ValueError(f"{subject.name} cannot read {self.data}: {error}") from error
         longest = subject.model.config.max_length
         if read.tokens.shape[1] > longest:
             raise ValueError(
-                f"windows of {self.length} tokens take up to {read.tokens.shape[1]} in "
-                f"{subject.name}, which takes at most {longest}; "
-                f"ask for a smaller length"
+                f"windows of {self.length} tokens have up to {read.tokens.shape[1]} tokens in "
+                f"{subject.name}, which takes at most {longest}; choose a smaller length"
             )
         return read
 
     def data_facts(self, subject: Subject) -> dict[str, Any]:
-        """What a manifest says about the data in words."""
+        """Return what the manifest tells about the data."""
         read = self.read(subject)
         shared = read.starts is None
         return {
@@ -176,11 +158,12 @@ class TextTask(Task):
             "sequences": len(read),
             "windows": "its own tokens"
             if shared
-            else "text windows of the first model's tokeniser, read in its own tokens",
+            else "text windows of the first model's tokenizer, read in its own tokens",
             "windows_tokenizer": read.windows.tokenizer.fingerprint,
         }
 
     def manifest(self, subject: Subject) -> dict[str, Any]:
+        """Return what identifies a result of this task and how it is made."""
         return {**super().manifest(subject), "data": self.data_facts(subject)}
 
 
@@ -202,13 +185,13 @@ def _windows(
         have = f"the longest document of {place[0]} has {sizes.max()} tokens"
     if len(first) == 0:
         raise ValueError(
-            f"{have}, and windows of {length} are asked for; give more text, or a smaller length"
+            f"{have}, fewer than a window of {length}; give more text or choose a smaller length"
         )
     wanted = sequences or len(first)
     if wanted > len(first):
         raise ValueError(
-            f"{place[0]} holds {len(first)} windows of {length} tokens, and {wanted} are asked "
-            "for; 0 asks for all there are"
+            f"sequences is {wanted}, but {place[0]} holds only {len(first)} windows of {length} "
+            "tokens; 0 takes all"
         )
     chosen = first[np.arange(wanted) * len(first) // wanted]
     return Windows(
@@ -219,9 +202,7 @@ def _windows(
 def _stream(
     place: tuple[str, str, str, str | None], tokenizer: Tokenizer
 ) -> tuple[Tokens, Integers]:
-    """All tokens, an end of text behind each document, and where documents start and
-    the last one stops.
-    """
+    """Return all tokens, each document followed by an end of text, and the documents' edges."""
     data, split, division, detokenize = place
     folder = _prepared(data)
     if folder is None:
@@ -238,11 +219,10 @@ def _stream(
 
 
 def _prepared(data: str) -> Path | None:
-    """The prepared folder that `data` names: itself, or the one inside a run."""
+    """Return the prepared folder that `data` names, itself or inside a run; None if it is text."""
     if not data:
         raise ValueError(
-            "no data named; give --data FOLDER or FILE, a data set of the paper by name, or data= "
-            "in the task"
+            "no data given; name a folder, files or a data set by --data, or by data= in the task"
         )
     return next(
         (
@@ -255,15 +235,15 @@ def _prepared(data: str) -> Path | None:
 
 
 def _source(data: str, split: str, division: str, detokenize: str | None) -> DataSource:
+    """Return one split of files, of a named data set, or of a data set of the hub."""
     named = bool(named_sets(data))
     if not named and not data.startswith(HUB_PREFIX):
         try:
             return open_sources(data, documents=division, detokenize=detokenize)["train"]
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{error}. It was looked for at {Path(data).absolute()}; text files are read as "
-                "they are, and "
-                "`tracformer prepare NAME --out FOLDER` fetches a named data set"
+                f"{error}. Looked for at {Path(data).absolute()}; give text files, or fetch a "
+                "named data set by `tracformer prepare NAME --out FOLDER`"
             ) from error
     options = {"detokenize": detokenize} if detokenize else {}
     sources = open_sources(data, **options, **({} if named else {"split": split}))
@@ -273,6 +253,7 @@ def _source(data: str, split: str, division: str, detokenize: str | None) -> Dat
 
 
 def _encoded(texts: Iterator[str], tokenizer: Tokenizer) -> tuple[Tokens, Integers]:
+    """Return the tokens of texts and their edges, up to READ_BYTES of text."""
     parts: list[Integers] = []
     batch: list[str] = []
     end = np.array([tokenizer.eot_id], np.int64)
@@ -299,35 +280,32 @@ def _encoded(texts: Iterator[str], tokenizer: Tokenizer) -> tuple[Tokens, Intege
 
 @lru_cache(maxsize=16)
 def _as_read(windows: Windows, own: Tokenizer) -> Sequences:
+    """Return windows in the ids of a tokenizer."""
     table = spelled_bytes(own)
     lengths = None if table is None else np.array([len(token) for token in table], np.int64)
     if own.fingerprint == windows.tokenizer.fingerprint:
         sizes = None if lengths is None else lengths[windows.tokens]
         whole = np.full(len(windows.tokens), windows.tokens.shape[1], np.int64)
-        return Sequences(windows.tokens, whole, sizes, own.eot_id, windows)
+        return Sequences(windows.tokens, whole, sizes, windows)
     if table is None or lengths is None:
         raise ValueError(
-            f"the tokeniser {own!r} does not spell its tokens byte by byte, so that it cannot be "
-            "asked for another tokeniser's stretches "
-            "of text; compare models of one tokeniser"
+            f"the tokenizer {own!r} does not map its tokens to bytes, so it cannot read the "
+            "stretches of text of another tokenizer; compare models of one tokenizer"
         )
     rows = [_respelled(b"".join(spelled), own, lengths) for spelled in windows.spelled]
     counts = np.array([len(ids) for ids, _ in rows], np.int64)
     tokens = np.full((len(rows), counts.max()), own.eot_id, np.int64)
     starts, stops = np.zeros_like(tokens), np.zeros_like(tokens)
     for row, (ids, edges) in enumerate(rows):
-        tokens[row, : len(ids)], starts[row, : len(ids)], stops[row, : len(ids)] = (
-            ids,
-            edges[:, 0],
-            edges[:, 1],
-        )
-    return Sequences(tokens, counts, lengths[tokens], own.eot_id, windows, starts, stops)
+        n = len(ids)
+        tokens[row, :n], starts[row, :n], stops[row, :n] = ids, edges[:, 0], edges[:, 1]
+    return Sequences(tokens, counts, lengths[tokens], windows, starts, stops)
 
 
 def _respelled(window: bytes, own: Tokenizer, lengths: Integers) -> tuple[list[int], Integers]:
-    """A window's bytes in another tokeniser's ids, and (n, 2) the bytes each covers.
+    """Return the ids of a window's bytes in another tokenizer, and the bytes each covers, (n, 2).
 
-    Half a character at an edge is left out.
+    A character that is cut by the window's edge is left out.
     """
     ids: list[int] = []
     edges: list[tuple[int, int]] = []
@@ -337,18 +315,17 @@ def _respelled(window: bytes, own: Tokenizer, lengths: Integers) -> tuple[list[i
             ids.append(own.eot_id)
             edges.append((before, before + 1))
         at = before + 1
-        # the rest of a character that began before the window
+        # skip the rest of a character that began before the window
         while at < after and window[at] & 0xC0 == 0x80:
             at += 1
         segment = window[at:after].decode(errors="ignore")
-        spelt = own.encode(segment, inside=True)
-        if sum(int(lengths[i]) for i in spelt) != len(segment.encode()):
+        encoded = own.encode(segment, inside=True)
+        if sum(int(lengths[i]) for i in encoded) != len(segment.encode()):
             raise ValueError(
-                f"the tokeniser {own!r} changes text before it spells it, so that it cannot be "
-                "asked for another tokeniser's stretches of "
-                "text; compare models of one tokeniser"
+                f"the tokenizer {own!r} changes text before encoding it, so it cannot read the "
+                "stretches of text of another tokenizer; compare models of one tokenizer"
             )
-        for i in spelt:
+        for i in encoded:
             ids.append(i)
             edges.append((at, at + int(lengths[i])))
             at += int(lengths[i])

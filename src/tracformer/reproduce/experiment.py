@@ -37,8 +37,8 @@ from tracformer.data import (
 from tracformer.data.hub import HUB_PREFIX
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import reading_of, split_files
-from tracformer.evaluation.exact import PREFIX as EXACT
-from tracformer.evaluation.exact import parse_exact
+from tracformer.evaluation.exact_sources import PREFIX as EXACT
+from tracformer.evaluation.exact_sources import parse_exact
 from tracformer.evaluation.task import Task, make_task
 from tracformer.options import raw_keys, read_yaml
 from tracformer.reproduce.pilots import Pilots

@@ -1,4 +1,4 @@
-"""Which sequences are shown: the same text to every model, whatever its tokeniser."""
+"""Windows of text: every model reads the same text, whatever its tokenizer."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_a_prepared_folder_and_its_text_give_the_same(
     )
 
 
-def test_each_document_begins_a_window(data: str) -> None:
+def test_windows_are_beginnings_of_documents(data: str) -> None:
     found = read(byte_tokenizer(), data=data, length=20, sequences=2, rows="documents")
     assert [bytes(row.tolist()) for row in found.tokens] == [
         part.encode()[:20] for part in TEXT.split("<|endoftext|>")
@@ -79,43 +79,43 @@ def test_each_document_begins_a_window(data: str) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"length": 5000}, "has 2222 tokens, and windows of 5000 are asked for"),
+        ({"length": 5000}, "has 2222 tokens, fewer than a window of 5000"),
         (
             {"length": 900, "rows": "documents", "sequences": 3},
-            "holds 2 windows of 900 tokens, and 3 are asked for",
+            "sequences is 3, but .* holds only 2 windows of 900 tokens",
         ),
         (
             {"length": 1200, "rows": "documents"},
-            "the longest document of .* has 1170 tokens, and windows of 1200",
+            "the longest document of .* has 1170 tokens, fewer than a window of 1200",
         ),
         (
             {"length": 32, "sequences": 1000},
-            "holds 69 windows of 32 tokens, and 1000 are asked for; 0 asks for all",
+            "sequences is 1000, but .* holds only 69 windows of 32 tokens; 0 takes all",
         ),
         (
             {"length": 300, "sequences": 2},
-            "take up to 300 in model, which takes at most 256; ask for a smaller length",
+            "have up to 300 tokens in model, which takes at most 256; choose a smaller length",
         ),
-        ({"rows": "lines"}, "rows is 'lines'; allowed: packed, documents"),
-        ({"data": ""}, "no data named"),
+        ({"rows": "lines"}, "rows is 'lines'; it must be one of packed, documents"),
+        ({"data": ""}, "no data given"),
     ],
 )
-def test_too_little_text_is_said_plainly(
+def test_wrong_data_and_options_raise(
     data: str, options: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         read(byte_tokenizer(), **{"data": data, **options})
 
 
-def test_a_missing_data_set_is_looked_for_aloud(tmp_path: Path) -> None:
+def test_a_missing_data_set_raises(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"wikitext103.*looked for at .*nowhere.*tracformer prepare"
+        FileNotFoundError, match=r"wikitext103.*Looked for at .*nowhere.*tracformer prepare"
     ):
         read(byte_tokenizer(), data=str(tmp_path / "nowhere"))
 
 
-def test_another_tokeniser_reads_the_same_text(data: str, pieces: Tokenizer) -> None:
-    """Windows of bytes may begin and end inside a character; that half is left out."""
+def test_another_tokenizer_reads_the_same_text(data: str, pieces: Tokenizer) -> None:
+    """Windows of bytes may begin and end inside a character; such parts are left out."""
     base = read(byte_tokenizer(), data=data, length=50, sequences=0)
     other = read(pieces, byte_tokenizer(), data=data, length=50, sequences=0)
     assert other.hash == base.hash
@@ -125,7 +125,7 @@ def test_another_tokeniser_reads_the_same_text(data: str, pieces: Tokenizer) -> 
         assert text == whole.decode(errors="ignore").replace("|", "")
     assert (other.tokens == pieces.eot_id)[
         np.arange(other.tokens.shape[1]) < other.lengths[:, None]
-    ].sum() == 1  # the last end lies behind the last window
+    ].sum() == 1  # the last end is after the last window
 
 
 def test_targets_are_the_same_stretches_of_text(data: str, pieces: Tokenizer) -> None:
@@ -134,8 +134,8 @@ def test_targets_are_the_same_stretches_of_text(data: str, pieces: Tokenizer) ->
     table = spelled_bytes(pieces)
     assert table is not None
     for name in ("[0.2,0.3]&[0.5,1]", "span:p=0.5,mean=4"):
-        asked, own = base.contexts(parse(name), seed=1), other.contexts(parse(name), seed=1)
-        for row, (context, mine) in enumerate(zip(asked, own, strict=True)):
+        expected, own = base.contexts(parse(name), seed=1), other.contexts(parse(name), seed=1)
+        for row, (context, mine) in enumerate(zip(expected, own, strict=True)):
             at = 0
             window = [b"\xff" if i == 256 else bytes([i]) for i in base.tokens[row]]
             while window[at][0] & 0xC0 == 0x80:
@@ -149,7 +149,7 @@ def test_targets_are_the_same_stretches_of_text(data: str, pieces: Tokenizer) ->
         assert own[np.arange(own.shape[1]) >= other.lengths[:, None]].all()
 
 
-def test_bytes_of_tokens(pieces: Tokenizer, data: str) -> None:
+def test_sizes_are_bytes_of_tokens(pieces: Tokenizer, data: str) -> None:
     found = read(pieces, data=data, length=40, sequences=5)
     assert found.sizes is not None
     texts = [pieces.decode(row) for row in found.tokens]
@@ -171,15 +171,13 @@ def test_an_aligned_model_reads_the_gaps_of_fasta(tmp_path: Path) -> None:
     # the first model's windows have none
     shared = read(aligned, plain, data=str(path), length=5, sequences=0, rows="documents")
     assert [aligned.decode(row) for row in shared.tokens] == ["ACGTN", "ACGGT"]
-    with pytest.raises(
-        ValueError, match=r"model cannot be asked about .*'-'.*use an alphabet with gaps"
-    ):
+    with pytest.raises(ValueError, match=r"model cannot read .*'-'.*use an alphabet with gaps"):
         read(plain, aligned, data=str(path), length=7, sequences=0, rows="documents")
 
 
-def test_an_end_of_text_is_given(data: str) -> None:
+def test_an_end_of_text_is_given_unless_counted(data: str) -> None:
     found = read(byte_tokenizer(), data=data, length=32, sequences=0)
     ends = found.tokens == 256
-    assert ends.sum() == 1  # the last one lies behind the last whole window
+    assert ends.sum() == 1  # the last one is after the last whole window
     assert found.contexts(Prefix(0.0), 0)[ends].all()
     assert not found.contexts(Prefix(0.0), 0, count_eos=True).any()

@@ -1,3 +1,5 @@
+"""The task `orders`: log-likelihoods along all orders are those of the chain rule."""
+
 from pathlib import Path
 from typing import Any
 
@@ -5,33 +7,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.laws import small_law, tokenizer, write_text
-from tests.evaluation.ranks import on_ranks
+from tests.evaluation.toys import (
+    on_ranks,
+    random_mdlm,
+    small_source,
+    small_tokenizer,
+    write_prepared,
+)
 from tests.helpers import small_model
-from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.evaluation.exact import TruthModel
 from tracformer.evaluation.order_consistency import Orders, along_all_orders, order_log_prob, orders
 from tracformer.evaluation.result_files import Result
-from tracformer.evaluation.task import Silent, Subject, parse_task
+from tracformer.evaluation.task import Progress, Subject, parse_task
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("text"), 70)
-
-
-def random_mdlm() -> MDLM:
-    torch.manual_seed(0)
-    model = (
-        MDLM(MDLMConfig(vocab_size=6, max_length=16, n_layer=1, n_head=2, d_model=8, d_condition=4))
-        .double()
-        .eval()
-    )
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model
+    return write_prepared(tmp_path_factory.mktemp("text"), 70)
 
 
 def run(
@@ -39,14 +33,14 @@ def run(
 ) -> Result:
     subject = Subject(
         model,
-        tokenizer(),
+        small_tokenizer(),
         "model",
         "ac",
         batch=batch,
         **({} if ranks is None else {"ranks": ranks}),
     )
     return Orders(data=str(data), rows="documents", **{"text": "ABBA", **options}).run(
-        subject, Silent()
+        subject, Progress()
     )
 
 
@@ -57,15 +51,13 @@ def test_every_order_by_the_chain_rule_itself(build: Any) -> None:
     found = along_all_orders(Subject(model, None, "model", "ac", batch=7), tokens.numpy())
     for number, order in enumerate(orders(4)):
         expected = order_log_prob(
-            model,
-            Batch(tokens, torch.zeros_like(tokens).bool()),
-            torch.from_numpy(order),
+            model, Batch(tokens, torch.zeros_like(tokens).bool()), torch.from_numpy(order)
         ).sum(1)
         np.testing.assert_allclose(found[:, number], expected.numpy(), rtol=1e-10)
 
 
 def test_conditionals_of_one_joint_have_no_spread(data: Path) -> None:
-    result = run(TruthModel(small_law()), data, sequences=20, text="")
+    result = run(TruthModel(small_source()), data, sequences=20, text="")
     assert result.find("spread").value < 1e-12
     assert result.find("log_prob", order="forward").value == pytest.approx(
         result.find("log_prob", order="reverse").value, rel=1e-12
@@ -84,7 +76,7 @@ def test_rows_histogram_and_text(data: Path) -> None:
         (found["lowest"] <= found[way]).all() and (found[way] <= found["highest"]).all()
         for way in ("forward", "reverse")
     )
-    text = torch.tensor([tokenizer().encode("ABBA")])
+    text = torch.tensor([small_tokenizer().encode("ABBA")])
     backwards = order_log_prob(
         model, Batch(text, torch.zeros_like(text).bool()), torch.arange(4).flip(0)
     )[0]
@@ -104,21 +96,21 @@ def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
         assert [row.value for row in each.rows] == pytest.approx(once, rel=1e-10)
 
 
-def test_a_text_outside_the_alphabet_is_left_out_with_a_word(data: Path) -> None:
+def test_a_text_outside_the_alphabet_is_left_out_with_a_note(data: Path) -> None:
     result = run(small_model(vocab_size=6), data, sequences=2, text="The cat is cute")
     assert "outside the tokenizer's alphabet" in result.details["text"]["note"]
     assert not [row for row in result.rows if "text" in row.setting]
 
 
-def test_mistakes_are_told(data: Path) -> None:
-    with pytest.raises(ValueError, match="2 to 7 tokens"):
+def test_wrong_options_raise(data: Path) -> None:
+    with pytest.raises(ValueError, match=r"length is 9; it must be in \[2, 7\]"):
         parse_task("orders:length=9")
-    with pytest.raises(ValueError, match="asks in mode ac"):
-        Orders(data=str(data)).check(Subject(small_model(), tokenizer(), "model", "car"))
+    with pytest.raises(ValueError, match="works in mode ac"):
+        Orders(data=str(data)).check(Subject(small_model(), small_tokenizer(), "model", "car"))
 
 
-def test_one_answer_whatever_the_seed(data: Path) -> None:
-    subject = Subject(small_model(vocab_size=6), tokenizer(), "model", "ac")
-    assert Orders(data=str(data), seed=3, count_eos=True).asked_of(subject) == Orders(
+def test_the_seed_is_no_part_of_the_question(data: Path) -> None:
+    subject = Subject(small_model(vocab_size=6), small_tokenizer(), "model", "ac")
+    assert Orders(data=str(data), seed=3, count_eos=True).canonical(subject) == Orders(
         data=str(data)
     )

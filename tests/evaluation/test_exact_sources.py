@@ -1,6 +1,4 @@
-"""Every source against enumeration of all sequences, and its three conditionals
-against one another.
-"""
+"""Every exact source against enumeration of all sequences, and its conditionals against each other."""
 
 from itertools import pairwise, product
 
@@ -8,16 +6,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tracformer.evaluation.exact import draw_sequences, find_source, log_joint, source_names
+from tracformer.evaluation.exact_grammar import Grammar, GrammarSource
 from tracformer.evaluation.exact_sources import (
     ChainSource,
     CopySource,
-    Grammar,
-    GrammarSource,
-    Source,
+    ExactSource,
+    draw_sequences,
+    find_source,
+    log_joint,
     mixing_chain,
     picked,
     second_order_chain,
+    source_names,
 )
 
 SYMBOLS, LENGTH = 3, 5
@@ -30,13 +30,13 @@ def random_grammar(symbols: int = 2, words: int = SYMBOLS, seed: int = 0) -> Gra
     return Grammar(weights[:, words:].reshape(symbols, symbols, symbols), weights[:, :words])
 
 
-TINY: dict[str, Source] = {
-    "chain": ChainSource("chain", mixing_chain(3, SYMBOLS, 0, 0.5), LENGTH),
-    "slow": ChainSource("slow", mixing_chain(3, SYMBOLS, 1, 0.5, stay=0.9), LENGTH),
-    "second": ChainSource("second", second_order_chain(2, SYMBOLS, 2, 0.5), LENGTH),
-    "grammar": GrammarSource("grammar", random_grammar(), LENGTH),
-    "copies": CopySource("copies", SYMBOLS, LENGTH, (2,), 0.3),
-    "mixed": CopySource("mixed", SYMBOLS, LENGTH, (2, 3), 0.3),
+TINY: dict[str, ExactSource] = {
+    "chain": ChainSource("chain", LENGTH, mixing_chain(3, SYMBOLS, 0, 0.5)),
+    "slow": ChainSource("slow", LENGTH, mixing_chain(3, SYMBOLS, 1, 0.5, stay=0.9)),
+    "second": ChainSource("second", LENGTH, second_order_chain(2, SYMBOLS, 2, 0.5)),
+    "grammar": GrammarSource("grammar", LENGTH, random_grammar()),
+    "copies": CopySource("copies", LENGTH, SYMBOLS, (2,), 0.3),
+    "mixed": CopySource("mixed", LENGTH, SYMBOLS, (2, 3), 0.3),
 }
 
 
@@ -71,9 +71,7 @@ def enumerated(name: str) -> NDArray[np.float64]:
 
 
 def trees(grammar: Grammar, symbol: int, start: int, stop: int) -> NDArray[np.float64]:
-    """(243,) the weight of all trees over words start..stop-1 of each sentence, one
-    tree after the other.
-    """
+    """Return the weight of all trees over words start..stop-1 of each sentence, (243,)."""
     if stop - start == 1:
         return grammar.words[symbol, EVERY[:, start]]
     total = np.zeros(len(EVERY))
@@ -190,7 +188,7 @@ def test_conditionals_are_distributions_and_ignore_what_is_unknown(name: str) ->
     )
 
 
-def test_purposes_and_seeds_have_their_own_sequences() -> None:
+def test_purposes_and_seeds_have_different_sequences() -> None:
     source = find_source("hmm-4")
     first = draw_sequences(source, "test", 5, 0)
     assert np.array_equal(first, draw_sequences(source, "test", 5, 0))
@@ -200,8 +198,8 @@ def test_purposes_and_seeds_have_their_own_sequences() -> None:
         find_source("hmm4")
 
 
-def test_sources_of_this_version_are_the_ones_it_was_published_with() -> None:
-    """A change here is a change of what figures mean: count VERSION on."""
+def test_sources_of_a_version_do_not_change() -> None:
+    """If this fails, figures are not comparable any more: raise VERSION."""
     sums = {
         name: int(draw_sequences(find_source(name), "test", 20, 0).sum()) for name in source_names()
     }
