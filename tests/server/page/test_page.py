@@ -13,6 +13,8 @@ import tracformer
 from tests.server.helpers import running
 from tests.server.page.conftest import Open, Screen, Site, shown
 from tracformer.generation import template as blanks
+from tracformer.generation.options import ORDERS, InfillOptions, flat_options
+from tracformer.server import Limits
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -64,6 +66,25 @@ def test_a_link_restores_text_settings_and_fill(screen: Screen, screens: Open) -
         ("n", "2"),
     ):
         assert other.page.input_value(f"#{name}") == value
+
+
+def test_the_pages_settings_are_options_of_infill() -> None:
+    found = re.search(r"DEFAULTS = \{(.*?)\}", (FILES / "settings.js").read_text())
+    assert found
+    defaults = json.loads("{" + re.sub(r"(\w+):", r'"\1":', found[1]) + "}")
+    options = flat_options(InfillOptions)
+    for name, default in defaults.items():
+        assert default == (None if name == "seed" else options[name].default)
+    html = (FILES / "index.html").read_text()
+    assert set(re.findall(r'<option value="([a-z-]+)"', html)) == set(ORDERS)
+    for name in set(defaults) - {"mode", "order"}:
+        field = re.search(rf'<input [^>]*id="{name}"[^>]*>', html)
+        assert field
+        values = {key: float(value) for key, value in re.findall(r'(min|max)="([^"]+)"', field[0])}
+        bounds = options[name].info.bounds
+        assert bounds is None or all(map(bounds.allow, values.values()))
+    assert 'id="n" min="1" max="16"' in html
+    assert Limits().n == 16
 
 
 @pytest.mark.parametrize("text", [TEXT, 'don\'t [[2]] "the" \\[[ mat'])
