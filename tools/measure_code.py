@@ -34,7 +34,7 @@ LAYERS = (
     ("model",),
     ("baselines",),
     ("data",),
-    ("distributed", "loading", "generation", "training"),
+    ("distributed", "loading", "generation", "proteins", "training"),
     ("evaluation",),
     ("reproduce", "report", "bench"),
     ("server", "client", "hf"),

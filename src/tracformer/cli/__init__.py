@@ -21,6 +21,8 @@ COMMANDS = {
     "infill": ("infill", "fill the blanks of a text, with the probability of each fill"),
     "score": ("score", "log-probability of marked parts of a text, given the rest"),
     "sample": ("sample", "generate text from nothing or from a prompt"),
+    "mutants": ("proteins", "score mutants of a protein"),
+    "design": ("proteins", "redesign regions of a protein"),
     "info": ("info", "show a model's system, size, modes, tokenizer and training"),
     "models": ("info", "list the systems that can be trained and evaluated"),
     "prepare": ("prepare", "turn text, JSONL, FASTA or a hub data set into token shards"),

@@ -80,7 +80,7 @@ def read_alignment(where: str | PathLike[str]) -> Alignment:
     written = list(_stockholm_rows(path) if stockholm else _fasta_rows(path))
     texts = _unified([text for _, text in written], path)
     names = [name for name, _ in written]
-    records = [_aligned(name, text) for name, text in zip(names, texts, strict=True)]
+    records = [aligned_record(name, text) for name, text in zip(names, texts, strict=True)]
     records = [record for record in records if record.sequence]
     if not records:
         raise ValueError(f"{path} has no record with a residue")
@@ -161,7 +161,8 @@ def _unified(texts: list[str], path: Path) -> list[str]:
     )
 
 
-def _aligned(name: str, text: str) -> AlignedRecord:
+def aligned_record(name: str, text: str) -> AlignedRecord:
+    """Return the record of a row in A2M notation."""
     columns, sequence, places = [], [], []
     for letter in text:
         if letter.isupper() or letter == GAP:
