@@ -1,6 +1,5 @@
-"""`tracformer score`, `sample` and `info`: what they say is what the model says."""
+"""`tracformer score` and `tracformer sample` print what the model returns."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -9,10 +8,7 @@ import pytest
 
 from tests.cli.helpers import Caller, save_model
 from tests.generation.texts import metaspace_tokenizer
-from tests.training.helpers import small, story_data
 from tracformer import load
-from tracformer.cli import main
-from tracformer.data import char_tokenizer
 
 COLOUR = re.compile("\033\\[[0-9;]*m")
 
@@ -137,75 +133,3 @@ def test_samples_on_a_terminal(tracformer: Caller, terminal: None) -> None:
 )
 def test_samples_refused(tracformer: Caller, words: list[str], message: str) -> None:
     assert message in tracformer.refused("sample", "-m", str(tracformer.model), *words)
-
-
-def test_info_of_a_model(tracformer: Caller) -> None:
-    [facts] = tracformer.json("info")
-    lm = load(tracformer.model)
-    assert facts["parameters"] == lm.model.num_parameters()
-    assert facts["modes"]["ac"]["answer"] == "marginal"
-    assert facts["modes"]["ar"]["limit"]
-    assert (
-        facts["files"]["model.safetensors"]
-        == (tracformer.model / "model.safetensors").stat().st_size
-    )
-    assert (facts["system"], facts["dtype"], facts["max_length"], facts["training"]) == (
-        "tracformer",
-        "float32",
-        64,
-        None,
-    )
-    assert facts["tokenizer"]["fingerprint"] == lm.tokenizer.fingerprint
-    out = tracformer("info")
-    for word in (f"{facts['parameters']:,}", "exact joint", "char", "does not see what follows"):
-        assert word in out
-    code, positional, _ = tracformer.call("info", str(tracformer.model))
-    assert (code, positional) == (0, out)
-    assert "two models given" in tracformer.refused("info", "a", "--model", "b")
-
-
-def test_info_names_modes_that_were_not_trained(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    call = Caller(capsys, monkeypatch, save_model(tmp_path, char_tokenizer("ab"), modes=("ac",)))
-    assert call.json("info")[0]["untrained_modes"] == ["car", "ar"]
-    assert "not trained    car, ar" in call("info")
-    assert call.json("infill", "a[[2]]b")[0]["mode"] == "ac"
-    assert "these weights were trained for: ac" in call.refused(
-        "infill", "-m", str(tmp_path), "--mode", "car", "a[[2]]b"
-    )
-
-
-def test_from_training_to_fills(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run's folder is a model: `info` tells how it was trained, `infill` fills with it."""
-    monkeypatch.chdir(tmp_path)
-    data = story_data(tmp_path)
-    assert (
-        main(
-            [
-                "train",
-                f"data={data}",
-                "run=runs/first",
-                *small("steps=2", "eval_every=2", "eval_sequences=2"),
-            ]
-        )
-        == 0
-    )
-    capsys.readouterr()
-    call = Caller(capsys, monkeypatch, Path("runs/first"))
-    [facts] = call.json("info")
-    assert facts["folder"].startswith("runs/first/")
-    training = facts["training"]
-    assert (training["steps"], training["last_step"], training["batch"], training["length"]) == (
-        2,
-        2,
-        6,
-        32,
-    )
-    assert training["held_out"]["step"] == 2
-    assert "2 steps of 6 x 32 tokens" in call("info")
-    assert call("infill", "Mia [[4]].").startswith("Mia")
-    assert main(["plot", "runs/first", "--json"]) == 0
-    assert Path(json.loads(capsys.readouterr().out)["picture"]).is_file()
