@@ -369,9 +369,9 @@ class Reproduction:
         self._curves.append(path)
 
     def _curve_file(self, run: Run) -> Path:
-        recipe = self._recipe(run)
+        config, recipe = self.config(run), self._recipe(run)
         return self.results / curve_file_name(
-            run.name, run.plan.mode, self.config(run), run.plan.data, recipe
+            run.name, run.plan.mode, config, run.plan.data, recipe
         )
 
     def _evaluate(self, task: TaskPlan, run: Run, ranks: Ranks) -> Path:
@@ -397,7 +397,7 @@ class Reproduction:
             name = str(task.options["data"])
             trained = any(data.name == name for data in self.experiment.training_sets())
             options["data"] = str(data_folder(self.root, name, trained))
-        (result,) = evaluate([subject], [task.make(options)], self.results, self.progress)
+        [result] = evaluate([subject], [task.make(options)], self.results, self.progress)
         return self.results / result.file_name
 
     def _count(self, task: TaskPlan, run: Run, ranks: Ranks) -> Path:
@@ -492,10 +492,8 @@ class Reproduction:
         if not run.plan.family:  # a folder that the user named
             return load_model(loading.find_folder(run.plan.published)).config
         kind = find_family(run.plan.family).config_class
-        return kind.preset(
-            next(name for name in PAPER_PRESETS if name in kind.presets),
-            vocab_size=self.experiment.vocab_size,
-        )
+        preset = next(name for name in PAPER_PRESETS if name in kind.presets)
+        return kind.preset(preset, vocab_size=self.experiment.vocab_size)
 
     def _model_folder(self, run: Run) -> Path:
         if run.seed is None:
@@ -511,11 +509,8 @@ class Reproduction:
 
 def _is_remote(where: str) -> bool:
     """Return whether this is a hub id, which a dry run does not look up."""
-    return (
-        loading.HUB_ID.fullmatch(where) is not None
-        and not Path(where).exists()
-        and not Path(where).parent.is_dir()
-    )
+    local = Path(where).exists() or Path(where).parent.is_dir()
+    return not local and loading.HUB_ID.fullmatch(where) is not None
 
 
 @cache

@@ -6,8 +6,8 @@ and core, as measured by `benchmarks/study_pace.py`).
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tracformer.reproduce import Reproduction, Run
-from tracformer.reproduce.experiment import NO_PILOTS, Experiment
+from tracformer.reproduce import Reproduction
+from tracformer.reproduce.experiment import NO_PILOTS, Experiment, Run
 from tracformer.reproduce.experiment_data import data_folder, require_files
 from tracformer.reproduce.pilots import chosen_rate, count_sizes
 

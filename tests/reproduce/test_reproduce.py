@@ -13,16 +13,18 @@ from typing import Any
 import pytest
 
 from tests.cli.helpers import save_model
-from tests.evaluation.reproductions import stopping, work
 from tests.report.test_page import WellFormed
+from tests.reproduce.helpers import stopping, work
 from tracformer import reproduce as module
 from tracformer.cli import main
 from tracformer.data import byte_tokenizer
 from tracformer.evaluation.result_files import Result, read_results
 from tracformer.evaluation.task import Progress
-from tracformer.reproduce import Reproduction, jobs, plan
-from tracformer.reproduce.experiment import prepare_data, read_experiment
+from tracformer.reproduce import Reproduction, steps
+from tracformer.reproduce.experiment import read_experiment
+from tracformer.reproduce.experiment_data import prepare_data
 from tracformer.reproduce.pilots import count_sizes
+from tracformer.reproduce.plan import describe_plan
 from tracformer.training.log import read_log
 from tracformer.training.loop import NotFiniteError, Outcome, Trainer
 from tracformer.training.start import start
@@ -132,7 +134,7 @@ def test_another_recipe_in_the_folder_of_a_run_is_refused(tmp_path: Path, text: 
     (folder / "recipe.json").write_text('{"steps": 99}')
     with pytest.raises(
         ValueError,
-        match=r"tracformer-car-seed0 was trained otherwise .*steps.* differ.*; use another out=FOLDER",
+        match=r"tracformer-car-seed0 was trained with other settings .*steps.* differ.*; use another out=FOLDER",
     ):
         reproduction.is_trained(run)
 
@@ -228,7 +230,7 @@ def test_processes_divide_the_work(tmp_path: Path, text: Path) -> None:
     codes: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "start", noted)
-        patch.setattr(jobs, "WAIT", 0.01)
+        patch.setattr(steps, "WAIT", 0.01)
         threads = [Thread(target=process) for _ in range(2)]  # each opens locks of its own
         for thread in threads:
             thread.start()
@@ -305,7 +307,7 @@ def test_a_dry_run_tells_what_is_not_there(
     words = ["reproduce", "fig5", "scale=mini", f"out={tmp_path / 'out'}", "--dry-run"]
     for word in ("data=nowhere", "data.wikitext=nowhere"):
         assert main([*words, word]) == 2
-        assert "data set 'wikitext': there is no nowhere" in capsys.readouterr().err
+        assert "data set 'wikitext': nowhere does not exist" in capsys.readouterr().err
     assert main(words) == 0  # what would be fetched is not looked for
     (tmp_path / "bad.yaml").write_text("title: [")
     assert main(["reproduce", str(tmp_path / "bad.yaml"), "--dry-run"]) == 2
@@ -369,11 +371,11 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
         ),
         (
             "{task: orders, models: [bart], options: {data: wikitext2}}",
-            "asks in mode ac, and bart is to answer in mode 'car'",
+            "needs mode ac, but bart is evaluated in mode 'car'",
         ),
         (
             "{task: ratios, models: [bart], mode: ac, options: {data: wikitext2, length: 8}}",
-            "in mode 'ac'; it is trained for: car",
+            "in mode 'ac', but it is trained for: car",
         ),
     ],
 )
@@ -388,7 +390,7 @@ def test_a_wrong_task_is_told_before_any_training(
     with pytest.raises(ValueError, match=told):
         reproduction.run()
     with pytest.raises(ValueError, match=told):
-        list(plan(reproduction))
+        list(describe_plan(reproduction))
 
 
 @pytest.mark.soak
@@ -448,28 +450,31 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
         (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, study, tiny"),
         (
             ["fig5", "data.wikitxt=x"],
-            "there is nothing called 'data.wikitxt' to change; did you mean 'data.wikitext'?",
+            "unknown option 'data.wikitxt'; did you mean 'data.wikitext'?",
         ),
         (
             ["fig5", "only=bart,gpt2"],
             "only has 'gpt2'; the experiment's models are: tracformer-car, bart",
         ),
-        (["fig5", "seeds=a"], "seeds has 'a'"),
-        (["fig5", "values.windows=3"], "the scale has no value 'windows'; it has: wikitext"),
+        (["fig5", "seeds=a"], "model tracformer-car: seeds is 'a'; it must be an integer"),
+        (
+            ["fig5", "values.windows=3"],
+            "unknown option 'values.windows'; did you mean 'values.windows_",
+        ),
         (["fig5", "batch=0"], "batch is '0'"),
         (["fig5", "fig6"], "several experiments given: fig5, fig6"),
         ([], "no experiment given"),
         (["fig5", "only="], "only has ''; the experiment's models are: tracformer-car"),
         (
             ["fig5", "train.seed=7"],
-            "train.seed: an experiment does not take train.seed; use seeds=",
+            "an experiment does not take train.seed; use seeds=",
         ),
         (["fig5", "train.run=x"], "an experiment does not take train.run; use out="),
         (["fig5", "train.until=1"], "an experiment does not take train.until"),
         (
             ["fig5", "train.data.source=x"],
-            "takes train.data.rows and train.data.cross_documents; data.NAME= says which data is "
-            "read",
+            "takes train.data.rows and train.data.cross_documents; use data.NAME= to choose the "
+            "data",
         ),
         (
             ["fig5", "values.windows_long=-5", "--dry-run"],

@@ -5,15 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.reproductions import work
+from tests.reproduce.helpers import work
 from tracformer.data import HubSource, whole_documents
-from tracformer.reproduce.experiment import (
-    DataSet,
-    data_folder,
-    prepare_data,
-    read_experiment,
-    split_sources,
-)
+from tracformer.reproduce.experiment import DataSet, read_experiment
+from tracformer.reproduce.experiment_data import data_folder, prepare_data, split_sources
 
 
 def test_files_of_all_sets_in_one_folder(tmp_path: Path) -> None:
@@ -99,6 +94,6 @@ def test_another_tokeniser_than_the_folder_s_is_refused(tmp_path: Path, text: Pa
     for other in ("bpe:400", "byte"):
         with pytest.raises(
             ValueError,
-            match=f"the tokeniser of my is '{other}', but .* was prepared with another tokenizer .bpe:300",
+            match=f"the tokenizer of my is '{other}', but .* was prepared with another tokenizer .bpe:300",
         ):
             prepare_data(dataclasses.replace(wish, tokenizer=other), tmp_path, trained=True)

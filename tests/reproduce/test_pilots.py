@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.reproductions import stopping
+from tests.reproduce.helpers import stopping
 from tracformer import reproduce as module
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.result_files import read_results
 from tracformer.evaluation.task import Progress
-from tracformer.reproduce import Reproduction, plan
+from tracformer.reproduce import Reproduction
 from tracformer.reproduce.experiment import read_experiment
-from tracformer.reproduce.pilots import Pilots, PilotsOf, scaled
+from tracformer.reproduce.pilots import Pilots, SystemPilots, scaled
+from tracformer.reproduce.plan import describe_plan
 from tracformer.training.loop import Outcome
 from tracformer.training.start import start
 from tracformer.training.train_config import OptimizerConfig, TrainConfig
@@ -46,7 +47,9 @@ def test_learning_rates_come_from_pilots(
     def again() -> Reproduction:
         return Reproduction(experiment, tmp_path, Progress(), say=told.append)
 
-    assert any("1e-06, 3 times the planned rates, 2 steps each" in line for line in plan(again()))
+    assert any(
+        "1e-06, 3 times the planned rates, 2 steps each" in line for line in describe_plan(again())
+    )
     with monkeypatch.context() as patch:
         patch.setattr(module, "start", stopping(module.start, 1))
         with pytest.raises(KeyboardInterrupt):
@@ -73,10 +76,10 @@ def test_learning_rates_come_from_pilots(
     recipe = json.loads((root / "models" / "tracformer-ac-seed0" / "recipe.json").read_text())
     rates = recipe["optimizer"]["lr"], recipe["optimizer"]["final_lr"]
     assert rates == (pytest.approx(3 * lr), pytest.approx(0.3 * lr))
-    assert any("at 0.009; 0.009 is taken" in line for line in told)
-    lines = list(plan(again()))
+    assert any("at 0.009; chosen: 0.009" in line for line in told)
+    lines = list(describe_plan(again()))
     assert any(
-        "tracformer-ac: 3 times the planned rates is taken, lr 0.009" in line for line in lines
+        "tracformer-ac: 3 times the planned rates was chosen, lr 0.009" in line for line in lines
     )
     assert any(
         line.startswith("  evaluate  tracformer-ac #0") and line.endswith("; done")
@@ -133,7 +136,7 @@ def test_pilots_of_another_schedule_are_others() -> None:
 
     def file(change: dict[str, Any], contexts: str = "uniform") -> str:
         config = TrainConfig(eval_contexts=(contexts, "empty"))
-        return PilotsOf(
+        return SystemPilots(
             "m", "car", config, {**recipe, **change}, Pilots((1.0,), 0.5), Path()
         ).outcome_file
 
@@ -211,8 +214,8 @@ def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
         eval_contexts=("uniform", "empty"),
     )
     recipe = {"seed": 0, "optimizer": {"lr": 1e-3, "final_lr": 1e-4}}
-    asked = PilotsOf("m", "diffusion", config, recipe, Pilots((1.0, 10.0), 0.5), tmp_path)
-    assert [asked.fly(rate, train) for rate in (1.0, 10.0)] == [None, None]
+    asked = SystemPilots("m", "diffusion", config, recipe, Pilots((1.0, 10.0), 0.5), tmp_path)
+    assert [asked.run_pilot(rate, train) for rate in (1.0, 10.0)] == [None, None]
     outcome = asked.outcome()
     assert [(row.kind, row.value) for row in outcome.rows] == [
         ("bound", pytest.approx(100.0)),
@@ -220,4 +223,6 @@ def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
     ]
     assert (outcome.details["chosen"], outcome.details["seed"]) == (10.0, 0)
     with pytest.raises(ValueError, match="was never validated in mode car"):
-        PilotsOf("n", "car", config, recipe, Pilots((1.0,), 0.5), tmp_path).fly(1.0, train)
+        SystemPilots("n", "car", config, recipe, Pilots((1.0,), 0.5), tmp_path).run_pilot(
+            1.0, train
+        )

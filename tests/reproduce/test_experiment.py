@@ -210,19 +210,19 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
     experiment = read_experiment(
         str(tmp_path / "mine.yaml"), "tiny", {"models.gpt2": "folder", "seeds": "3,4"}
     )
-    assert (experiment.name, experiment.models["gpt2"].published, experiment.learnt_from()) == (
+    assert (experiment.name, experiment.models["gpt2"].published, experiment.training_sets()) == (
         "mine",
         "folder",
         [],
     )
-    assert [data.name for data in experiment.only_read()] == ["wikitext2"]
+    assert [data.name for data in experiment.evaluation_sets()] == ["wikitext2"]
 
 
 @pytest.mark.parametrize(
     ("document", "told"),
     [
-        ("title: x", "has no 'tasks'"),
-        ("title: x\ntasks: []\nmodels: []", "has 'models'; allowed: title, tasks, about, paper"),
+        ("title: x", "tasks is \\[\\]; list at least one"),
+        ("title: x\ntasks: []\nmodels: []", "unknown option 'models'"),
         (
             "title: x\ntasks: [{task: ratios, models: [nobody]}]",
             r"models are \['nobody'\]; the scale has: tracformer-car, bart",
@@ -235,21 +235,24 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
             "title: x\ntasks: [{task: ratios, models: [bart], options: {data: enwik8}}]",
             "data is 'enwik8'; scale tiny has: wikitext2",
         ),
-        ("title: x\nparts: [everything]", "experiment everything has no 'tasks'"),
         (
-            "title: x\nparts: [fig5]\ntasks: []",
-            "has 'tasks'; allowed: title, parts, about, without",
+            "title: x\nparts: [everything]",
+            "experiment everything: tasks is \\[\\]; list at least one",
         ),
-        ("- 1", "does not hold keys and values"),
-        ("title: x\ntasks:", "tasks is None; list at least one"),
-        ("title: x\ntasks: [ratios]", "a task of .* is 'ratios'; it must hold keys and values"),
         (
-            "title: x\ntasks: [{task: ratios, models: bart}]",
-            "models is 'bart'; it must be a list of names",
+            "title: x\nparts: [fig5]\ntasks: [{task: ratios, models: [bart]}]",
+            "give either tasks or parts",
+        ),
+        ("- 1", "is \\[1\\]; it must be a mapping"),
+        ("title: x\ntasks:", "tasks is None; it must be a list"),
+        ("title: x\ntasks: [ratios]", "a task of .* is 'ratios'; it must be a mapping"),
+        (
+            "title: x\ntasks: [{task: ratios, models: 3}]",
+            "models is 3; it must be a list",
         ),
         (
             "title: x\ntasks: [{task: ratios, models: [bart], options: [1, 2]}]",
-            r"options is \[1, 2\]; it must hold keys and values",
+            r"options is \[1, 2\]; it must be a group of options",
         ),
     ],
 )
