@@ -363,11 +363,11 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
     [
         (
             "{task: ratioz, models: [bart]}",
-            "there is no task 'ratioz' \\(did you mean 'ratios'\\?\\)",
+            "ratioz.*did you mean 'ratios'\\?",
         ),
         (
             "{task: ratios, models: [bart], options: {meen: 3}}",
-            "task 'ratios' has no option 'meen' \\(did you mean 'mean'\\?\\)",
+            "meen.*did you mean '.*mean'\\?",
         ),
         (
             "{task: orders, models: [bart], options: {data: wikitext2}}",
@@ -478,7 +478,7 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
         ),
         (
             ["fig5", "values.windows_long=-5", "--dry-run"],
-            "sequences -5; a window has at least 1 token",
+            "sequences is -5; it must be at least 0",
         ),
         (
             ["fig5", "values.long=abc", "--dry-run"],
