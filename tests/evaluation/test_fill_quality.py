@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.baselines.small import small_baseline
 from tests.evaluation.toys import on_ranks
 from tests.helpers import small_model
-from tests.peers.small import small_peer
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
 from tracformer.evaluation import fill_quality, parse_task
 from tracformer.evaluation.encoders import Encoder, FoundEncoder
@@ -328,7 +328,7 @@ def test_orders_are_for_mode_ac_only(tokenizer: Tokenizer, data: str) -> None:
 
 
 def test_a_diffusion_model_fills_by_its_own_sampler(tokenizer: Tokenizer, data: str) -> None:
-    model = small_peer("mdlm", vocab_size=tokenizer.vocab_size, max_length=16)
+    model = small_baseline("mdlm", vocab_size=tokenizer.vocab_size, max_length=16)
     subject = Subject(model, tokenizer, "mdlm", "diffusion")
     task = task_of(data, contexts=CONTEXTS[:1], sequences=2, steps=4)
     assert task.run(subject, Progress()).find("bleu4", over="whole").value > 0

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs: everything in them is read, nothing in them is run."""
+"""Files with pickles are read without running anything in them."""
 
 import os
 import pickle
@@ -75,9 +75,6 @@ def write_archive(file: Path, raw: bytes, compression: int = zipfile.ZIP_STORED)
         archive.writestr("archive/data.pkl", raw, compression)
         archive.writestr("archive/data/0", np.arange(4, dtype="<f4").tobytes())
     return file
-
-
-# ---- what is read
 
 
 def test_tensors_are_those_that_torch_reads(tmp_path: Path) -> None:
@@ -163,9 +160,6 @@ def test_files_older_than_the_zip_format(tmp_path: Path) -> None:
         read_checkpoint(file)
 
 
-# ---- what is not run
-
-
 class Calls:
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self.function, self.args = function, args
@@ -201,7 +195,9 @@ def named(path: str) -> bytes:
 
 
 COMMAND = text("touch sprung")
+
 TOUCHY, EVAL = named(f"{__name__}.Touchy"), named("builtins.eval")
+
 # Pickles that make the file `sprung` when the standard library reads them.
 TRAPS = {
     "reduce": pickle.dumps(Calls(os.system, "touch sprung"), protocol=2),
@@ -237,9 +233,8 @@ def test_classes_are_not_changed(tmp_path: Path) -> None:
     assert not hasattr(Restored, "evil")
 
 
-# ---- what is refused
-
 FLOATS = named("torch.FloatStorage")
+
 STORAGE = b"(" + text("storage") + FLOATS + text("0") + text("cpu") + b"K\x04tQ"
 
 

@@ -1,4 +1,4 @@
-"""Small float64 peers with large random weights: nothing hides behind zeros or small numbers."""
+"""Small float64 models with large random weights, so that nothing hides behind zeros."""
 
 from typing import Any
 
@@ -7,9 +7,12 @@ import yaml
 from torch import Tensor
 
 from tracformer.baselines import find_family
+from tracformer.baselines.diffusion import DiffusionModel
+from tracformer.baselines.plaid import Plaid, PlaidConfig
 from tracformer.model import ConditionalModel
 
 SMALL = {"vocab_size": 7, "max_length": 12, "n_layer": 2, "n_head": 2, "d_model": 8}
+
 MODES = [
     ("bart", "car"),
     ("bart norm=pre", "car"),
@@ -44,7 +47,9 @@ MODES = [
     ("aligned n_encoder=2", "ac"),
     ("aligned n_encoder=2", "ar"),
 ]
+
 FAMILIES = ["bart", "bert", "bert-bidir", "gpt2", "gpt2-fim"]  # built on `transformers`
+
 # this package's blocks
 OWN = [
     "bart-modern",
@@ -56,10 +61,11 @@ OWN = [
     "compact",
     "aligned",
 ]
+
 UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
 
 
-def small_peer(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
+def small_baseline(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
     """`family` is a family's name, or one with a setting: "bart norm=pre"."""
     name, *settings = family.split()
     kind = find_family(name).model_class
@@ -86,3 +92,68 @@ def random_question(batch: int, length: int, seed: int = 0) -> tuple[Tensor, Ten
     lengths[0] = length
     context[torch.arange(batch), lengths // 2] = False
     return tokens, context, lengths
+
+
+SYSTEMS = ("mdlm", "sedd", "d3pm")
+
+DIFFUSION_SHAPE = {
+    "vocab_size": 7,
+    "max_length": 12,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_model": 8,
+    "d_condition": 6,
+}
+
+TRACFORMER = {"backbone": "tracformer", "n_layer": 4, "n_max": 3}
+
+
+def small_diffusion(system: str, seed: int = 0, **changes: Any) -> DiffusionModel:
+    """A float64 model with large random weights: nothing hides behind zeros."""
+    kind = find_family(system).model_class
+    model = kind(kind.config_class(**{**DIFFUSION_SHAPE, **changes})).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4
+            parameter.copy_(1.0 + noise if bool((parameter == 1).all()) else noise)
+    assert isinstance(model, DiffusionModel)
+    return model
+
+
+def question(
+    batch: int, length: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(DIFFUSION_SHAPE["vocab_size"], (batch, length), generator=generator)
+    context = torch.rand(batch, length, generator=generator) < 0.5
+    lengths = torch.randint(2, length + 1, (batch,), generator=generator)
+    lengths[0] = length
+    context[:, 1] = False
+    return tokens, context, lengths
+
+
+PLAID_SHAPE = {
+    "vocab_size": 7,
+    "max_length": 12,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_model": 8,
+    "d_condition": 6,
+    "d_embedding": 3,
+}
+
+
+def small_plaid(seed: int = 0, **changes: Any) -> Plaid:
+    """A float64 model with large random weights: nothing hides behind zeros.
+
+    The schedule's ends stay in order.
+    """
+    model = Plaid(PlaidConfig(**{**PLAID_SHAPE, **changes})).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4
+            if name != "schedule.bounds":
+                parameter.copy_(1.0 + noise if bool((parameter == 1).all()) else noise)
+    return model

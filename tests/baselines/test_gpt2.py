@@ -1,4 +1,4 @@
-"""Folders that `transformers` itself writes here, tiny ones, and every reason to refuse one."""
+"""GPT-2 that fills in the middle, and published GPT-2 weights."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,65 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.peers.small import random_question
+from tests.baselines.small import random_question, small_baseline
 from tracformer.baselines import load_model
 from tracformer.baselines.bart import Bart
 from tracformer.baselines.gpt2 import GPT2, GPT2Fim
 from tracformer.model.batch import Batch
+
+
+def test_one_hole_is_prefix_suffix_middle() -> None:
+    model = small_baseline("gpt2-fim")
+    assert isinstance(model, GPT2Fim)
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    for first, last, reading in (
+        (1, 3, [6, 1, 7, 4, 5, 8, 2]),
+        (0, 2, [6, 7, 3, 4, 5, 8, 1]),
+        (3, 5, [6, 1, 2, 3, 7, 8, 4]),
+        (0, 5, [6, 7, 8, 1, 2, 3, 4]),
+    ):
+        context = (torch.arange(5) < first) | (torch.arange(5) >= last)
+        assert model.reorder(Batch(tokens, context[None]))[0].tolist() == [reading]
+
+
+def test_readings_of_a_batch_are_those_of_its_rows() -> None:
+    model = small_baseline("gpt2-fim")
+    assert isinstance(model, GPT2Fim)
+    tokens, context, lengths = random_question(20, 12)
+    context[1] = True  # a row without targets
+    made, slots = model.reorder(Batch(tokens, context, lengths))
+    for row, length in enumerate(lengths.tolist()):
+        alone, own = model.reorder(
+            Batch(tokens[row : row + 1, :length], context[row : row + 1, :length])
+        )
+        assert made[row, : alone.shape[1]].tolist() == alone[0].tolist()
+        target = ~context[row, :length]
+        assert slots[row, :length][target].tolist() == own[0][target].tolist()
+
+
+def test_the_length_of_a_hole_is_not_visible_inside_it() -> None:
+    model = small_baseline("gpt2-fim")
+    short, long = torch.tensor([[1, 2, 3, 4, 5]]), torch.tensor([[1, 2, 3, 6, 6, 4, 5]])
+    first = model(Batch(short, torch.tensor([[True, False, False, True, True]])), "car")[0, 1:3]
+    second = model(
+        Batch(long, torch.tensor([[True, False, False, False, False, True, True]])), "car"
+    )[0, 1:3]
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+
+
+def test_every_pattern_has_positions_by_default_and_too_many_holes_are_refused() -> None:
+    tokens = torch.zeros(1, 11, dtype=torch.int64)
+    context = torch.arange(11)[None] % 2 == 1
+    small_baseline("gpt2-fim", max_length=11).log_prob(Batch(tokens, context), "car")
+    model = small_baseline("gpt2-fim", max_length=11, max_holes=5)
+    with pytest.raises(
+        ValueError,
+        match=r"11 tokens with 6 holes takes 23 positions; this model has 21 \(max_length 11 \+ 2 max_holes 5\)",
+    ):
+        model.log_prob(Batch(tokens, context), "car")
+    # a shorter text leaves room for its markers
+    model.log_prob(Batch(tokens[:, :9], context[:, :9]), "car")
+
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,7 +130,7 @@ def test_published_folders_give_the_same_logits(layout: str, tmp_path: Path) -> 
         torch.testing.assert_close(ours(Batch(tokens, context), "ar"), expected, rtol=0, atol=1e-6)
 
 
-def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
+def test_published_weights_are_saved_in_our_format(tmp_path: Path) -> None:
     publish(tmp_path / "theirs")
     ours = load_model(tmp_path / "theirs")
     ours.save_pretrained(tmp_path / "ours")
@@ -106,7 +160,7 @@ def test_what_was_read_is_saved_as_our_own(tmp_path: Path) -> None:
         ({"model_type": "llama"}, "unknown model_type 'llama'"),
     ],
 )
-def test_what_is_not_this_gpt2_is_refused(
+def test_unsupported_configurations_are_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     publish(tmp_path)
@@ -126,19 +180,19 @@ def test_unknown_tensors_and_another_head_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_other_families_refuse_it(tmp_path: Path) -> None:
+def test_other_systems_refuse_a_published_gpt2(tmp_path: Path) -> None:
     publish(tmp_path)
     for kind in (Bart, GPT2Fim):
         with pytest.raises(ValueError, match=r"model of type 'gpt2'; expected '(bart|gpt2-fim)'"):
             kind.from_pretrained(tmp_path)
 
 
-class Sneaky:
+class RunsCode:
     def __reduce__(self) -> tuple[Any, ...]:
         return print, ("code ran",)
 
 
-def test_files_that_cannot_be_trusted_or_read(
+def test_damaged_or_unsafe_files_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(tmp_path)
@@ -150,7 +204,7 @@ def test_files_that_cannot_be_trusted_or_read(
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="split into parts"):
         load_model(tmp_path)
-    torch.save({"wte.weight": Sneaky()}, tmp_path / "pytorch_model.bin")
+    torch.save({"wte.weight": RunsCode()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(
         ValueError,
         match=r"could then run code when read.*best as model.safetensors.*Reason: .*GLOBAL print",

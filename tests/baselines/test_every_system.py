@@ -1,4 +1,4 @@
-"""What must hold of every system with exact or marginal answers, other than Tracformer."""
+"""Properties of every system with exact or marginal answers, except Tracformer."""
 
 import itertools
 import sys
@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.peers.small import FAMILIES, MODES, SMALL, UNTIED, random_question, small_peer
+from tests.baselines.small import FAMILIES, MODES, SMALL, UNTIED, random_question, small_baseline
 from tracformer.baselines import find_family, load_model
+from tracformer.baselines.frequencies import Frequencies, FrequenciesConfig
 from tracformer.model.batch import Batch
 
 pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize(("family", "mode"), MODES)
-def test_padding_is_out_of_sight(family: str, mode: str) -> None:
-    model = small_peer(family)
+def test_padding_is_ignored(family: str, mode: str) -> None:
+    model = small_baseline(family)
     tokens, context, lengths = random_question(5, 10)
     inside = torch.arange(10) < lengths[:, None]
     for rubbish in (99, -5):
@@ -30,12 +31,12 @@ def test_padding_is_out_of_sight(family: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "mode"), MODES)
-def test_each_logit_reads_what_its_mode_allows_and_nothing_else(family: str, mode: str) -> None:
+def test_each_logit_depends_only_on_what_its_mode_allows(family: str, mode: str) -> None:
     """Given positions are answered as if they alone were unknown, so the rule is the
     same for every t.
     """
     length = 8
-    model = small_peer(family)
+    model = small_baseline(family)
     tokens = random_question(1, length)[0]
     context = torch.tensor([[True, False, False, True, True, False, True, False]])
     before = model(Batch(tokens, context), mode)[0]
@@ -51,7 +52,7 @@ def test_each_logit_reads_what_its_mode_allows_and_nothing_else(family: str, mod
 
 @pytest.mark.parametrize(("family", "mode"), [pair for pair in MODES if pair[1] != "ac"])
 def test_all_completions_sum_to_one(family: str, mode: str) -> None:
-    model = small_peer(family, vocab_size=3, max_length=6)
+    model = small_baseline(family, vocab_size=3, max_length=6)
     context = torch.tensor([[False, True, False, False, True, False]])
     if mode == "ar":
         context = torch.zeros(1, 5, dtype=torch.bool)
@@ -65,8 +66,8 @@ def test_all_completions_sum_to_one(family: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "mode"), MODES)
-def test_wanted_rows_are_the_same_asked_alone_or_together(family: str, mode: str) -> None:
-    model = small_peer(family)
+def test_logits_at_equals_forward(family: str, mode: str) -> None:
+    model = small_baseline(family)
     tokens, context, lengths = random_question(3, 9)
     everything = model(Batch(tokens, context, lengths), mode)
     for wanted in (
@@ -85,9 +86,9 @@ def test_wanted_rows_are_the_same_asked_alone_or_together(family: str, mode: str
     ("family", "mode", "tied"),
     [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
 )
-def test_every_parameter_learns(family: str, mode: str, tied: bool) -> None:
+def test_every_parameter_has_a_gradient(family: str, mode: str, tied: bool) -> None:
     """None is left without a gradient: data-parallel training would stop at it."""
-    model = small_peer(family, dropout=0.1, **({} if tied else {"tied": False})).train()
+    model = small_baseline(family, dropout=0.1, **({} if tied else {"tied": False})).train()
     tokens, context, lengths = random_question(4, 12)
     model.loss(Batch(tokens, context, lengths), mode).backward()
     for name, parameter in model.named_parameters():
@@ -98,12 +99,12 @@ def test_every_parameter_learns(family: str, mode: str, tied: bool) -> None:
 
 
 @pytest.mark.parametrize(("family", "mode"), UNTIED)
-def test_every_given_token_can_learn(family: str, mode: str) -> None:
+def test_every_row_of_the_embedding_has_a_gradient(family: str, mode: str) -> None:
     """No row of the embedding is frozen as padding.
 
     With a head of its own, a row learns only as an input.
     """
-    model = small_peer(family, tied=False)
+    model = small_baseline(family, tied=False)
     tokens = torch.arange(7)[None]
     model.loss(Batch(tokens, tokens < 6), mode).backward()
     grad = model.embedding_tables()[0].grad
@@ -113,7 +114,7 @@ def test_every_given_token_can_learn(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize(("family", "mode"), MODES)
 def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str) -> None:
-    model = small_peer(family).train()
+    model = small_baseline(family).train()
     tokens, context, lengths = random_question(3, 10)
     gradients = []
     for recompute in (False, True, False):
@@ -136,8 +137,8 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
     ("family", "mode", "tied"),
     [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
 )
-def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_path: Path) -> None:
-    model = small_peer(family, **({} if tied else {"tied": False}))
+def test_a_saved_model_loads_unchanged(family: str, mode: str, tied: bool, tmp_path: Path) -> None:
+    model = small_baseline(family, **({} if tied else {"tied": False}))
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype=torch.float64)
     assert type(again) is type(model)
@@ -155,8 +156,8 @@ def test_a_folder_gives_the_model_back(family: str, mode: str, tied: bool, tmp_p
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_heads_know_real_tokens_only(family: str) -> None:
-    model = small_peer(family)
+def test_heads_have_no_row_for_the_mask(family: str) -> None:
+    model = small_baseline(family)
     assert model.head.shape == (7, 8)
     assert model.head_bias is None or model.head_bias.shape == (7,)
 
@@ -171,7 +172,7 @@ def test_bad_configurations() -> None:
         ("gpt2", {"modes": ("car",)}, r"modes is \('car',\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            small_peer(family, **changes)
+            small_baseline(family, **changes)
 
 
 def test_without_transformers_the_error_says_what_to_install(
@@ -218,10 +219,47 @@ def test_positions_can_start_as_sinusoids(family: str) -> None:
         assert not sines[0].any()
 
 
-def test_unknown_settings_are_told() -> None:
+def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="positions_from is 'sines'; allowed: normal, sinusoids"):
-        small_peer("bart", positions_from="sines")
+        small_baseline("bart", positions_from="sines")
     with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
-        small_peer("bart", norm="none")
+        small_baseline("bart", norm="none")
     with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
-        small_peer("bert", norm="none")
+        small_baseline("bert", norm="none")
+
+
+def model(**changes: int) -> Frequencies:
+    return Frequencies(FrequenciesConfig(**{"vocab_size": 5, "max_length": 12, **changes}))
+
+
+@pytest.mark.parametrize("mode", ["car", "ac", "ar"])
+def test_frequencies_ignore_the_given_tokens(mode: str) -> None:
+    frequencies = model()
+    with torch.no_grad():
+        frequencies.scores.normal_()
+    tokens = torch.randint(5, (3, 12))
+    whole = frequencies.log_prob(Batch(tokens, torch.zeros(3, 12, dtype=torch.bool)), mode)
+    context = torch.rand(3, 12) < 0.5
+    assert torch.equal(
+        frequencies.log_prob(Batch(tokens, context), mode), whole.masked_fill(context, 0.0)
+    )
+
+
+def test_the_loss_is_minimal_at_the_frequencies() -> None:
+    frequencies = model().double()
+    counts = torch.tensor([1.0, 3.0, 8.0, 20.0, 400.0], dtype=torch.float64)
+    tokens = torch.arange(5).repeat_interleave(counts.long()).view(-1, 12)
+    nothing = torch.zeros_like(tokens, dtype=torch.bool)
+    optimizer = torch.optim.LBFGS(
+        frequencies.parameters(), max_iter=200, tolerance_change=0.0, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = frequencies.loss(Batch(tokens, nothing), "ac")
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    found = frequencies(Batch(tokens[:1], nothing[:1]), "ac")[0, 0].softmax(0)
+    torch.testing.assert_close(found, counts / counts.sum(), rtol=1e-3, atol=0.0)

@@ -1,42 +1,32 @@
-"""Samples of an exact denoiser follow the exact distribution, and nobody's neighbours matter."""
+"""Samples of an exact denoiser follow the exact distribution, in any batch."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.peers.diffusion_toys import LENGTH, LETTERS, SEQUENCES, joint, toy, truth
-from tests.peers.test_dit import SYSTEMS, TRACFORMER, question, small_diffusion
+from tests.baselines.exact_denoisers import (
+    GIVEN,
+    LENGTH,
+    LETTERS,
+    ROW,
+    SAMPLES,
+    SEQUENCES,
+    chi_square,
+    conditional,
+    toy,
+    truth,
+)
+from tests.baselines.small import SYSTEMS, TRACFORMER, question, small_diffusion
 from tracformer.baselines.reverse_process import pick
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, RandomOrder
 from tracformer.generation.samplers import Sampler
 from tracformer.model.batch import Batch
 
-GIVEN = torch.tensor([False, True, False, False])
-ROW = torch.tensor([0, 2, 0, 0])
-SAMPLES = 1200
 MANY_STEPS = {"mdlm": None, "sedd": 100, "d3pm": None}  # of MDLM: one token at a time; of D3PM: all
 
 
-def chi_square(samples: Tensor, probabilities: Tensor) -> float:
-    """Over the outcomes (81,); those expected less than five times are put together."""
-    numbers = (samples * LETTERS ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
-    seen = torch.bincount(numbers, minlength=len(SEQUENCES)).double()
-    expected = probabilities * len(samples)
-    rare = expected < 5
-    cells = [(float(s), float(e)) for s, e in zip(seen[~rare], expected[~rare], strict=True)]
-    cells.append((float(seen[rare].sum()), float(expected[rare].sum())))
-    statistic = sum((s - e) ** 2 / e for s, e in cells if e > 0)
-    degrees = len(cells) - 1
-    return (statistic - degrees) / (2 * degrees) ** 0.5  # about a standard normal
-
-
-def conditional() -> Tensor:
-    agree = (SEQUENCES[:, GIVEN] == ROW[GIVEN]).all(1) * joint()
-    return agree / agree.sum()
-
-
-def filled(system: str, steps: int | None, **changes: int) -> tuple[Tensor, Tensor]:
+def sampled(system: str, steps: int | None, **changes: int) -> tuple[Tensor, Tensor]:
     model = toy(system, **changes)
     rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
     tokens, log_probs = model.ancestral(
@@ -47,7 +37,7 @@ def filled(system: str, steps: int | None, **changes: int) -> tuple[Tensor, Tens
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_many_steps_follow_the_exact_conditional(system: str) -> None:
-    tokens, log_probs = filled(
+    tokens, log_probs = sampled(
         system, MANY_STEPS[system], **({"n_step": 100} if system == "d3pm" else {})
     )
     assert bool((tokens[:, GIVEN] == ROW[GIVEN]).all())
@@ -61,7 +51,7 @@ def test_many_steps_follow_the_exact_conditional(system: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_one_step_draws_every_target_from_its_own_marginal(system: str) -> None:
-    tokens, _ = filled(system, 1)
+    tokens, _ = sampled(system, 1)
     marginals = [
         torch.stack([conditional()[SEQUENCES[:, t] == v].sum() for v in range(LETTERS)])
         for t in range(LENGTH)
@@ -144,12 +134,12 @@ def test_the_filling_loop_runs_the_reverse_process() -> None:
     tokens, context, lengths = question(3, 10)
     for name in ("mdlm", "sedd", "d3pm"):
         model = small_diffusion(name)
-        filled = fill(
+        sampled = fill(
             model, Batch(tokens, context, lengths), "diffusion", seed=[1, 2, 3], order=Ancestral(4)
         )
         expected = model.ancestral(Batch(tokens, context, lengths), 4, torch.tensor([1, 2, 3]))
-        assert torch.equal(filled.tokens, expected.tokens)
-        assert torch.allclose(filled.log_probs, expected.log_probs)
+        assert torch.equal(sampled.tokens, expected.tokens)
+        assert torch.allclose(sampled.log_probs, expected.log_probs)
     with pytest.raises(ValueError, match="required mean nothing to it"):
         fill(model, Batch(tokens, context, lengths), "diffusion", sampler=Sampler(required=(2,)))
     with pytest.raises(ValueError, match="repetition_penalty"):

@@ -1,34 +1,128 @@
-"""PLAID: its terms are the literal ones, targets are seen through their noise alone, and nobody's
-neighbours matter.
-"""
+"""PLAID: the Gaussian process, the terms of the bound, samples."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.peers.diffusion_toys import SEQUENCES
-from tests.peers.plaid_toys import SMALL, literal_prior, literal_terms, small_plaid, toy_plaid
-from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
-from tests.peers.test_dit import question
-from tests.training.helpers import losses, small, story_data
-from tracformer.baselines import find_family, load_model
-from tracformer.baselines.gaussian import gaussians
+from tests.baselines.exact_denoisers import (
+    CONTEXT,
+    GIVEN,
+    ROW,
+    SAMPLES,
+    SEQUENCES,
+    TOKENS,
+    ToyPlaid,
+    chi_square,
+    conditional,
+    joint,
+    toy_plaid,
+    truth,
+)
+from tests.baselines.literal import literal_prior, literal_terms
+from tests.baselines.small import PLAID_SHAPE, question, small_plaid
+from tracformer.baselines import load_model, plaid
+from tracformer.baselines.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
 from tracformer.baselines.plaid import Plaid, PlaidConfig
-from tracformer.cli import main
 from tracformer.model.batch import Batch
 from tracformer.rng import TIME, derived_seed, uniforms
-from tracformer.training.log import read_log
+
+
+def schedule(seed: int = 0) -> Schedule:
+    torch.manual_seed(seed)
+    built = Schedule(-4.0, 5.0).double()
+    with torch.no_grad():
+        for parameter in (built.a, built.b, built.c):
+            parameter.mul_(3.0)  # far from a straight line
+    return built
+
+
+def test_gamma_rises_with_the_stated_slope() -> None:
+    built = schedule()
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)
+    gamma, slope = built(t)
+    assert abs(float(gamma[0].detach()) + 4.0) < 1e-6
+    assert abs(float(gamma[-1].detach()) - 5.0) < 1e-6
+    assert bool((gamma.diff() > 0).all())
+    assert bool((slope > 0).all())
+    numeric = (built(t + 1e-5)[0] - built(t - 1e-5)[0]) / 2e-5
+    torch.testing.assert_close(slope, numeric, rtol=1e-6, atol=0.0)
+    assert float((slope.max() / slope.min()).detach()) > 1.3
+
+
+def test_the_shape_descends_on_the_mean_square_and_the_ends_on_the_mean() -> None:
+    built, t = schedule(), torch.tensor([0.1, 0.4, 0.9], dtype=torch.float64)
+
+    def cost(gamma: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
+        return slope * torch.exp(-0.3 * gamma) + gamma.cos()
+
+    factor = torch.ones(3, dtype=torch.float64)
+    found = cost(*built(t, factor))
+    factor.copy_(2 * found.detach())
+    found.sum().backward()
+    got = {name: parameter.grad.clone() for name, parameter in built.named_parameters()}
+    for name in got:
+        built.zero_grad()
+        values = cost(*built(t))
+        (values if name == "bounds" else values.square()).sum().backward()
+        torch.testing.assert_close(got[name], dict(built.named_parameters())[name].grad)
+
+
+def test_steps_back_keep_the_marginals() -> None:
+    """With x known, z_t ~ N(alpha_t x, sigma_t^2) leads to z_s ~ N(alpha_s x, sigma_s^2): means and
+    variances, exactly.
+    """
+    gamma_t, gamma_s = torch.tensor(1.3).double(), torch.tensor(-0.4).double()
+    (alpha_t, sigma_t), (alpha_s, sigma_s) = alpha_sigma(gamma_t), alpha_sigma(gamma_s)
+    x, zero, one = (
+        torch.tensor([0.6, -0.8]).double(),
+        torch.zeros(2).double(),
+        torch.ones(2).double(),
+    )
+    torch.testing.assert_close(step_back(alpha_t * x, x, gamma_t, gamma_s, zero), alpha_s * x)
+    kept, fresh = (
+        step_back(one, zero, gamma_t, gamma_s, zero),
+        step_back(zero, zero, gamma_t, gamma_s, one),
+    )
+    torch.testing.assert_close(
+        (kept * sigma_t).square() + fresh.square(), sigma_s.square().expand(2)
+    )
+    torch.testing.assert_close(alpha_t.square() + sigma_t.square(), torch.tensor(1.0).double())
+
+
+def test_the_divergence_from_the_prior() -> None:
+    gamma, x = torch.tensor(2.5).double(), torch.tensor([0.6, 0.0, -0.8]).double()
+    alpha, sigma = alpha_sigma(gamma)
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Normal(alpha * x, sigma),
+        torch.distributions.Normal(torch.zeros(3).double(), 1.0),
+    ).sum()
+    torch.testing.assert_close(prior_kl(gamma, 3), expected)
+
+
+def test_noise_is_a_function_of_seed_position_and_dimension() -> None:
+    noise = gaussians([3, 4], 50, 16, 0)
+    assert torch.equal(gaussians(torch.tensor([4]), 20, 5, 0)[0], noise[1, :20, :5])
+    assert not torch.equal(gaussians([3], 50, 16, 1)[0], noise[0])
+    many = gaussians(range(100), 30, 16, 7)
+    assert abs(float(many.mean())) < 0.02
+    assert abs(float(many.std()) - 1) < 0.02
+    flat = many.reshape(100, -1)
+    # neighbouring dimensions and positions
+    assert abs(float((flat[:, :-1] * flat[:, 1:]).mean())) < 0.02
+    assert abs(float((flat[:-1] * flat[1:]).mean())) < 0.02  # neighbouring seeds
+    tail = float((many.abs() > 1.96).double().mean())
+    assert abs(tail - 0.05) < 0.005
+
 
 WEIGHTS = torch.linspace(0.5, 2.0, 3 * 9, dtype=torch.float64).view(3, 9)
 
 
 def weights_of(model: Plaid) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict().items()}
-
-
-# ---- the terms
 
 
 @pytest.mark.parametrize("self_conditioning", [False, True])
@@ -126,11 +220,8 @@ def test_gradients_reach_every_parameter() -> None:
     assert all(total > 0 for total in totals.values()), totals
 
 
-# ---- who sees what
-
-
 @pytest.mark.parametrize("self_conditioning", [False, True])
-def test_networks_too_give_the_same_in_any_batch(self_conditioning: bool) -> None:
+def test_networks_give_the_same_in_any_batch(self_conditioning: bool) -> None:
     model = small_plaid(self_conditioning=self_conditioning)
     tokens, context, lengths = question(4, 9)
     tokens[torch.arange(9) >= lengths[:, None]] = 10**6  # padding may hold anything
@@ -145,7 +236,7 @@ def test_networks_too_give_the_same_in_any_batch(self_conditioning: bool) -> Non
         )
 
 
-def test_targets_are_seen_through_their_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_are_visible_only_through_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tokens with the noise that makes up for them: the network reads the same and says the
     same, down to its guess of itself.
     """
@@ -212,9 +303,6 @@ def test_logits_at_the_noisiest_time() -> None:
     )
 
 
-# ---- samples
-
-
 def test_many_steps_follow_the_exact_conditional() -> None:
     rows = (ROW.expand(SAMPLES, -1), GIVEN.expand(SAMPLES, -1))
     tokens, log_probs = toy_plaid().ancestral(
@@ -254,9 +342,6 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bo
     assert bool((cold.log_probs >= together.log_probs - 1e-12).all())
 
 
-# ---- as a user meets it
-
-
 def test_a_sequence_given_whole_costs_nothing_and_stays_as_it_is() -> None:
     model, tokens = small_plaid().float(), torch.tensor([[1, 2, 3], [4, 5, 6]])
     context = torch.ones(2, 3, dtype=torch.bool)
@@ -268,7 +353,7 @@ def test_a_sequence_given_whole_costs_nothing_and_stays_as_it_is() -> None:
     assert float(values[1, 1]) < 0.0
 
 
-def test_reduced_precision_comes_near() -> None:
+def test_reduced_precision_is_close() -> None:
     """Products with z are large where there is little noise; autocast must not round them."""
     model = small_plaid().float()
     tokens, context, lengths = question(3, 9)
@@ -295,26 +380,12 @@ def test_wrong_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="steps is 0"):
         model.ancestral(Batch(row, nothing), steps=0)
     with pytest.raises(ValueError, match=r"gamma_0 is 2\.0 and gamma_1 2\.0"):
-        PlaidConfig(**SMALL, gamma_0=2.0, gamma_1=2.0)
+        PlaidConfig(**PLAID_SHAPE, gamma_0=2.0, gamma_1=2.0)
     with pytest.raises(ValueError, match=r"given_share is 1\.5"):
-        PlaidConfig(**SMALL, given_share=1.5)
+        PlaidConfig(**PLAID_SHAPE, given_share=1.5)
 
 
-def test_sizes() -> None:
-    def count(preset: str) -> tuple[int, int]:
-        with torch.device("meta"):
-            model = Plaid(PlaidConfig.preset(preset))
-        return model.num_parameters(), model.num_parameters(embeddings=False)
-
-    assert abs(count("laptop")[0] / 8e6 - 1) < 0.05
-    assert abs(count("mini")[1] / 2e6 - 1) < 0.1
-    assert (PlaidConfig.preset("mini").vocab_size, PlaidConfig.preset("mini").max_length) == (
-        4096,
-        256,
-    )
-
-
-def test_a_folder_gives_the_model_back(tmp_path: Path) -> None:
+def test_a_saved_model_loads_unchanged(tmp_path: Path) -> None:
     model = small_plaid()
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype=torch.float64)
@@ -326,32 +397,165 @@ def test_a_folder_gives_the_model_back(tmp_path: Path) -> None:
     assert torch.equal(first.values, second.values)
 
 
-def test_a_short_run(tmp_path: Path) -> None:
-    data, run = story_data(tmp_path, stories=40), tmp_path / "run"
-    words = small(
-        "model.family=plaid",
-        "model.n_layer=2",
-        "batch=16",
-        "steps=40",
-        "optimizer.lr=1e-2",
-        "eval_every=40",
-        "ema=0.5",
+def integrated(model: ToyPlaid, tokens: Tensor, context: Tensor) -> float:
+    """The negative bound of one sequence with a single target, without chance: a grid of noise in
+    two dimensions, nodes in time.
+    """
+    axis = torch.linspace(-5, 5, 33, dtype=torch.float64)
+    noise = torch.cartesian_prod(axis, axis)  # (1089, 2)
+    weight = torch.exp(-noise.square().sum(1) / 2)
+    weight, rows = weight / weight.sum(), len(noise)
+    nodes, shares = np.polynomial.legendre.leggauss(24)
+
+    def mean(t: float, first: bool) -> float:
+        gamma, slope = (
+            x.expand(rows) for x in model.schedule(torch.tensor([t], dtype=torch.float64))
+        )
+        targets, flag = (~context).expand(rows, -1), torch.ones(rows, dtype=torch.bool)
+        drawn = noise[:, None].expand(-1, 4, -1)
+        terms = model.terms(
+            tokens.expand(rows, -1),
+            targets,
+            torch.full((rows,), 4),
+            (gamma, slope),
+            flag & first,
+            drawn,
+            ~flag,
+        )
+        return float((terms.sum(1) * weight).sum())
+
+    with torch.no_grad():
+        diffusion = sum(
+            0.5 * float(share) * mean(0.5 + 0.5 * float(node), False)
+            for node, share in zip(nodes, shares, strict=True)
+        )
+        return diffusion + mean(0.0, True) + float(model.prior())
+
+
+def test_an_exact_denoiser_gives_the_truth_and_others_lie_above() -> None:
+    """One target, averaged over the true conditional. What the exact denoiser leaves is what z_1
+    still knows of the token: more, where the noise ends early. Where it begins late nothing is
+    lost, for the last step tells all that is left to tell of a single target.
+    """
+    context = torch.tensor([True, True, False, True])
+    rows = torch.tensor([[1, 1, 0, 2], [1, 1, 1, 2], [1, 1, 2, 2]])
+    true = truth(rows, context.expand(3, -1))
+
+    def gaps(**changes: float) -> Tensor:
+        model = toy_plaid(**changes)
+        return (
+            torch.tensor([integrated(model, row, context) for row in rows], dtype=torch.float64)
+            + true
+        )
+
+    exact = gaps()
+    assert float(exact.abs().max()) < 2e-3  # for every token
+    average = {
+        name: float((gap * true.exp()).sum())
+        for name, gap in (("exact", exact), ("late", gaps(gamma_0=1.0)))
+    }
+    assert all(-1e-6 < gap < 1e-3 for gap in average.values()), average
+    for changes in ({"warp": 0.3}, {"gamma_1": 0.0}):
+        assert float((gaps(**changes) * true.exp()).sum()) > 0.01
+
+
+def test_an_exact_denoiser_gives_the_true_conditional_of_many_targets() -> None:
+    values, error = toy_plaid().estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=4000, seed=1)
+    assert bool(((values.sum(1) - truth(TOKENS, CONTEXT)).abs() < 3 * error + 0.01).all())
+    assert bool((error < 0.05 * -truth(TOKENS, CONTEXT)).all())
+
+
+def test_a_wrong_denoiser_costs_more_on_average() -> None:
+    context = torch.tensor([False, True, False, False]).expand(len(SEQUENCES), -1)
+    entropy = -(joint() * truth(SEQUENCES, context)).sum()
+
+    def gap(**changes: float) -> tuple[float, float]:
+        """Above the entropy, and its standard error over seeds: the sequences of a
+        call share their noise.
+        """
+        model = toy_plaid(**changes)
+        values = [
+            model.estimate(Batch(SEQUENCES, context), "diffusion", draws=50, seed=seed).values.sum(
+                1
+            )
+            for seed in range(6)
+        ]
+        means = torch.stack([-(joint() * value).sum() - entropy for value in values])
+        return float(means.mean()), float(means.std()) / 6**0.5
+
+    for found, above in (
+        (gap(), False),
+        (gap(warp=0.85), True),
+        (gap(gamma_0=0.0, gamma_1=1.0), True),
+    ):
+        assert found[0] > 3 * found[1] if above else abs(found[0]) < 3 * found[1] + 0.01
+
+
+def test_a_new_model_is_uniform() -> None:
+    """Its network says nothing yet, and the density of z is the exact denoiser of
+    independent, uniform tokens.
+    """
+    torch.manual_seed(0)
+    model = Plaid(PlaidConfig.preset("tiny", gamma_0=-8.0, gamma_1=8.0)).eval()
+    tokens, context = torch.randint(256, (4, 16)), torch.zeros(4, 16, dtype=torch.bool)
+    context[2:, ::2] = True
+    values, error = model.estimate(Batch(tokens, context), "diffusion", draws=200)
+    expected = math.log(256) * (~context).sum(1)
+    assert bool(((-values.sum(1) - expected).abs() < 3 * error).all())
+    assert bool((error < 0.08 * expected).all())
+
+
+def test_the_standard_error_matches_the_spread() -> None:
+    model = toy_plaid(warp=0.4)
+    estimates = [
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=16, seed=seed)
+        for seed in range(200)
+    ]
+    spread = torch.stack([estimate.values.sum(1) for estimate in estimates]).std(0)
+    claimed = (
+        torch.stack([estimate.standard_error.square() for estimate in estimates]).mean(0).sqrt()
     )
-    assert (
-        main(["train", f"data={data}", f"run={run}", *words, "eval_contexts=span:p=0.5,mean=5"])
-        == 0
+    assert bool((claimed > 0.8 * spread).all())
+    assert bool((claimed < 1.6 * spread).all())
+    assert bool(
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=1).standard_error.isnan().all()
     )
-    found = losses(run)
-    assert len(found) == 40
-    assert sum(found[-10:]) < 0.9 * sum(found[:10])
-    evaluation = next(record for record in read_log(run / "log.jsonl") if record["kind"] == "eval")
-    assert 1 < evaluation["diffusion span:p=0.5,mean=5"] < 256
-    model = load_model(run / "model")
-    assert (model.config.model_type, model.config.modes, find_family("plaid").objective) == (
-        "plaid",
-        ("diffusion",),
-        "denoise",
+
+
+def test_the_training_loss_is_the_bound_on_average() -> None:
+    # little signal, little variance
+    model = toy_plaid(warp=0.3, given_share=0.0, gamma_0=-2.0, gamma_1=2.0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = torch.stack(
+            [
+                model.nll(Batch(TOKENS.repeat(64, 1), CONTEXT.repeat(64, 1)), "diffusion")[0] / 64
+                for _ in range(60)
+            ]
+        )
+    values, error = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=8000)
+    spread = float(found.std()) / 60**0.5 + float(error.sum())
+    assert abs(float(found.mean() + values.sum())) < 3 * spread
+    # sharp enough to miss neither a share of the rows nor the prior
+    assert spread < 0.03 * float(found.mean())
+
+
+def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = toy_plaid(warp=0.3)
+    alone = [
+        model.estimate(Batch(TOKENS[b : b + 1], CONTEXT[b : b + 1]), "diffusion", draws=20, seed=9)
+        for b in range(3)
+    ]
+    padded = [torch.cat((x.flip(0), torch.zeros(3, 3).to(x)), 1) for x in (TOKENS, CONTEXT)]
+    monkeypatch.setattr(plaid, "TOKENS_AT_ONCE", 64)  # other chunks of draws, too
+    together = model.estimate(
+        Batch(*padded, torch.tensor([4, 4, 4])), "diffusion", draws=20, seed=9
     )
-    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
-    # the ends are learnt
-    assert not torch.equal(model.schedule.bounds, torch.tensor([-3.0, 6.0]) / 7)
+    for b in range(3):
+        assert torch.equal(together.values[2 - b, :4], alone[b].values[0])
+        assert torch.equal(together.standard_error[2 - b], alone[b].standard_error[0])
+    assert not together.values[:, 4:].any()
+    other = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=20, seed=10)
+    assert not torch.equal(other.values[0], alone[0].values[0])

@@ -1,11 +1,14 @@
-"""The published formulas once more, word by word and one sequence at a time, from nothing but the
-tensors' names.
+"""The published formulas of the diffusion systems, written out one sequence at a time.
+
+They use nothing of the package but the names of the tensors.
 """
 
 import math
 
 import torch
 from torch import Tensor
+
+from tracformer.baselines.gaussian import RATE
 
 
 def layer_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -80,8 +83,6 @@ def dit_logits(w: dict[str, Tensor], n_head: int, tokens: list[int], sigma: floa
     return x @ w["output_layer.linear.weight"].T + w["output_layer.linear.bias"]
 
 
-# ---- losses of one masked position, from its logits (V + 1,)
-
 EPS = 1e-3
 
 
@@ -125,3 +126,103 @@ def d3pm_loss(logits: Tensor, x0: int, i: int, T: int) -> Tensor:
         "mask": ((1 - alpha_s) + alpha_s * p[-1]) / total,
     }
     return T * sum(q * (math.log(q) - model[state].log()) for state, q in true.items() if q > 0)
+
+
+def literal_gamma(w: dict[str, Tensor], t: float) -> float:
+    def h(t: float) -> float:
+        units = zip(
+            w["schedule.a"].tolist(),
+            w["schedule.b"].tolist(),
+            w["schedule.c"].tolist(),
+            strict=True,
+        )
+        return sum(
+            math.log1p(math.exp(c)) * math.tanh(math.log1p(math.exp(a)) * (t - 0.5) + b)
+            for a, b, c in units
+        )
+
+    low, high = (RATE * end for end in w["schedule.bounds"].tolist())
+    return low + (high - low) * (h(t) - h(0.0)) / (h(1.0) - h(0.0))
+
+
+def literal_slope(w: dict[str, Tensor], t: float, width: float = 1e-4) -> float:
+    return (literal_gamma(w, t + width) - literal_gamma(w, t - width)) / (2 * width)
+
+
+def literal_table(w: dict[str, Tensor]) -> Tensor:
+    return torch.stack([row / math.sqrt(float((row**2).sum())) for row in w["embedding"]])
+
+
+def literal_log_probs(
+    w: dict[str, Tensor],
+    read: list[Tensor],
+    given: list[bool],
+    gamma: float,
+    guess: list[Tensor] | None,
+) -> Tensor:
+    """(T, V): the categorical answer at every position."""
+    e = len(read[0])
+    alpha, variance = math.sqrt(1 / (1 + math.exp(gamma))), 1 / (1 + math.exp(-gamma))
+    inputs = []
+    for p, vector in enumerate(read):
+        scale = math.sqrt(e) if given[p] else 1 / math.sqrt(alpha**2 / e + variance)
+        x = w["network.input.weight"] @ (vector * scale)
+        if given[p]:
+            x = x + w["network.mark"]
+        if guess is not None:
+            x = x + w["network.guess.weight"] @ (guess[p] * math.sqrt(e))
+        inputs.append(x)
+    names = {
+        name.removeprefix("network."): tensor
+        for name, tensor in w.items()
+        if name.startswith("network.")
+    }
+    logits = dit_logits(
+        {**names, "vocab_embed.embedding": torch.stack(inputs)}, 2, list(range(len(read))), gamma
+    )
+    density = torch.stack([alpha / variance * (literal_table(w) @ vector) for vector in read])
+    return (logits + density).log_softmax(-1)
+
+
+def literal_terms(
+    w: dict[str, Tensor],
+    tokens: list[int],
+    given: list[bool],
+    t: float | None,
+    noise: Tensor,
+    guessing: bool,
+) -> list[float]:
+    """What each position costs at time t; t None: the reconstruction.
+
+    Zero where given. noise: (T, e)
+    """
+    gamma, table = literal_gamma(w, t or 0.0), literal_table(w)
+    alpha, sigma = math.sqrt(1 / (1 + math.exp(gamma))), math.sqrt(1 / (1 + math.exp(-gamma)))
+    read = [
+        table[x] if given[p] else alpha * table[x] + sigma * noise[p] for p, x in enumerate(tokens)
+    ]
+    guess = [torch.zeros_like(vector) for vector in read] if "network.guess.weight" in w else None
+    if guessing:
+        first = literal_log_probs(w, read, given, gamma, guess).exp() @ table
+        guess = [torch.zeros_like(vector) if given[p] else vector for p, vector in enumerate(first)]
+    log_p = literal_log_probs(w, read, given, gamma, guess)
+    snr_slope = 0.0 if t is None else -math.exp(-gamma) * literal_slope(w, t)
+    costs = []
+    for p, x in enumerate(tokens):
+        cost = (
+            -log_p[p, x]
+            if t is None
+            else -0.5 * snr_slope * ((table[x] - log_p[p].exp() @ table) ** 2).sum()
+        )
+        costs.append(0.0 if given[p] else float(cost))
+    return costs
+
+
+def literal_prior(w: dict[str, Tensor]) -> float:
+    """KL(N(alpha_1 e(x), sigma_1^2) || N(0, 1)), dimension by dimension, for some x."""
+    gamma = literal_gamma(w, 1.0)
+    alpha, variance = math.sqrt(1 / (1 + math.exp(gamma))), 1 / (1 + math.exp(-gamma))
+    return sum(
+        0.5 * (variance + (alpha * x) ** 2 - 1 - math.log(variance))
+        for x in literal_table(w)[0].tolist()
+    )

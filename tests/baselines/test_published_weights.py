@@ -1,4 +1,4 @@
-"""Checkpoints in the layouts of SEDD's and MDLM's code give the model back; others are refused."""
+"""Published weights and training checkpoints of SEDD and MDLM."""
 
 import json
 import logging
@@ -16,9 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import tracformer
-from tests.peers.diffusion_literal import dit_logits, sedd_loss, sigma_of
-from tests.peers.test_dit import question, small_diffusion
-from tests.peers.test_pickled import OMEGACONF, Calls, foreign, omegaconf_nodes, with_state
+from tests.baselines.literal import dit_logits, sedd_loss, sigma_of
+from tests.baselines.small import question, small_diffusion
+from tests.baselines.test_pickle_reader import (
+    OMEGACONF,
+    Calls,
+    foreign,
+    omegaconf_nodes,
+    with_state,
+)
 from tracformer.baselines import load_model
 from tracformer.baselines.diffusion import DiffusionModel
 from tracformer.baselines.mdlm import MDLMConfig
@@ -27,6 +33,7 @@ from tracformer.data import build_tokenizer
 from tracformer.model.batch import Batch
 
 SHAPE = {"hidden_size": 8, "cond_dim": 6, "length": 12, "n_blocks": 2, "n_heads": 2, "dropout": 0.1}
+
 SEDD_CONFIG: dict[str, Any] = {
     "ngpus": 1,
     "tokens": 7,
@@ -35,6 +42,7 @@ SEDD_CONFIG: dict[str, Any] = {
     "noise": {"type": "loglinear", "sigma_min": 1e-4, "sigma_max": 20},
     "model": {"name": "small", "type": "ddit", "scale_by_sigma": True, **SHAPE},
 }
+
 MDLM_CONFIG: dict[str, Any] = {
     "architectures": ["MDLM"],
     "model_type": "mdlm",
@@ -49,6 +57,7 @@ MDLM_CONFIG: dict[str, Any] = {
     "time_conditioning": False,
     "torch_dtype": "float32",
 }
+
 # The tree that MDLM's code keeps in `hyper_parameters`, of its many values those that matter.
 MDLM_TREE: dict[str, Any] = {
     "backbone": "dit",
@@ -62,6 +71,7 @@ MDLM_TREE: dict[str, Any] = {
     "loader": {"batch_size": "${div_up:${.global_batch_size}, 8}"},
     "wandb": {"tags": ["a", "${noise.type}"], "name": None},
 }
+
 LETTERS = {"a": 0, "b": 1, "[MASK]": 2, "c": 3, "d": 4, "e": 5, "f": 6, "[PAD]": 7}
 
 
@@ -159,9 +169,6 @@ def same(found: DiffusionModel, expected: DiffusionModel) -> bool:
     return torch.allclose(values(found), values(expected), atol=1e-5)
 
 
-# ---- published folders
-
-
 def test_published_folders(tmp_path: Path) -> None:
     sedd, mdlm = small_diffusion("sedd"), small_diffusion("mdlm")
     found = load_sedd(write_sedd(tmp_path / "sedd", published(sedd)))
@@ -200,9 +207,6 @@ def test_the_published_vocabulary_needs_no_mask(tmp_path: Path) -> None:
     found = load_model(folder)
     assert found.config.vocab_size == 50257
     assert same(found, model)  # type: ignore[arg-type]
-
-
-# ---- training files
 
 
 def test_training_files_of_sedd(tmp_path: Path) -> None:
@@ -294,9 +298,6 @@ def test_sedd_of_mdlms_code(tmp_path: Path) -> None:
         load_mdlm(file)
 
 
-# ---- a mask within the vocabulary
-
-
 def literal_logits(weights: dict[str, Tensor], tokens: list[int], sigma: float) -> Tensor:
     """(T, V) of the network as it was trained, the mask among its V tokens."""
     own = {name.removeprefix("backbone."): value.double() for name, value in weights.items()}
@@ -313,6 +314,7 @@ def literal_log_prob(weights: dict[str, Tensor], tokens: list[int], hidden: list
 
 
 TOKENS = torch.tensor([[0, 7, 3, 1, 6, 4, 2]])  # ids on both sides of the mask's, and its own
+
 CONTEXT = torch.tensor([[True, False, False, True, False, False, True]])
 
 
@@ -439,9 +441,6 @@ def test_a_given_configuration_says_where_the_mask_is(tmp_path: Path) -> None:
     changed = MDLMConfig.from_dict({**model.config.to_dict(), "vocab_size": 9})
     with pytest.raises(ValueError, match=r"has 8 rows in vocab_embed\.embedding; config calls"):
         load_mdlm(file, config=changed, mask_token_id=2)
-
-
-# ---- what is refused
 
 
 def test_another_family_is_refused(tmp_path: Path) -> None:

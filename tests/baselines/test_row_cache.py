@@ -1,10 +1,10 @@
-"""Cached generation gives the answers of whole passes, step by step."""
+"""Cached generation computes the same logits as whole passes, step by step."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.peers.small import MODES, random_question, small_peer
+from tests.baselines.small import MODES, random_question, small_baseline
 from tracformer.generation.decode import fill
 from tracformer.generation.sessions import empty_session, open_session
 from tracformer.model.batch import Batch
@@ -12,7 +12,7 @@ from tracformer.model.batch import Batch
 CACHED = [
     (family, mode)
     for family, mode in MODES
-    if mode != "ac" and small_peer(family).empty_cache(mode, 1, 4) is not None
+    if mode != "ac" and small_baseline(family).empty_cache(mode, 1, 4) is not None
 ]
 
 
@@ -29,7 +29,7 @@ def stepwise(session: object, tokens: Tensor, targets: Tensor, rows: Tensor) -> 
     return torch.stack([logits[key] for key in sorted(logits)])
 
 
-def test_every_rival_has_a_cache() -> None:
+def test_which_systems_have_a_cache() -> None:
     assert {family.split()[0] for family, _ in CACHED} == {
         "ac-gpt",
         "as-arm",
@@ -42,7 +42,7 @@ def test_every_rival_has_a_cache() -> None:
 @pytest.mark.parametrize(("family", "mode"), CACHED)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_step_equals_a_whole_pass(family: str, mode: str, seed: int) -> None:
-    model = small_peer(family, seed=seed)
+    model = small_baseline(family, seed=seed)
     tokens, context, lengths = random_question(4, 11, seed)
     if seed == 2:
         context[1] = False  # nothing given
@@ -59,8 +59,8 @@ def test_every_step_equals_a_whole_pass(family: str, mode: str, seed: int) -> No
 
 
 @pytest.mark.parametrize(("family", "mode"), CACHED)
-def test_a_selection_and_its_source_do_not_touch_each_other(family: str, mode: str) -> None:
-    model = small_peer(family)
+def test_a_selection_is_independent_of_its_source(family: str, mode: str) -> None:
+    model = small_baseline(family)
     tokens, context, lengths = random_question(3, 9, 5)
     targets = Batch(tokens, context, lengths).targets()
     session = open_session(model, Batch(tokens, context, lengths), mode)
@@ -76,8 +76,8 @@ def test_a_selection_and_its_source_do_not_touch_each_other(family: str, mode: s
 
 
 @pytest.mark.parametrize(("family", "mode"), CACHED)
-def test_a_position_may_be_asked_twice(family: str, mode: str) -> None:
-    model = small_peer(family)
+def test_a_position_can_be_predicted_twice(family: str, mode: str) -> None:
+    model = small_baseline(family)
     tokens, context, lengths = random_question(2, 9, 3)
     targets = Batch(tokens, context, lengths).targets()
     session = open_session(model, Batch(tokens, context, lengths), mode)
@@ -93,7 +93,7 @@ def test_a_position_may_be_asked_twice(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize(("family", "mode"), CACHED)
 def test_samples_do_not_depend_on_the_cache(family: str, mode: str) -> None:
-    model = small_peer(family)
+    model = small_baseline(family)
     tokens, context, lengths = random_question(5, 10, 7)
     cached, plain = (
         fill(model, Batch(tokens, context, lengths), mode, seed=3, cached=cached)
