@@ -2,7 +2,7 @@
 
 import pytest
 
-from tracformer.cli.output import Writer, marked, rows_of, shade, visible
+from tracformer.cli.output import StreamWriter, marked, rows_of, shade, visible
 from tracformer.data import byte_tokenizer
 from tracformer.generation.results import Span, Token
 
@@ -17,7 +17,7 @@ def arrivals(blank: int, text: str) -> list[Token]:
 
 
 def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    writer = Writer(["<", "|", "|", ">"], lambda fills: BYTES.decode(fills[-1]))
+    writer = StreamWriter(["<", "|", "|", ">"], lambda fills: BYTES.decode(fills[-1]))
     seen = [capsys.readouterr().out]
     for arrival in [*arrivals(0, "é"), *arrivals(2, "b")]:  # nothing came for the second blank
         writer([arrival])
@@ -29,7 +29,7 @@ def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixtur
 def test_bytes_that_never_become_a_character_come_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    writer = Writer(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
+    writer = StreamWriter(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
     writer(arrivals(0, "é")[:1])
     writer.finish("a\ufffdb")
     assert capsys.readouterr().out == "a\ufffdb\n"
@@ -38,7 +38,7 @@ def test_bytes_that_never_become_a_character_come_at_the_end(
 def test_a_text_that_turned_out_otherwise_is_printed_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    writer = Writer(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
+    writer = StreamWriter(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
     writer(arrivals(0, "x"))
     writer.finish("a xb")
     assert capsys.readouterr().out == "ax\na xb\n"

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tracformer.generation.decode import Filled
 from tracformer.generation.engine import Engine, Request
+from tracformer.generation.fill_request import Filled
 from tracformer.model.batch import Batch
 
 PATIENCE = 60.0  # seconds: only a failure waits so long
@@ -70,7 +70,7 @@ def endless(
     request = engine.request()
     slow.go.release(batch)
     future = pool.submit(
-        lambda: request.fill(**question(batch=batch, stop=slow, watch=lambda _: begun.set()))
+        lambda: request.fill(**question(batch=batch, stop=slow, callback=lambda _: begun.set()))
     )
     assert begun.wait(PATIENCE)
     return request, future, slow

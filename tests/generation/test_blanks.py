@@ -10,13 +10,13 @@ from tokenizers import decoders, models
 
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.tokenizer import reserve
+from tracformer.generation.scoring import marked_parts
 from tracformer.generation.template import (
     Lengths,
     Template,
-    frame,
-    literal_fills,
     parse,
     parse_lengths,
+    tokenize,
     write,
 )
 from tracformer.generation.token_text import Spelling
@@ -103,21 +103,21 @@ def test_texts_without_a_whole_blank_are_refused(text: str, said: str) -> None:
 
 
 def test_a_space_before_a_blank_moves_into_it_where_tokens_begin_with_spaces(bpe: Spelling) -> None:
-    laid = frame(parse("the cat [[2]] the [[1]] mat"), bpe, whole=True)
+    laid = tokenize(parse("the cat [[2]] the [[1]] mat"), bpe, whole=True)
     assert laid.texts == ("the cat", " the", " mat")
     assert laid.spaced == (True, True)
     assert laid.ids[2] == tuple(bpe.tokenizer.encode(" mat"))
     assert laid.end == (bpe.tokenizer.eot_id,)
-    assert frame(parse("[[2]] cat"), bpe, whole=True).spaced == (False,)
-    assert frame(parse("ca[[1]]s"), bpe, whole=True).spaced == (False,)
-    assert frame(parse("a  [[1]]"), bpe, whole=True).texts == ("a ", "")
+    assert tokenize(parse("[[2]] cat"), bpe, whole=True).spaced == (False,)
+    assert tokenize(parse("ca[[1]]s"), bpe, whole=True).spaced == (False,)
+    assert tokenize(parse("a  [[1]]"), bpe, whole=True).texts == ("a ", "")
 
 
 @pytest.mark.parametrize(
     "tokenizer", [byte_tokenizer(), char_tokenizer("abc ")], ids=["byte", "char"]
 )
 def test_no_space_moves_where_a_space_is_a_token_of_its_own(tokenizer: Tokenizer) -> None:
-    laid = frame(parse("a [[2]] b"), Spelling(tokenizer), whole=False)
+    laid = tokenize(parse("a [[2]] b"), Spelling(tokenizer), whole=False)
     assert laid.texts == ("a ", " b")
     assert laid.spaced == (False,)
     assert laid.end == ()
@@ -151,16 +151,16 @@ def test_every_special_token_but_the_mask_is_not_text() -> None:
 def test_marked_text_takes_its_space_as_a_filling_would(bpe: Spelling) -> None:
     outside, inside = parse("the [[cat]] sat"), parse("the[[ cat]] sat")
     for template in (outside, inside):
-        of = frame(template, bpe, whole=True)
-        assert literal_fills(template, of, bpe) == [(" cat", bpe.tokenizer.encode(" cat"))]
+        of = tokenize(template, bpe, whole=True)
+        assert marked_parts(template, of, bpe) == [(" cat", bpe.tokenizer.encode(" cat"))]
         assert of.texts == ("the", " sat")
     with pytest.raises(ValueError, match="is empty"):
-        literal_fills(parse("the [[]] sat"), of, bpe)
+        marked_parts(parse("the [[]] sat"), of, bpe)
 
 
 def test_layout_places_tokens_and_blanks() -> None:
-    of = frame(parse("ab[[2]]c[[1]]"), Spelling(char_tokenizer("abc")), whole=True)
-    laid = of.lay([[0, 0], [1]])
+    of = tokenize(parse("ab[[2]]c[[1]]"), Spelling(char_tokenizer("abc")), whole=True)
+    laid = of.with_fills([[0, 0], [1]])
     assert laid.tokens == [0, 1, 0, 0, 2, 1, 3]
     assert laid.context == [True, True, False, False, True, False, True]
     assert (laid.starts, laid.lengths) == ((2, 5), (2, 1))
@@ -168,14 +168,14 @@ def test_layout_places_tokens_and_blanks() -> None:
 
 
 def test_ranges_are_cut_to_the_room() -> None:
-    of = frame(parse("ab[[]]c[[2-9]]"), Spelling(char_tokenizer("abc")), whole=True)  # 4 given
+    of = tokenize(parse("ab[[]]c[[2-9]]"), Spelling(char_tokenizer("abc")), whole=True)  # 4 given
     wanted = [Lengths(1, None), Lengths(2, 9)]
-    assert of.fitting(wanted, 10, 32) == ([(1, 4), (2, 5)], 6)
-    assert of.fitting(wanted, 100, 32) == ([(1, 32), (2, 9)], 96)
+    assert of.length_ranges(wanted, 10, 32) == ([(1, 4), (2, 5)], 6)
+    assert of.length_ranges(wanted, 100, 32) == ([(1, 32), (2, 9)], 96)
     with pytest.raises(ValueError, match="ask for 3 tokens where 2 fit"):
-        of.fitting(wanted, 6, 32)
+        of.length_ranges(wanted, 6, 32)
     with pytest.raises(ValueError, match="shorten the text"):
-        of.fitting(wanted, 4, 32)
+        of.length_ranges(wanted, 4, 32)
 
 
 def test_what_is_cut_already_stays_as_it_is() -> None:

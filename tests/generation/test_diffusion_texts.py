@@ -7,17 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.baselines.exact_denoisers import (
-    GIVEN,
-    ROW,
-    SAMPLES,
-    SEQUENCES,
-    chi_square,
-    conditional,
-    toy,
-)
-from tests.baselines.small import TRACFORMER, question, small_diffusion, small_plaid
 from tests.generation.texts import TEXT, WORDS
+from tests.peers.diffusion_toys import SEQUENCES, toy
+from tests.peers.plaid_toys import small_plaid
+from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
+from tests.peers.test_dit import TRACFORMER, question, small_diffusion
 from tracformer import LanguageModel, loading
 from tracformer.attention import build_attention
 from tracformer.cli import main
@@ -54,7 +48,7 @@ def test_blanks_are_filled_by_the_reverse_process_under_the_rules_of_text(
         assert result.text == "the cat" + first.text + " the" + second.text + " mat"
         assert all(span.text[0] == " " and not span.text[1].isspace() for span in result.spans)
         assert tokenizer.eot_id not in (*first.token_ids, *second.token_ids)
-        assert "not that of the whole filling" in result.note
+        assert "not that of the whole fill" in result.note
     assert [
         r.token_ids for r in lm.infill(TEXT, 6, mode="diffusion", order=Ancestral(5), batch=1)
     ] == [r.token_ids for r in results]
@@ -87,7 +81,7 @@ def test_a_system_that_has_no_other_mode_needs_none_named(tokenizer: Tokenizer) 
     assert sample.text.startswith("the cat")
     assert "length fixed beforehand" in sample.note
     assert lm.infill(TEXT)[0].note.split("; ")[0] in sample.note
-    assert "when it was revealed" in sample.note
+    assert "when it was filled in" in sample.note
     end = tokenizer.eot_id
     ended = [each for each in lm.sample(40, prompt="the cat", max_tokens=12) if each.ended]
     assert ended
@@ -163,7 +157,7 @@ def test_candidates_of_a_single_step_are_the_marginals_and_end_with_the_text() -
 def test_advice_names_only_what_the_model_has(tokenizer: Tokenizer) -> None:
     for system in SYSTEMS:
         lm = LanguageModel(model_of(system, tokenizer), tokenizer)
-        with pytest.raises(ValueError, match=r"Ancestral\(steps\) alone") as refused:
+        with pytest.raises(ValueError, match=r"only the order Ancestral\(steps\)") as refused:
             lm.infill(TEXT, mode="diffusion", order=RandomOrder())
         assert ("'ac'" in str(refused.value)) == (system != "plaid")
 
@@ -185,7 +179,7 @@ def test_the_command_line_fills_by_the_reverse_process(
     assert (
         main(["infill", TEXT, "-m", str(tmp_path), "--mode", "diffusion", "--order", "random"]) == 2
     )
-    assert "takes the order Ancestral(steps) alone" in capsys.readouterr().err
+    assert "takes only the order Ancestral(steps)" in capsys.readouterr().err
 
 
 def test_a_question_compiles_nothing_for_a_tracformer_inside_either(

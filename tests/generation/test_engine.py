@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.baselines.small import small_baseline
 from tests.generation.engines import PATIENCE, endless, eventually, held, question
 from tests.generation.test_filling import assert_same, random_question
 from tests.helpers import small_model
+from tests.peers.small import small_peer
 from tracformer import LanguageModel
 from tracformer.data import char_tokenizer
-from tracformer.generation.decode import Revealed, fill
+from tracformer.generation.decode import fill
 from tracformer.generation.engine import Cancelled, Engine
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.results import Callback, Token
@@ -98,7 +98,7 @@ def alike(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("family", ["bart", "bert", "gpt2", "mdlm", "sedd"])
 def test_other_systems(family: str, pool: ThreadPoolExecutor) -> None:
-    model: ConditionalModel = small_baseline(family, vocab_size=5)
+    model: ConditionalModel = small_peer(family, vocab_size=5)
     lm = LanguageModel(model, char_tokenizer("abcd"))
     engine = Engine(model, rows=3)
     requests = [
@@ -140,16 +140,16 @@ def test_more_rows_than_there_are_wait_their_turn(engine: Engine, pool: ThreadPo
 
 
 def test_watching_is_done_in_the_callers_thread(engine: Engine) -> None:
-    heard: list[Revealed] = []
+    heard: list[Token] = []
     threads = set()
 
-    def watch(revealed: list[Revealed]) -> None:
+    def callback(revealed: list[Token]) -> None:
         threads.add(threading.current_thread())
         heard.extend(revealed)
 
-    filled = engine.request().fill(**question(6, batch=2, watch=watch, top=1))
+    filled = engine.request().fill(**question(6, batch=2, callback=callback, top=1))
     assert threads == {threading.current_thread()}
-    assert sorted((each.row, each.position, each.token) for each in heard) == [
+    assert sorted((each.sample, each.position, each.token_id) for each in heard) == [
         (row, position, int(filled.tokens[row, position]))
         for row in range(2)
         for position in range(6)
@@ -160,25 +160,25 @@ def test_a_watcher_that_returns_false_is_told_no_more(engine: Engine) -> None:
     asked = question(6, batch=2)
     heard: dict[str, int] = {"here": 0, "engine": 0}
 
-    def first(name: str) -> Callable[[list[Revealed]], bool]:
-        def watch(_: list[Revealed]) -> bool:
+    def first(name: str) -> Callable[[list[Token]], bool]:
+        def callback(_: list[Token]) -> bool:
             heard[name] += 1
             return False
 
-        return watch
+        return callback
 
-    expected = fill(engine.model, **asked, watch=first("here"))
-    assert_same(engine.request().fill(**asked, watch=first("engine")), expected)
+    expected = fill(engine.model, **asked, callback=first("here"))
+    assert_same(engine.request().fill(**asked, callback=first("engine")), expected)
     assert int(expected.steps.max()) > 1
     assert heard == {"here": 1, "engine": 1}
 
 
 def test_a_watcher_that_fails_ends_its_own_fill(engine: Engine) -> None:
-    def watch(_: list[Revealed]) -> None:
+    def callback(_: list[Token]) -> None:
         raise LookupError("gone")
 
     with pytest.raises(LookupError, match="gone"):
-        engine.request().fill(**question(watch=watch))
+        engine.request().fill(**question(callback=callback))
     assert eventually(lambda: engine.load.rows == 0)
 
 

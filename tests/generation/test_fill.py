@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tests.helpers import random_batch, small_model
 from tracformer import Tracformer
-from tracformer.generation.decode import Filled, Revealed, fill
+from tracformer.generation.decode import fill
+from tracformer.generation.fill_request import Filled
 from tracformer.generation.orders import (
     Ancestral,
     ByConfidence,
@@ -18,6 +19,7 @@ from tracformer.generation.orders import (
     Order,
     RandomOrder,
 )
+from tracformer.generation.results import Token
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.model.batch import Batch
 
@@ -296,20 +298,21 @@ def test_the_stop_token_ends_its_own_sequence_and_no_other() -> None:
 def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
-    heard: list[list[Revealed]] = []
+    heard: list[list[Token]] = []
     filled = fill(
-        model, Batch(tokens, context, lengths), mode, order=order, seed=6, watch=heard.append
+        model, Batch(tokens, context, lengths), mode, order=order, seed=6, callback=heard.append
     )
     targets = Batch(tokens, context, lengths).targets()
     everything = [each for some in heard for each in some]
-    assert sorted((each.row, each.position) for each in everything) == [
+    assert sorted((each.sample, each.position) for each in everything) == [
         tuple(pair) for pair in targets.nonzero().tolist()
     ]
     for step, some in enumerate(heard):
-        for row, position, token, log_prob, *_ in some:
-            assert int(filled.steps[row, position]) == step
-            assert int(filled.tokens[row, position]) == token
-            assert float(filled.log_probs[row, position]) == log_prob
+        for each in some:
+            at = each.sample, each.position
+            assert int(filled.steps[at]) == step
+            assert int(filled.tokens[at]) == each.token_id
+            assert float(filled.log_probs[at]) == each.log_prob
 
 
 def test_nothing_to_fill() -> None:

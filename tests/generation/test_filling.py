@@ -1,4 +1,4 @@
-"""Many jobs in one loop: each gets what it gets alone, whoever else is there, whenever it comes."""
+"""Many requests in one loop: each gets what it gets alone, whoever else is there, whenever it comes."""
 
 import random
 from collections.abc import Callable
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.small import MODES, small_baseline
 from tests.helpers import small_model
+from tests.peers.small import MODES, small_peer
 from tracformer.generation.decode import Filled, fill
+from tracformer.generation.fill_request import FillRequest
 from tracformer.generation.orders import (
     Ancestral,
     ByConfidence,
@@ -19,8 +20,9 @@ from tracformer.generation.orders import (
     Order,
     RandomOrder,
 )
+from tracformer.generation.results import Token
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.generation.scheduler import Filling, Job, Revealed
+from tracformer.generation.scheduler import Scheduler
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 
@@ -72,13 +74,15 @@ def random_question(
     }
 
 
-def run(filling: Filling, jobs: list[Job], when: Callable[[], bool] = lambda: True) -> None:
+def run(
+    scheduler: Scheduler, requests: list[FillRequest], when: Callable[[], bool] = lambda: True
+) -> None:
     """Jobs come one after another, whenever `when` says so, between steps."""
-    coming = list(jobs)
-    while not all(job.done for job in jobs):
-        if coming and (when() or not (filling.rows or filling.waiting)):
-            filling.add(coming.pop(0))
-        filling.step()
+    coming = list(requests)
+    while not all(request.done for request in requests):
+        if coming and (when() or not (scheduler.rows or scheduler.waiting)):
+            scheduler.add(coming.pop(0))
+        scheduler.step()
 
 
 def assert_same(one: Filled, other: Filled, atol: float = 1e-10) -> None:
@@ -94,19 +98,19 @@ def assert_same(one: Filled, other: Filled, atol: float = 1e-10) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_jobs_get_together_what_they_get_alone(seed: int) -> None:
-    """In float64: 24 jobs of all modes, coming at any time, more sequences than
+def test_requests_get_together_what_they_get_alone(seed: int) -> None:
+    """In float64: 24 requests of all modes, coming at any time, more sequences than
     there is room for.
     """
     model, rng = small_model(seed=seed), random.Random(seed)
     questions = [random_question(model, rng) for _ in range(24)]
-    filling = Filling(model, 7, model.config.max_length)
-    jobs = [Job(model.config, **question) for question in questions]
-    run(filling, jobs, lambda: rng.random() < 0.6)
-    for job, question in zip(jobs, questions, strict=True):
-        assert_same(job.result(), fill(model, **question))
-    assert not filling.rows
-    assert filling.tokens == sum(len(row.arrived) for job in jobs for row in job.rows)
+    scheduler = Scheduler(model, 7, model.config.max_length)
+    requests = [FillRequest(model.config, **question) for question in questions]
+    run(scheduler, requests, lambda: rng.random() < 0.6)
+    for request, question in zip(requests, questions, strict=True):
+        assert_same(request.result(), fill(model, **question))
+    assert not scheduler.rows
+    assert scheduler.tokens == sum(len(row.filled) for request in requests for row in request.rows)
 
 
 def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
@@ -115,11 +119,11 @@ def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
         random_question(model, rng) | {"order": None, "mode": rng.choice(["car", "ar"])}
         for _ in range(20)
     ]
-    jobs = [Job(model.config, **question) for question in questions]
-    run(Filling(model, 24, 16), jobs, lambda: rng.random() < 0.6)
+    requests = [FillRequest(model.config, **question) for question in questions]
+    run(Scheduler(model, 24, 16), requests, lambda: rng.random() < 0.6)
     rows = different = 0
-    for job, question in zip(jobs, questions, strict=True):
-        result, alone = job.result(), fill(model, **question)
+    for request, question in zip(requests, questions, strict=True):
+        result, alone = request.result(), fill(model, **question)
         for row in range(len(result.tokens)):
             rows += 1
             if torch.equal(result.tokens[row], alone.tokens[row]):
@@ -133,17 +137,17 @@ def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
 
 @pytest.mark.parametrize(("family", "mode"), [*MODES, ("mdlm", "ac")])
 def test_models_without_a_cache(family: str, mode: str) -> None:
-    model, rng = small_baseline(family), random.Random(5)
+    model, rng = small_peer(family), random.Random(5)
     questions = [random_question(model, rng, (mode,)) for _ in range(5)]
-    filling = Filling(model, 4, model.config.max_length)
-    jobs = [Job(model.config, **question) for question in questions]
-    run(filling, jobs)
-    for job, question in zip(jobs, questions, strict=True):
-        assert_same(job.result(), fill(model, **question))
+    scheduler = Scheduler(model, 4, model.config.max_length)
+    requests = [FillRequest(model.config, **question) for question in questions]
+    run(scheduler, requests)
+    for request, question in zip(requests, questions, strict=True):
+        assert_same(request.result(), fill(model, **question))
 
 
-def test_rows_of_several_jobs_share_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, widths = small_baseline("bert"), []
+def test_rows_of_several_requests_share_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, widths = small_peer("bert"), []
     inner = model.logits_at
 
     def counted(tokens: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -151,20 +155,20 @@ def test_rows_of_several_jobs_share_one_pass(monkeypatch: pytest.MonkeyPatch) ->
         return inner(tokens, *rest, **options)
 
     monkeypatch.setattr(model, "logits_at", counted)
-    jobs = [open_job(model, 6, "ac", seed=seed) for seed in range(5)]
-    filling = Filling(model, 8, 12)
-    for job in jobs:
-        filling.add(job)
-    filling.step()
+    requests = [open_request(model, 6, "ac", seed=seed) for seed in range(5)]
+    scheduler = Scheduler(model, 8, 12)
+    for request in requests:
+        scheduler.add(request)
+    scheduler.step()
     assert widths == [5]
 
 
-def open_job(
+def open_request(
     model: ConditionalModel, length: int, mode: str = "car", batch: int = 1, **options: Any
-) -> Job:
+) -> FillRequest:
     """Nothing is given."""
     tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return Job(
+    return FillRequest(
         model.config, Batch(tokens, torch.zeros(batch, length, dtype=torch.bool)), mode, **options
     )
 
@@ -174,52 +178,52 @@ def open_job(
 
 def test_who_comes_later_does_not_wait_for_who_is_there() -> None:
     model = small_model()
-    first, second = open_job(model, 16), open_job(model, 4, "ar")
-    filling = Filling(model, 4, 16)
-    filling.add(first)
+    first, second = open_request(model, 16), open_request(model, 4, "ar")
+    scheduler = Scheduler(model, 4, 16)
+    scheduler.add(first)
     for _ in range(5):
-        filling.step()
-    filling.add(second)
-    filling.step()
-    assert len(second.rows[0].arrived) == 1
+        scheduler.step()
+    scheduler.add(second)
+    scheduler.step()
+    assert len(second.rows[0].filled) == 1
     assert not first.done
     for _ in range(3):
-        ended = filling.step()
+        ended = scheduler.step()
     assert ended == [second]
-    assert len(first.rows[0].arrived) == 9
+    assert len(first.rows[0].filled) == 9
 
 
 def test_who_finds_no_room_waits_and_is_served_in_order() -> None:
     model = small_model()
-    jobs = [open_job(model, length, batch=2) for length in (3, 5, 4)]
-    filling = Filling(model, 3, 16)
-    for job in jobs:
-        filling.add(job)
+    requests = [open_request(model, length, batch=2) for length in (3, 5, 4)]
+    scheduler = Scheduler(model, 3, 16)
+    for request in requests:
+        scheduler.add(request)
     ended = []
     started: list[list[int]] = []
-    while filling.rows or filling.waiting:
-        ended += filling.step()
-        assert len(filling.rows) <= 3
-        started.append([sum(bool(row.arrived) for row in job.rows) for job in jobs])
+    while scheduler.rows or scheduler.waiting:
+        ended += scheduler.step()
+        assert len(scheduler.rows) <= 3
+        started.append([sum(bool(row.filled) for row in request.rows) for request in requests])
     assert started[0] == [2, 1, 0]
     assert started[3] == [2, 2, 1]
-    assert ended == jobs
+    assert ended == requests
 
 
-def test_a_dropped_job_makes_room_at_once() -> None:
+def test_a_dropped_request_makes_room_at_once() -> None:
     model = small_model()
-    first, second, third = (open_job(model, 9, batch=2, seed=seed) for seed in range(3))
-    filling = Filling(model, 2, 16)
-    for job in (first, second, third):
-        filling.add(job)
-    filling.step()
-    filling.drop([first, third])
-    assert not filling.rows
-    filling.step()
-    assert [row.job for row in filling.rows] == [second, second]
+    first, second, third = (open_request(model, 9, batch=2, seed=seed) for seed in range(3))
+    scheduler = Scheduler(model, 2, 16)
+    for request in (first, second, third):
+        scheduler.add(request)
+    scheduler.step()
+    scheduler.drop([first, third])
+    assert not scheduler.rows
+    scheduler.step()
+    assert [row.request for row in scheduler.rows] == [second, second]
     while not second.done:
-        filling.step()
-    assert not filling.waiting
+        scheduler.step()
+    assert not scheduler.waiting
     assert not first.done
     assert_same(second.result(), fill(model, second.batch, seed=1))
 
@@ -241,30 +245,30 @@ def failing(*_: object) -> Any:
         ({"only": contradiction}, ValueError, "no token is left"),
         ({"only": failing}, LookupError, "not today"),
         ({"stop": failing}, LookupError, "not today"),
-        ({"watch": failing}, LookupError, "not today"),
+        ({"callback": failing}, LookupError, "not today"),
         ({"sampler": Sampler(allowed=(99,))}, ValueError, "out of range"),
     ],
 )
-def test_an_error_of_one_job_leaves_the_others_alone(
+def test_an_error_of_one_request_leaves_the_others_alone(
     options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     model = small_model()
     good, bad, late = (
-        open_job(model, 6, batch=2),
-        open_job(model, 6, batch=2, **options),
-        open_job(model, 4, batch=2, seed=4),
+        open_request(model, 6, batch=2),
+        open_request(model, 6, batch=2, **options),
+        open_request(model, 4, batch=2, seed=4),
     )
-    filling = Filling(model, 5, 16)
-    for job in (good, bad, late):
-        filling.add(job)
+    scheduler = Scheduler(model, 5, 16)
+    for request in (good, bad, late):
+        scheduler.add(request)
     ended = []
-    while filling.rows or filling.waiting:
-        ended += filling.step()
+    while scheduler.rows or scheduler.waiting:
+        ended += scheduler.step()
     assert sorted(map(id, ended)) == sorted(map(id, (good, bad, late)))
     with pytest.raises(error, match=said):
         bad.result()
-    for job in (good, late):
-        assert_same(job.result(), fill(model, job.batch, seed=job.seeds))
+    for request in (good, late):
+        assert_same(request.result(), fill(model, request.batch, seed=request.seeds))
     with pytest.raises(error, match=said):
         fill(model, bad.batch, **options)
 
@@ -281,11 +285,11 @@ def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
     mode: str, order: Order | None
 ) -> None:
     model = small_model(seed=6)
-    job = open_job(
+    request = open_request(
         model, 8, mode, 3, seed=range(3), order=order, top=7, sampler=Sampler(temperature=0.7)
     )
-    run(Filling(model, 3, 16), [job])
-    filled = job.result()
+    run(Scheduler(model, 3, 16), [request])
+    filled = request.result()
     assert filled.top is not None
     assert filled.top.tokens.shape == (3, 8, 7)
     for row in range(3):
@@ -303,7 +307,7 @@ def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
             )
     few = fill(
         model,
-        job.batch,
+        request.batch,
         mode,
         seed=range(3),
         order=order,
@@ -313,12 +317,12 @@ def test_candidates_are_the_likeliest_tokens_and_their_log_probabilities(
     assert few.top is not None
     assert torch.equal(few.top.tokens, filled.top.tokens[..., :2])
     if mode != "ac":
-        ids, values = model.candidates(Batch(filled.tokens, job.batch.context), mode, 7)
+        ids, values = model.candidates(Batch(filled.tokens, request.batch.context), mode, 7)
         assert torch.equal(ids, filled.top.tokens)
         torch.testing.assert_close(values, filled.top.log_probs, rtol=0, atol=1e-10)
     greedy = fill(
         model,
-        job.batch,
+        request.batch,
         mode,
         order=order,
         top=1,
@@ -339,7 +343,7 @@ def test_given_positions_have_no_candidates() -> None:
 
 def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> None:
     model = small_model(seed=2)
-    heard: list[list[Revealed]] = []
+    heard: list[list[Token]] = []
     tokens, context = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.bool)
     context[:, 4] = True
     filled = fill(
@@ -348,18 +352,18 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
         "ac",
         seed=[1, 2],
         order=ByConfidence(),
-        watch=heard.append,
+        callback=heard.append,
         drafts=True,
         sampler=Sampler(banned=(3,)),
     )
-    plain: list[list[Revealed]] = []
+    plain: list[list[Token]] = []
     fill(
         model,
         Batch(tokens, context),
         "ac",
         seed=[1, 2],
         order=ByConfidence(),
-        watch=plain.append,
+        callback=plain.append,
         sampler=Sampler(banned=(3,)),
     )
     assert [[each for each in some if not each.draft] for some in heard] == plain
@@ -369,14 +373,16 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
         with torch.no_grad():
             log_probs = model(Batch(filled.tokens.where(known, 0), known), "ac").log_softmax(-1)
         log_probs[..., 3] = -torch.inf
-        for row, position, token, value, _, draft in some:
-            if draft:
-                assert drafts.get((row, position)) != token
-                drafts[row, position] = token
-                assert value == pytest.approx(float(log_probs[row, position, token]), abs=1e-9)
-        for row, position, *_, draft in some:
-            if not draft:
-                known[row, position] = True
+        for each in some:
+            if each.draft:
+                at = each.sample, each.position
+                assert drafts.get(at) != each.token_id
+                drafts[at] = each.token_id
+                expected = float(log_probs[(*at, each.token_id)])
+                assert each.log_prob == pytest.approx(expected, abs=1e-9)
+        for each in some:
+            if not each.draft:
+                known[each.sample, each.position] = True
         for row, position in (~known).nonzero().tolist():
             assert drafts[row, position] == int(log_probs[row, position].argmax())
     assert len(drafts) == 14  # of each sequence's 8 targets, all but the one filled first

@@ -4,6 +4,7 @@ numbers are the model's own.
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.generation.chain import Chain
 from tests.generation.texts import TEXT, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.generation.infill import _best
+from tracformer.generation.infill import InfillRun
 from tracformer.generation.options import InfillOptions
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.results import Infilled, Token
@@ -170,9 +171,12 @@ def test_the_best_stay_in_order_when_a_text_comes_again(lm: LanguageModel) -> No
         found("a", -1.0),
         found("b", -9.0),
     ]
-    best = _best(lm.runner, results, InfillOptions(n=3, best_of=5))
+    run = InfillRun(lm.runner, lm.spelling, InfillOptions(n=3, best_of=5))
+    best = run.best(results)
     assert [(each.text, each.log_prob) for each in best] == [("a", -1.0), ("b", -2.0), ("c", -2.5)]
-    assert [each.text for each in _best(lm.runner, results, InfillOptions(n=1, best_of=5))] == ["a"]
+    assert [
+        each.text for each in replace(run, options=InfillOptions(n=1, best_of=5)).best(results)
+    ] == ["a"]
 
 
 def test_the_best_of_different_lengths_weigh_the_length_too() -> None:
@@ -321,7 +325,7 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("no blank", {}, "has no blank"),
+        ("no blank", {}, "no blank found"),
         ("a [[3", {}, "not closed"),
         ("a [[0]]", {}, "least is 1"),
         ("a [[x]]", {}, "'x'"),
@@ -352,29 +356,28 @@ def test_what_cannot_be_filled_is_refused_with_a_reason(
     with pytest.raises(ValueError, match=said):
         lm.infill(text, **options)
     with pytest.raises(ValueError, match=said):
-        lm.check_infill(text, **options)
+        lm.infill_requests([text], **options)
 
 
 def test_what_can_be_asked_is_known_beforehand(lm: LanguageModel) -> None:
     for search in (None, "beam:4"):
-        lm.check_infill("the [[3]] cat", 2, search=search)
-        lm.check_infill(search=search)
+        assert len(lm.infill_requests(["the [[3]] cat"] * 2, 2, search=search)) == 2
     with pytest.raises(ValueError, match="mode is 'up'"):
-        lm.check_infill(mode="up")
-    lm.check_score("the [[cat]] sat")
+        lm.infill_requests([], mode="up")
+    assert len(lm.score_requests(["the [[cat]] sat"])) == 1
     for text, mode, said in (
         (None, "up", "mode is 'up'"),
-        ("the cat", None, "no blank"),
+        ("the cat", None, "no blank found"),
         ("a [[" + "the cat " * 20 + "]]", None, "shorten"),
     ):
         with pytest.raises(ValueError, match=said):
-            lm.check_score(text, mode=mode)
+            lm.score_requests([] if text is None else [text], mode=mode)
 
 
 def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
     for text, said in (
         ("a [[]]", "is empty"),
-        ("a b", "no blank"),
+        ("a b", "no blank found"),
         ("a [[" + "the cat " * 20 + "]]", "shorten"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -384,7 +387,7 @@ def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
             lm.marginals(text)
     with pytest.raises(ValueError, match="leave one blank of one token"):
         lm.marginals("a [[2]]", mode="car")
-    with pytest.raises(ValueError, match="tokens are asked for"):
+    with pytest.raises(ValueError, match="max_tokens is 99, but only 32 fit"):
         lm.sample(max_tokens=99)
 
 

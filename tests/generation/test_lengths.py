@@ -8,10 +8,10 @@ import torch
 
 from tests.generation.chain import Chain
 from tracformer.data import char_tokenizer
-from tracformer.generation.decode import fill
+from tracformer.generation.decode import Runner, fill
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.length_posterior import (
-    Candidates,
+    LengthVectors,
     Masses,
     candidates,
     choose,
@@ -20,21 +20,21 @@ from tracformer.generation.length_posterior import (
     summarise,
 )
 from tracformer.generation.samplers import Sampler
-from tracformer.generation.template import Frame, Laid
+from tracformer.generation.template import BlankLayout, TokenizedText
 from tracformer.model.batch import Batch
 
 EOT = 3
 NO_END = Sampler(banned=(EOT,))
-FRAME = Frame(("ab", "c"), ((0, 1), (2,)), (False,), (EOT,))
+FRAME = TokenizedText(("ab", "c"), ((0, 1), (2,)), (False,), (EOT,))
 LENGTHS = range(1, 6)
 CHI_SQUARE = {4: 18.5, 9: 27.9}  # degrees of freedom: exceeded by chance once in a thousand
 
 
-def layouts(frame: Frame = FRAME) -> list[Laid]:
-    return [frame.blank([k]) for k in LENGTHS]
+def layouts(frame: TokenizedText = FRAME) -> list[BlankLayout]:
+    return [frame.with_blanks([k]) for k in LENGTHS]
 
 
-def exact(model: Chain, frame: Frame = FRAME, letters: int | None = 3) -> torch.Tensor:
+def exact(model: Chain, frame: TokenizedText = FRAME, letters: int | None = 3) -> torch.Tensor:
     return torch.tensor(
         [model.log_mass(laid.tokens, laid.context, letters) for laid in layouts(frame)],
         dtype=torch.float64,
@@ -47,20 +47,20 @@ def first_is_a(layout: int, position: int) -> tuple[int, ...] | None:
 
 def test_where_both_modes_agree_every_draw_gives_the_mass() -> None:
     model = Chain()
-    found = masses(model, layouts(), draws=3, seed=1, rules=Sampler())
+    found = masses(Runner(model), layouts(), draws=3, seed=1, rules=Sampler())
     torch.testing.assert_close(found.log_masses, exact(model, letters=None), rtol=1e-10, atol=1e-10)
     assert found.standard_errors.max() < 1e-10
 
 
 @pytest.mark.parametrize("distortion", [0.0, 0.7])
 @pytest.mark.parametrize(
-    "frame", [FRAME, Frame(FRAME.texts, FRAME.ids, FRAME.spaced)], ids=["whole", "fragment"]
+    "frame", [FRAME, TokenizedText(FRAME.texts, FRAME.ids, FRAME.spaced)], ids=["whole", "fragment"]
 )
 def test_masses_under_constraints_are_unbiased_whatever_the_proposal(
-    distortion: float, frame: Frame
+    distortion: float, frame: TokenizedText
 ) -> None:
     model = Chain(distortion=distortion)
-    found = masses(model, layouts(frame), draws=150, seed=3, rules=NO_END, batch=150)
+    found = masses(Runner(model), layouts(frame), draws=150, seed=3, rules=NO_END, batch=150)
     off = (found.log_masses - exact(model, frame)).abs()
     assert (off < 4 * found.standard_errors + 1e-9).all(), (off / found.standard_errors).tolist()
     assert 0 < found.standard_errors.max() < 0.15
@@ -68,9 +68,11 @@ def test_masses_under_constraints_are_unbiased_whatever_the_proposal(
 
 def test_a_constrained_first_token_is_accounted_for() -> None:
     model = Chain(distortion=0.5)
-    found = masses(model, layouts(), draws=150, seed=5, rules=NO_END, only=first_is_a, batch=150)
+    found = masses(
+        Runner(model), layouts(), draws=150, seed=5, rules=NO_END, only=first_is_a, batch=150
+    )
     held = [
-        Laid(
+        BlankLayout(
             [*laid.tokens[:2], 0, *laid.tokens[3:]],
             [*laid.context[:2], True, *laid.context[3:]],
             (2,),
@@ -88,7 +90,7 @@ def test_the_drawn_distribution_sums_to_one_over_the_allowed_fillings() -> None:
     """Many fillings are drawn; each kind is counted once, with the probability that
     it was drawn with.
     """
-    model, laid, n = Chain(distortion=0.5), FRAME.blank([3]), 800
+    model, laid, n = Chain(distortion=0.5), FRAME.with_blanks([3]), 800
     tokens, context = torch.tensor([laid.tokens] * n), torch.tensor([laid.context] * n)
     filled = fill(model, Batch(tokens, context), sampler=NO_END, seed=range(n), only=first_is_a)
     assert filled.drawn is not None
@@ -102,10 +104,10 @@ def test_the_drawn_distribution_sums_to_one_over_the_allowed_fillings() -> None:
 
 def test_without_anything_behind_it_a_longer_blank_never_has_more_mass() -> None:
     model = Chain()
-    ending = Frame(("ab", ""), ((0, 1), ()), (False,))
+    ending = TokenizedText(("ab", ""), ((0, 1), ()), (False,))
     truth = exact(model, ending)
     assert (truth.diff() < 0).all()
-    found = masses(model, layouts(ending), draws=100, seed=2, rules=NO_END, batch=100)
+    found = masses(Runner(model), layouts(ending), draws=100, seed=2, rules=NO_END, batch=100)
     assert ((found.log_masses - truth).abs() < 4 * found.standard_errors + 1e-9).all()
 
 
@@ -156,8 +158,8 @@ def test_several_blanks_are_weighed_together() -> None:
     choice = lm.infill("a[[1-3]]b[[1-2]]c", length_draws=50, batch=300)[0].length_choice
     assert choice is not None
     assert choice.lengths == tuple(product((1, 2, 3), (1, 2)))
-    frame = Frame(("a", "b", "c"), ((0,), (1,), (2,)), (False, False), (EOT,))
-    laid = [frame.blank(vector) for vector in choice.lengths]
+    frame = TokenizedText(("a", "b", "c"), ((0,), (1,), (2,)), (False, False), (EOT,))
+    laid = [frame.with_blanks(vector) for vector in choice.lengths]
     truth = torch.tensor(
         [model.log_mass(each.tokens, each.context, 3) for each in laid], dtype=torch.float64
     ).softmax(0)
@@ -220,7 +222,7 @@ def test_many_vectors_are_drawn_from_the_prior_given_that_they_fit() -> None:
 
 
 def test_choices_depend_on_their_own_seed_alone() -> None:
-    found = Candidates(
+    found = LengthVectors(
         [(1,), (2,), (3,)], torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     )
     weighed = Masses(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
@@ -249,4 +251,4 @@ def test_unusable_priors_are_refused(prior: object, said: str) -> None:
 
 def test_one_draw_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        masses(Chain(), layouts(), draws=1, seed=0, rules=NO_END)
+        masses(Runner(Chain()), layouts(), draws=1, seed=0, rules=NO_END)

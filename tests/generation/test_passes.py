@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.small import question as random_question
-from tests.baselines.small import small_diffusion, small_plaid
 from tests.generation.engines import PATIENCE, Slow, eventually, question
+from tests.peers.plaid_toys import small_plaid
+from tests.peers.test_dit import question as random_question
+from tests.peers.test_dit import small_diffusion
 from tracformer.baselines.sedd import SEDD
 from tracformer.generation.decode import Filled, fill
 from tracformer.generation.engine import Cancelled, DeadlineExceeded, Engine, Request
@@ -72,7 +73,7 @@ def test_others_have_their_turn_between_passes(paced: Engine, pool: ThreadPoolEx
     long = diffuse(paced, pool)
     filled = pool.submit(lambda: paced.request().fill(**question(3, mode="ac")))
     called = pool.submit(lambda: paced.request().call(lambda: 7))
-    assert eventually(lambda: len(paced._coming) == 2)
+    assert eventually(lambda: len(paced._submitted) == 2)
     permit(paced, 5)  # a pass and three steps; and one pass more, should the call's turn come later
     assert called.result(PATIENCE) == 7
     assert torch.equal(
@@ -86,7 +87,7 @@ def test_who_came_meanwhile_is_before_the_next_pass(
 ) -> None:
     diffuse(paced, pool)
     called = pool.submit(lambda: paced.request().call(lambda: paced.model.passes))
-    assert eventually(lambda: bool(paced._coming))
+    assert eventually(lambda: bool(paced._submitted))
     permit(paced, 1)
     assert called.result(PATIENCE) == 1
 
@@ -102,7 +103,7 @@ def test_a_request_that_is_given_up_takes_no_further_pass(
     permit(paced, MANY)
     assert paced.request().call(lambda: 7) == 7
     assert paced.request().call(lambda: paced.model.passes) == 1
-    assert not paced._coming
+    assert not paced._submitted
 
 
 def test_a_deadline_passes_between_two_passes(paced: Engine, pool: ThreadPoolExecutor) -> None:

@@ -76,7 +76,7 @@ def test_an_error_reaches_its_own_request_alone(engine: Engine, pool: ThreadPool
         engine.request().fill(**question(mode="up"))
 
 
-@pytest.mark.parametrize("where", ["empty_session", "choose", "_jobs"])
+@pytest.mark.parametrize("where", ["empty_session", "choose", "_requests"])
 def test_the_engine_survives_whatever_fails_in_a_step(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -11,9 +11,9 @@ from tests.generation.test_fill import ways
 from tests.helpers import small_model
 from tracformer import LanguageModel
 from tracformer.generation.decode import fill
+from tracformer.generation.fill_request import FillRequest, have_places
 from tracformer.generation.orders import ByConfidence, LeftToRight, Order, RandomOrder
 from tracformer.generation.samplers import Sampler
-from tracformer.generation.scheduler import Job, fit
 from tracformer.model.batch import Batch
 
 
@@ -21,15 +21,19 @@ from tracformer.model.batch import Batch
 @given(
     tokens=st.sets(st.integers(0, 4), max_size=4),
     free=st.integers(0, 3),
-    limited=st.lists(st.sets(st.integers(0, 4)), max_size=4),
+    allowed=st.sets(st.integers(0, 4)),
+    limited=st.integers(0, 4),
 )
-def test_a_place_for_each_token(tokens: set[int], free: int, limited: list[set[int]]) -> None:
-    places = [set(range(5))] * free + limited
+def test_a_place_for_each_token(
+    tokens: set[int], free: int, allowed: set[int], limited: int
+) -> None:
+    """Positions that do not allow all tokens allow the same ones, as word starts do."""
+    places = [set(range(5))] * free + [allowed] * limited
     found = any(
         all(token in places[i] for token, i in zip(tokens, chosen, strict=True))
         for chosen in permutations(range(len(places)), len(tokens))
     )
-    assert fit(tokens, free, limited) == found
+    assert have_places(tokens, free, [allowed] * limited) == found
 
 
 @ways
@@ -87,7 +91,7 @@ def test_what_must_wait_is_what_the_order_ranks_last() -> None:
     logits[:, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
 
     def turn(order: Order) -> list[int]:
-        [row] = Job(
+        [row] = FillRequest(
             small_model().config,
             Batch(tokens, context),
             "ac",
@@ -112,7 +116,7 @@ def test_a_blank_that_cannot_hold_a_required_token_leaves_it_to_another(lm: Lang
         assert result.spans[0].token_ids[1] == letter
     with pytest.raises(
         ValueError,
-        match=r"1 tokens are required, and the blanks have no place for all of them \(behind a space",
+        match=r"1 tokens are required, and the blanks have no place for all of them \(after a space",
     ):
         lm.infill("the [[1]] mat", sampler=sampler)
     with pytest.raises(

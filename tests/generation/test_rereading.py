@@ -76,6 +76,6 @@ def test_what_cannot_be_read_again_is_told(lm: LanguageModel) -> None:
             ValueError,
             match=r"ranks candidates: ask for several with best_of, or with search beam:WIDTH",
         ):
-            lm.check_infill(BLANK, reread=True, **options)
+            lm.infill_requests([BLANK], reread=True, **options)
     with pytest.raises(ValueError, match="trained for: car"):
-        make(byte_tokenizer(), modes=("car",)).check_infill("a[[2]]", best_of=4, reread=True)
+        make(byte_tokenizer(), modes=("car",)).infill_requests(["a[[2]]"], best_of=4, reread=True)

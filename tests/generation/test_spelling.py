@@ -20,7 +20,8 @@ from tests.generation.texts import (
 from tracformer.data import Tokenizer, byte_tokenizer
 from tracformer.data.tokenizer import reserve
 from tracformer.generation.samplers import Sampler
-from tracformer.generation.template import frame, literal_fills, parse
+from tracformer.generation.scoring import marked_parts
+from tracformer.generation.template import parse, tokenize
 from tracformer.generation.token_text import Spelling
 from tracformer.server.streaming import PartialText, TokenNames
 
@@ -48,8 +49,8 @@ def fixed(tokenizer: Tokenizer, *words: str) -> list[int]:
 def test_marked_tokens_are_those_of_the_whole_text(maker: Maker, text: str) -> None:
     tokenizer = maker()
     spelling, template = Spelling(tokenizer), parse(text)
-    of = frame(template, spelling, whole=False)
-    laid = of.lay([ids for _, ids in literal_fills(template, of, spelling)])
+    of = tokenize(template, spelling, whole=False)
+    laid = of.with_fills([ids for _, ids in marked_parts(template, of, spelling)])
     assert laid.tokens == tokenizer.encode(text.replace("[[", "").replace("]]", ""))
 
 
@@ -58,8 +59,8 @@ def test_no_space_is_put_before_text_that_goes_on(maker: Maker) -> None:
     tokenizer = maker()
     for text in ("the ca[[t]] the", "the c[[at]]s", "[[the c]]ats"):
         template, spelling = parse(text), Spelling(tokenizer)
-        of = frame(template, spelling, whole=False)
-        laid = of.lay([ids for _, ids in literal_fills(template, of, spelling)])
+        of = tokenize(template, spelling, whole=False)
+        laid = of.with_fills([ids for _, ids in marked_parts(template, of, spelling)])
         assert tokenizer.decode(laid.tokens) == text.replace("[[", "").replace("]]", "")
     assert (
         tokenizer.decode([*tokenizer.encode("the"), *tokenizer.encode("s", inside=True)]) == "thes"
@@ -189,7 +190,7 @@ def test_a_normaliser_that_strips_takes_no_word_s_space(strip: Any) -> None:
     backend.normalizer = strip
     lm = make(Tokenizer(backend.to_str(), "hf"))
     the, cat = fixed(lm.tokenizer, "the", "cat")
-    of = frame(parse("the[[1]] the cat"), lm.spelling, whole=False)
+    of = tokenize(parse("the[[1]] the cat"), lm.spelling, whole=False)
     assert of.ids == ((the,), (the, cat))
     assert lm.score("the [[cat]] the").spans[0].token_ids == (cat,)
 

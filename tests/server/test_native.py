@@ -238,7 +238,7 @@ def test_a_character_model_lists_its_alphabet() -> None:
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"text": "no blank"}, "has no blank"),
+        ({"text": "no blank"}, "no blank found"),
         ({"text": "the [[2"}, "is not closed"),
         ({"text": "the [[cat]]"}, "write [[]]"),
         ({"segments": ["no blank"]}, "have no blank"),

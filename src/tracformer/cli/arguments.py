@@ -1,66 +1,68 @@
-"""Arguments that verbs share: models, texts and sampling options.
+"""Arguments that verbs share: the model, the texts and the sampler.
 
-What a command reads: the model it is told to use, and texts from its arguments, a file or
-standard input.
-
-How tokens are picked, as options of a command: everything a `Sampler` knows, in the user's words.
+- `add_model`, `add_weights`, `add_device`, `open_model`: the model.
+- `add_texts`, `read_texts`, `by_batch`: texts from arguments, a file or standard input.
+- `add_sampling`, `sampler_options`, `token_rules`: a `Sampler` from flags; tokens to ban and
+  require are given as text.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tracformer import bundled
+from tracformer.generation.options import Sampler
+from tracformer.options import add_arguments, flag_of, from_arguments
 
 if TYPE_CHECKING:
     from tracformer.data import Tokenizer
     from tracformer.generation.language_model import LanguageModel
-    from tracformer.generation.samplers import Sampler
-
 
 A = TypeVar("A")
+R = TypeVar("R")
 
 
-class InputLine(NamedTuple):
-    text: str
-    where: str  # for complaints; empty where there is only one text
+# ---- the model
 
 
 def default_model() -> str:
-    """The model of a command that names none, whatever is called so in the working directory."""
+    """Return the folder of the model that is used if none is named."""
     return str(bundled.folder(bundled.DEFAULT))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the model."""
     bundle = ", ".join(bundled.names())
-    wanted = (
-        f"a model's folder, a run's, or the name of a bundled model: {bundle} (default: "
-        f"{bundled.DEFAULT})"
+    parser.add_argument(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help=f"model folder, run folder or bundled model: {bundle} (default: {bundled.DEFAULT})",
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", help=wanted)
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that rounds weights."""
     parser.add_argument(
         "--weights",
         default="float32",
         metavar="KIND",
-        help="float32, or rounded for speed to bfloat16 or int8 (default: float32)",
+        help="precision of the weights: float32, bfloat16 or int8 (default: float32)",
     )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the device."""
     parser.add_argument(
-        "--device",
-        default="cpu",
-        help="cpu, cuda, or auto: a GPU where there is one (default: cpu)",
+        "--device", default="cpu", help="cpu, cuda, or auto: a GPU if there is one (default: cpu)"
     )
 
 
 def open_model(folder: str, weights: str = "float32", device: str = "cpu") -> "LanguageModel":
+    """Load a model with its tokenizer."""
     from tracformer.devices import keep_freed_memory
     from tracformer.generation.language_model import load
 
@@ -68,25 +70,38 @@ def open_model(folder: str, weights: str = "float32", device: str = "cpu") -> "L
     return load(folder, weights=weights, device=device)
 
 
+# ---- texts
+
+
+class InputLine(NamedTuple):
+    """One text to work on."""
+
+    text: str
+    number: int  # from 1
+    where: str  # put before error messages; empty where there is only one text
+
+
 def add_texts(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that give texts."""
     parser.add_argument(
         "text",
         nargs="*",
         metavar="TEXT",
-        help="each argument is a text (default: standard input, each line a text)",
+        help="text; several are worked on in batches (default: each line of standard input)",
     )
     parser.add_argument(
-        "--file", metavar="FILE", help="each line of FILE is a text; - is standard input"
+        "--file", metavar="FILE", help="read one text from each line of FILE; - is standard input"
     )
     parser.add_argument(
-        "--whole-file", action="store_true", help="the file, or standard input, is one text"
+        "--whole-file", action="store_true", help="read the file or standard input as one text"
     )
 
 
 def read_texts(arguments: argparse.Namespace) -> list[InputLine]:
-    """The texts in their order.
+    """Return the texts in order; the newline at the end of a line or file is not part of it.
 
-    A line's end belongs to the file, not to the text; so does a whole file's last one.
+    Raises:
+        ValueError: There is no text, or it is not UTF-8.
     """
     if arguments.text:
         if arguments.file is not None or arguments.whole_file:
@@ -100,53 +115,50 @@ def read_texts(arguments: argparse.Namespace) -> list[InputLine]:
         ]
         if not any(texts):
             raise ValueError("the text is empty; write one with [[blanks]] in it")
-        return [
-            InputLine(text, f"argument {number}: " if len(texts) > 1 else "")
-            for number, text in enumerate(texts, 1)
-        ]
+        return _lines(texts, "argument")
     if arguments.file is None or arguments.file == "-":
         name, raw = "standard input", _standard_input()
     else:
         name, raw = arguments.file, _read(Path(arguments.file))
     text = _decode(raw, name).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
-    if arguments.whole_file and text:
-        return [InputLine(text, "")]
-    lines = [line.removesuffix("\r") for line in text.split("\n")] if text else []
-    if not any(lines):
+    if not text.strip("\r\n"):
         raise ValueError(f"{name} holds no text")
+    if arguments.whole_file:
+        return _lines([text], name)
+    return _lines([line.removesuffix("\r") for line in text.split("\n")], f"{name}, line")
+
+
+def _lines(texts: Sequence[str], name: str) -> list[InputLine]:
     return [
-        InputLine(line, f"{name}, line {number}: " if len(lines) > 1 else "")
-        for number, line in enumerate(lines, 1)
+        InputLine(text, number, f"{name} {number}: " if len(texts) > 1 else "")
+        for number, text in enumerate(texts, 1)
     ]
 
 
-def check(lines: Iterable[InputLine], ask: Callable[[str], object]) -> None:
-    """`ask` about each text that is not empty; a complaint names its line."""
-    for line in lines:
-        if line.text:
-            try:
-                ask(line.text)
-            except ValueError as mistake:
-                raise ValueError(f"{line.where}{mistake}") from mistake
+def by_batch(
+    requests: Sequence[R], batch: int, work: Callable[[list[R]], Sequence[A]]
+) -> Iterator[A]:
+    """Yield the results of requests, which are worked on in batches.
 
-
-def answer(lines: Sequence[InputLine], ask: Callable[[list[str]], Sequence[A]]) -> Iterable[A]:
-    """`ask` about all texts at once.
-
-    Where that fails the answers come one by one, up to the line that is to blame.
+    If a batch fails, its requests are worked on one by one, so that the results before the one that
+    fails are kept.
     """
-    if not lines:
-        return []
-    try:
-        return ask([line.text for line in lines])
-    except ValueError as mistake:
-        if len(lines) == 1:
-            raise ValueError(f"{lines[0].where}{mistake}") from mistake
-        return (found for line in lines for found in answer([line], ask))
+    for start in range(0, len(requests), batch):
+        some = list(requests[start : start + batch])
+        try:
+            results = work(some)
+        except ValueError:
+            if len(some) == 1:
+                raise
+            results = None
+        if results is not None:
+            yield from results
+        else:
+            yield from by_batch(some, 1, work)
 
 
 def argument_text(argument: str, name: str) -> str:
-    """An argument of the command line, where bytes that are no text hide as lone surrogates."""
+    """Return an argument as text; bytes that are not UTF-8 come as lone surrogates."""
     return _decode(os.fsencode(argument), name)
 
 
@@ -171,113 +183,86 @@ def _decode(raw: bytes, name: str) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ValueError(
             f"{name} is not UTF-8 text: byte 0x{raw[error.start]:02x} at offset {error.start} "
-            f"(line {line}); "
-            "convert it to UTF-8 first, for instance with iconv"
+            f"(line {line}); convert it to UTF-8 first, for instance with iconv"
         ) from None
 
 
+# ---- the sampler
+
+TRUNCATIONS = ("temperature", "top_k", "top_p", "min_p")
+
+
 def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a sampler."""
     group = parser.add_argument_group(
-        "how tokens are picked (reported probabilities are the model's own, before any of these)"
+        "sampling", "Reported probabilities are the model's own, before any of these options."
     )
+    add_arguments(group, Sampler)
     group.add_argument(
-        "--seed", type=int, default=0, help="the same seed gives the same text (default: 0)"
-    )
-    group.add_argument("--greedy", action="store_true", help="always the likeliest token")
-    group.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="below 1 plays safe, above 1 dares (default: 1)",
-    )
-    group.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    group.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="only the likeliest tokens that reach probability P together",
-    )
-    group.add_argument(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help="only tokens at least P times as likely as the likeliest",
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        metavar="X",
-        help="above 1: tokens that the text has already become less likely",
-    )
-    group.add_argument(
-        "--no-repeat-ngram", type=int, metavar="N", help="no N tokens in a row twice"
+        "--greedy", action="store_true", help="always take the most likely token (temperature 0)"
     )
     group.add_argument(
         "--ban",
         action="append",
         default=[],
         metavar="TEXT",
-        help="never this token, nor with a space before it; repeatable",
+        help="never use the token TEXT, with or without a space before it; repeatable",
     )
     group.add_argument(
         "--require",
         action="append",
         default=[],
         metavar="TEXT",
-        help="this token at least once, as written; repeatable",
+        help="use the token TEXT at least once, exactly as written; repeatable",
     )
 
 
-TRUNCATIONS = ("temperature", "top_k", "top_p", "min_p")
-CHANGES = (*TRUNCATIONS, "repetition_penalty", "no_repeat_ngram")
-
-
-def check_sampling(arguments: argparse.Namespace) -> None:
-    """What contradicts itself, before a model is loaded."""
-    if arguments.greedy and (name := first_given(arguments, TRUNCATIONS)):
-        raise ValueError(
-            f"--greedy always takes the likeliest token, so {option(name)} has no effect; leave "
-            "one of them out"
-        )
-
-
-def build_sampler(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> "Sampler":
-    from tracformer.generation.samplers import Sampler
-
-    changes = {
-        name: getattr(arguments, name) for name in CHANGES if getattr(arguments, name) is not None
-    }
+def sampler_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampler's options that were given, except tokens to ban and require."""
+    given = from_arguments(Sampler, arguments)
     if arguments.greedy:
-        changes["temperature"] = 0.0
-    banned = tuple(
-        i for text in arguments.ban for i in banned_tokens(argument_text(text, "--ban"), tokenizer)
-    )
-    required = tuple(
+        if name := next((name for name in TRUNCATIONS if name in given), None):
+            raise ValueError(
+                f"--greedy always takes the most likely token, so {flag_of(name)} has no effect; "
+                "leave one of them out"
+            )
+        given["temperature"] = 0.0
+    return given
+
+
+def token_rules(arguments: argparse.Namespace, tokenizer: "Tokenizer") -> dict[str, Any]:
+    """Return the sampler's options `banned` and `required`, if tokens are given."""
+    banned = [
+        token
+        for text in arguments.ban
+        for token in banned_tokens(argument_text(text, "--ban"), tokenizer)
+    ]
+    required = [
         required_token(argument_text(text, "--require"), tokenizer) for text in arguments.require
-    )
-    return Sampler(**changes, banned=banned, required=required)
+    ]
+    rules = {"banned": tuple(banned), "required": tuple(required)}
+    return {name: tokens for name, tokens in rules.items() if tokens}
 
 
 def banned_tokens(text: str, tokenizer: "Tokenizer") -> list[int]:
-    """The tokens that spell `text`, bare or with the space that most tokenisers put
-    before a word.
-    """
+    """Return the tokens that spell a text, by itself or with a space before it."""
     if not text:
-        raise ValueError("--ban is empty; write the token that shall not come")
-    spelt = [
+        raise ValueError("--ban is empty; write the token to ban")
+    found = [
         token
         for token in (single_token(text, tokenizer), single_token(f" {text}", tokenizer))
         if token is not None
     ]
-    if not spelt:
+    if not found:
         raise ValueError(
             f"--ban {text!r}: this model has no single token for it; only whole tokens can be "
             "banned"
         )
-    return spelt
+    return found
 
 
 def required_token(text: str, tokenizer: "Tokenizer") -> int:
+    """Return the token that spells a text."""
     token = single_token(text, tokenizer)
     if token is None:
         spaced = text and single_token(f" {text}", tokenizer) is not None
@@ -289,32 +274,15 @@ def required_token(text: str, tokenizer: "Tokenizer") -> int:
     return token
 
 
-def option(name: str) -> str:
-    """The option as it is typed: top_k is --top-k."""
-    return f"--{name.replace('_', '-')}"
-
-
-def first_given(arguments: argparse.Namespace, names: Iterable[str]) -> str | None:
-    return next((name for name in names if getattr(arguments, name) is not None), None)
-
-
-def require_positive(arguments: argparse.Namespace, name: str) -> None:
-    value = getattr(arguments, name)
-    if value is not None and value < 1:
-        raise ValueError(
-            f"{'-n' if name == 'n' else option(name)} is {value}; it must be at least 1"
-        )
-
-
 def single_token(text: str, tokenizer: "Tokenizer") -> int | None:
-    """The token that is this text inside a text, or at its beginning; None where there is none."""
+    """Return the token that is this text, inside a text or at its beginning; None without one."""
     from tracformer.data import AlphabetError
 
     for inside in (True, False):
         try:
             ids = tokenizer.encode(text, inside)
         except AlphabetError:
-            return None  # of no token at all
+            return None
         if len(ids) == 1 and ids[0] != tokenizer.unknown_id:
             return ids[0]
     return None

@@ -1,333 +1,192 @@
-"""Fill the blanks of a text, and say how probable the filling is.
+"""Fill the blanks of texts and report how probable each fill is.
 
-    tracformer infill -m runs/stories 'Mia carried the [[5]] to the market.'
-    tracformer infill -m runs/stories -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
-    tracformer infill -m runs/stories --order entropy --stream 'Mia carried the [[5]] home.'
-    tracformer infill -m runs/stories --file holes.txt --json > filled.jsonl
+    tracformer infill 'Mia carried the [[5]] to the market.'
+    tracformer infill -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
+    tracformer infill --order entropy --stream 'Mia carried the [[5]] home.'
+    tracformer infill --file holes.txt --json > filled.jsonl
 
-On a terminal fills are shaded by probability, with a line of numbers below; elsewhere the completed
-text is all there is (--marks keeps the brackets, --json gives every number). Many texts are filled
-in batches, each as it would be alone; all are checked before the first is filled. Lines keep their
-places: with -n N each text has N, empty ones for an empty text, and where --best-of or --search
-found fewer fillings that differ; under --json there is nothing for these, and every object names
-its `line`. A filling may itself hold a line's end, and then only --json tells where each text ends.
---stream shows tokens as they
-come: from left to right, or with --order redrawn on a terminal with every step, and elsewhere
-printed when all is filled.
+A blank is [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
+
+On a terminal, fills are shaded by probability and followed by a line of numbers. Elsewhere only the
+completed text is printed; --marks keeps the brackets and --json prints every number. Texts are
+filled in batches, each as it would be alone, and all are checked before the first is filled. An
+empty line gives an empty line, and each other line gives as many lines as -n asks for; --json
+prints objects that name their line.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tracformer.cli import arguments as sampling
-from tracformer.cli import arguments as texts
-from tracformer.cli import output as show
+from tracformer.cli import arguments as shared
+from tracformer.cli import output
+from tracformer.generation.options import InfillOptions
+from tracformer.options import add_arguments as add_options
+from tracformer.options import from_arguments
+from tracformer.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from tracformer.generation.infill import InfillRequest
     from tracformer.generation.language_model import LanguageModel
-    from tracformer.generation.orders import Order
     from tracformer.generation.results import Infilled
 
-ORDER_OPTIONS = ("order", "per_step", "threshold", "steps")
+GENERAL = ("n", "seed", "mode", "whole", "top", "batch")
+ORDER = ("order", "k", "threshold", "steps")
+BEST = ("best_of", "search", "reread")
+LENGTHS = ("lengths", "max_blank", "length_draws")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    texts.add_texts(parser)
-    texts.add_model(parser)
-    texts.add_weights(parser)
-    texts.add_device(parser)
+    """Add the arguments of `tracformer infill`."""
+    shared.add_texts(parser)
+    shared.add_model(parser)
+    shared.add_weights(parser)
+    shared.add_device(parser)
+    add_options(parser, InfillOptions, GENERAL)
+    output.add_output(parser, fills=True)
     parser.add_argument(
-        "-n", type=int, default=1, metavar="N", help="fillings of each text (default: 1)"
+        "--stream", action="store_true", help="print tokens as they arrive (one text, one fill)"
     )
-    parser.add_argument(
-        "--mode",
-        help="car: from left to right, exact joint probability; ac: any order; "
-        "diffusion: by the model's reverse process (default: the "
-        "first of car, ac, ar that the model has)",
-    )
-    parser.add_argument(
-        "--fragment",
-        action="store_true",
-        help="the text is cut from a longer one: it need not begin or end as a text does",
-    )
-    parser.add_argument(
-        "--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)"
-    )
-    show.add_output(parser)
-    parser.add_argument(
-        "--stream", action="store_true", help="show tokens as they come (one text, one filling)"
-    )
-    sampling.add_sampling(parser)
-    order = parser.add_argument_group("the order of filling, in mode ac")
-    order.add_argument(
-        "--order",
-        metavar="NAME",
-        help="left-to-right, random, ancestral, probability, entropy or margin",
-    )
-    order.add_argument("--per-step", type=int, metavar="K", help="K tokens at once (default: 1)")
-    order.add_argument(
-        "--threshold",
-        type=float,
-        metavar="X",
-        help="all tokens at least this sure at once (probability, entropy, margin)",
-    )
-    order.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help="of the order ancestral (default: 64), and of --mode diffusion",
-    )
-    best = parser.add_argument_group("the best filling")
-    best.add_argument(
-        "--best-of",
-        type=int,
-        metavar="N",
-        help="draw N fillings, give the most probable that differ",
-    )
-    best.add_argument(
-        "--search",
-        metavar="beam:K | best-first:N",
-        help="search for the most probable: K at a time, or at most N opened nodes",
-    )
-    best.add_argument(
-        "--reread",
-        action="store_true",
-        help="of what --best-of or a beam found, the best by how the whole text reads too",
-    )
-    lengths = parser.add_argument_group("blanks of unknown length")
-    lengths.add_argument(
-        "--lengths",
-        choices=("sample", "rank"),
-        help="draw the length, or take the most probable (default: sample)",
-    )
-    lengths.add_argument(
-        "--max-blank",
-        type=int,
-        metavar="N",
-        help="most tokens of a blank [[]], which names none (default: 32)",
-    )
+    shared.add_sampling(parser)
+    add_options(parser.add_argument_group("order of filling"), InfillOptions, ORDER)
+    add_options(parser.add_argument_group("most probable fills"), InfillOptions, BEST)
+    add_options(parser.add_argument_group("blanks without a fixed length"), InfillOptions, LENGTHS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
-    folder = arguments.model or texts.default_model()
-    lines = texts.read_texts(arguments)
+    """Run `tracformer infill`."""
+    from tracformer.generation.template import parse
+
+    given = from_arguments(InfillOptions, arguments) | shared.sampler_options(arguments)
+    options = InfillOptions.make(**given)
+    _check_output(arguments, options)
+    lines = shared.read_texts(arguments)
     if arguments.stream and len(lines) > 1:
         raise ValueError(f"--stream shows one text as it is filled; there are {len(lines)}")
-    _check_blanks(lines)
-    order = _order(arguments)
-    lm = texts.open_model(folder, arguments.weights, arguments.device)
-    options: dict[str, Any] = {
-        "n": arguments.n,
-        "mode": arguments.mode,
-        "sampler": sampling.build_sampler(arguments, lm.tokenizer),
-        "seed": arguments.seed,
-        "order": order,
-        "best_of": arguments.best_of or 0,
-        "search": arguments.search,
-        "reread": arguments.reread,
-        "whole": not arguments.fragment,
-        "batch": arguments.batch,
-    }
-    options |= {
-        name: getattr(arguments, name)
-        for name in ("lengths", "max_blank")
-        if getattr(arguments, name) is not None
-    }
-    lm.check_infill(**options)
-    texts.check(lines, lambda text: lm.check_infill(text, **options))
+    templates = []
+    for line in lines:
+        if line.text:
+            try:  # before the model is loaded
+                template = parse(line.text)
+                template.lengths  # noqa: B018 - checks them
+            except ValueError as mistake:
+                raise ValueError(f"{line.where}{mistake}") from mistake
+            templates.append(template)
+    lm = shared.open_model(
+        arguments.model or shared.default_model(), arguments.weights, arguments.device
+    )
+    options = InfillOptions.make(options, **shared.token_rules(arguments, lm.tokenizer))
+    where = [line.where for line in lines if line.text]
+    requests = lm.infill_requests(templates, options=options, where=where)
     if arguments.stream:
-        _stream(lm, lines[0].text, options, arguments)
+        _stream(lm, requests[0], arguments)
     else:
-        _fill_all(lm, lines, options, arguments)
+        _fill_all(lm, lines, requests, arguments)
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """What contradicts itself, before anything is read."""
-    sampling.check_sampling(arguments)
-    for name in ("n", "batch", "best_of", "max_blank"):
-        sampling.require_positive(arguments, name)
-    if arguments.mode not in (None, "ac", "diffusion") and (
-        ordered := sampling.first_given(arguments, ORDER_OPTIONS)
-    ):
-        raise ValueError(
-            f"{sampling.option(ordered)} is for --mode ac; {arguments.mode} goes from left to "
-            "right, one token at a time"
-        )
-    if arguments.search is not None:
-        if arguments.best_of is not None:
-            raise ValueError(
-                "--search and --best-of are two ways to the most probable filling; "
-                "leave one of them out"
-            )
-        if (
-            unused := "greedy"
-            if arguments.greedy
-            else sampling.first_given(arguments, sampling.CHANGES)
-        ):
-            raise ValueError(
-                f"--search draws nothing, so {sampling.option(unused)} has no effect; "
-                "leave one of them out"
-            )
-    if (
-        arguments.reread
-        and arguments.best_of is None
-        and not (arguments.search or "").startswith("beam:")
-    ):
-        raise ValueError(
-            "--reread ranks candidates: ask for several with --best-of N, or with --search beam:K"
-        )
+def _check_output(arguments: argparse.Namespace, options: InfillOptions) -> None:
+    """Raise a ValueError if output options contradict each other."""
     if arguments.marks and arguments.json:
         raise ValueError("--marks is for plain text; --json names every fill's place in `spans`")
-    if arguments.stream:
-        _check_stream(arguments)
-
-
-def _check_stream(arguments: argparse.Namespace) -> None:
     reasons = {
         "--json": arguments.json,
-        f"-n {arguments.n}": arguments.n > 1,
-        "--best-of": arguments.best_of is not None,
-        "--search": arguments.search is not None,
+        f"-n {options.n}": options.n > 1,
+        "--best-of": options.best_of > 0,
+        "--search": options.search is not None,
     }
-    for name, given in reasons.items():
-        if given:
+    for name, is_given in reasons.items():
+        if arguments.stream and is_given:
             raise ValueError(
-                f"--stream shows one filling as it comes, which {name} does not give; "
+                f"--stream shows one fill as it arrives, which {name} does not give; "
                 "leave one of them out"
             )
-
-
-def _check_blanks(lines: Sequence[texts.InputLine]) -> None:
-    """Every blank of every line, before a model is loaded."""
-    from tracformer.generation.template import parse, parse_lengths
-
-    texts.check(lines, lambda text: [parse_lengths(content) for content in parse(text).contents])
-
-
-def _order(arguments: argparse.Namespace) -> "Order | None":
-    if sampling.first_given(arguments, ORDER_OPTIONS) is None:
-        return None
-    from tracformer.generation.orders import parse_order
-
-    if arguments.steps is not None:
-        sampling.require_positive(arguments, "steps")
-    per_step = 1 if arguments.per_step is None else arguments.per_step
-    return parse_order(arguments.order, per_step, arguments.threshold, arguments.steps or 0)
 
 
 def _fill_all(
     lm: "LanguageModel",
-    lines: Sequence[texts.InputLine],
-    options: dict[str, Any],
+    lines: list[shared.InputLine],
+    requests: list["InfillRequest"],
     arguments: argparse.Namespace,
 ) -> None:
-    colour = show.wants_colour(arguments)
-    with show.progress(len(lines), "texts") as bar:
-        for start in range(0, len(lines), arguments.batch):
-            some = lines[start : start + arguments.batch]
-            results = iter(
-                texts.answer(
-                    [line for line in some if line.text],
-                    lambda asked: lm.infill(asked, **options),
-                )
-            )
-            bar.clear()
-            for number, line in enumerate(some, start + 1):
-                filled = next(results) if line.text else []
-                for result in filled:
-                    if arguments.json:
-                        show.put_json({"line": number, **result.to_dict()})
-                    else:
-                        _put(result, arguments.marks, colour)
-                if len(filled) < arguments.n and not arguments.json:
-                    show.put("\n" * (arguments.n - len(filled) - 1))
-            bar.update(len(some))
-            bar.refresh()
-
-
-def _put(result: "Infilled", marks: bool, colour: bool) -> None:
-    show.put(_shown(result, marks, colour))
-    _put_numbers(result, colour)
+    """Fill all texts and print their fills in order."""
+    colour = output.wants_colour(arguments)
+    results = shared.by_batch(requests, requests[0].options.batch, lm.infill)
+    n = requests[0].options.n
+    # on a terminal the results themselves show how far the work is
+    quiet = len(lines) == 1 or output.is_terminal(sys.stdout)
+    with ProgressBar("filling", len(lines), enabled=not quiet) as bar:
+        for line in lines:
+            filled = next(results) if line.text else []
+            for result in filled:
+                if arguments.json:
+                    output.put_json({"line": line.number, **result.to_dict()})
+                else:
+                    output.put(_shown(result, arguments.marks, colour))
+                    _put_numbers(result, colour)
+            if len(filled) < n and not arguments.json:
+                output.put("\n" * (n - len(filled) - 1))
+            bar.update()
 
 
 def _shown(result: "Infilled", marks: bool, colour: bool) -> str:
-    return (
-        show.shaded(result.text, result.spans)
-        if colour and not marks
-        else show.for_stdout(_plain(result, marks))
-    )
+    """Return a result as it is printed: shaded, marked or plain."""
+    if colour and not marks:
+        return output.shaded(result.text, result.spans)
+    return output.for_stdout(_plain(result, marks))
 
 
 def _plain(result: "Infilled", marks: bool) -> str:
-    """With marks, a text that `tracformer score` reads again: brackets of the text's
-    own are escaped.
-    """
+    """Return the completed text; with marks, a text that `tracformer score` reads."""
     if not marks:
         return result.text
     from tracformer.generation.template import write
 
-    edges = [
-        0,
-        *(edge for span in result.spans for edge in (span.start, span.stop)),
-        len(result.text),
-    ]
-    pieces = [result.text[start:stop] for start, stop in zip(edges[0::2], edges[1::2], strict=True)]
+    edges = [edge for span in result.spans for edge in (span.start, span.stop)]
+    bounds = zip([0, *edges[1::2]], [*edges[0::2], len(result.text)], strict=True)
     try:
-        return write(pieces, [span.text for span in result.spans])
-    except ValueError:  # a filling that ends with a bracket
-        return show.marked(result.text, result.spans)
+        return write(
+            [result.text[start:stop] for start, stop in bounds],
+            [span.text for span in result.spans],
+        )
+    except ValueError:  # a fill that ends with a bracket
+        return output.marked(result.text, result.spans)
 
 
 def _put_numbers(result: "Infilled", colour: bool) -> None:
-    if not show.is_terminal(sys.stdout):
-        return
+    """Print a line of numbers about a fill, on a terminal."""
     tokens = sum(len(span.token_ids) for span in result.spans)
-    told = [
+    facts = [
         f"log p {result.log_prob:.3f}",
-        f"{show.per_token(result.log_prob, tokens):.3f} a token",
+        f"{output.per_token(result.log_prob, tokens):.3f} per token",
         f"{tokens} token{'s' if tokens != 1 else ''}",
         result.mode,
         f"seed {result.seed}",
     ]
-    if result.length_choice is not None:
-        told.append(
-            f"length {', '.join(map(str, result.length_choice.chosen))} "
-            f"of {len(result.length_choice.lengths)} weighed"
+    if (choice := result.length_choice) is not None:
+        chosen = ", ".join(map(str, choice.chosen))
+        facts.append(f"length {chosen} of {len(choice.lengths)} weighed")
+    output.put_facts(facts, result.note, colour)
+
+
+def _stream(lm: "LanguageModel", request: "InfillRequest", arguments: argparse.Namespace) -> None:
+    """Fill one text and print its tokens as they arrive."""
+    from tracformer.generation.template import escaped
+
+    given = request.text.texts  # as the model sees them: spaces may belong to blanks
+    colour, marks = output.wants_colour(arguments), arguments.marks
+    if request.options.fill_order is None:
+        writer = output.StreamWriter(
+            escaped(given) if marks else given, request.text.reader(lm.spelling), colour, marks
         )
-    show.put(
-        show.quiet("  " + ", ".join(told) + (f" ({result.note})" if result.note else ""), colour)
-    )
-
-
-def _stream(
-    lm: "LanguageModel", text: str, options: dict[str, Any], arguments: argparse.Namespace
-) -> None:
-    from tracformer.cli.output import Canvas, Writer
-    from tracformer.generation.template import escaped, frame, parse, parse_lengths
-
-    template = parse(text)
-    of = frame(template, lm.spelling, options["whole"])
-    given = of.texts  # as the model sees it: spaces may belong to blanks
-    colour = show.wants_colour(arguments)
-    if options["order"] is None:
-        writer = Writer(
-            escaped(given) if arguments.marks else given,
-            of.reader(lm.spelling),
-            colour,
-            arguments.marks,
-        )
-        [result] = lm.infill(text, **options, callback=writer)
-        writer.finish(_plain(result, arguments.marks))
-    elif show.is_terminal(sys.stdout):
-        wanted = [parse_lengths(content) for content in template.contents]
-        canvas = Canvas(given, [low if low == high else None for low, high in wanted], colour)
-        [result] = lm.infill(text, **options, callback=canvas)
-        canvas.finish(_shown(result, arguments.marks, colour))
+        [result] = lm.infill(request, callback=writer)
+        writer.finish(_plain(result, marks))
+    elif output.is_terminal(sys.stdout):
+        counts = [low if low == high else None for low, high in request.ranges]
+        canvas = output.Canvas(given, counts, colour)
+        [result] = lm.infill(request, callback=canvas)
+        canvas.finish(_shown(result, marks, colour))
     else:
-        [result] = lm.infill(text, **options)
-        show.put(_plain(result, arguments.marks))
+        [result] = lm.infill(request)
+        output.put(_plain(result, marks))
     _put_numbers(result, colour)

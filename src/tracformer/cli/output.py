@@ -1,13 +1,12 @@
-"""What is printed: shading, JSON lines, and a live canvas.
+"""What the verbs print: shaded texts, JSON lines, and texts while they are filled.
 
-What a command prints: texts with their fills shaded by probability on a terminal, plain text
-elsewhere.
+- `put`, `put_json`, `put_facts`, `table`: lines of output.
+- `shaded`, `marked`, `visible`: a text with its fills.
+- `StreamWriter`: a fill as it arrives from left to right; `Canvas`: redrawn in place, for fills in
+  any order.
 
-Each shade sets both foreground and background, so it reads the same on dark and on light terminals;
-light blue is sure, orange is a guess.
-
-A filling while it happens: written from left to right, or redrawn in place where tokens come in any
-order.
+On a terminal, fills are shaded by probability, from light blue (likely) to orange (unlikely). Each
+shade sets both foreground and background, so it can be read on dark and on light terminals.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tracformer.generation.results import Token
@@ -27,45 +25,56 @@ if TYPE_CHECKING:
     from tracformer.generation.results import Span
 
 
-# least probability, colour of the 256-colour palette
+# smallest probability, and colour of the 256-colour palette
 SHADES = ((0.75, 153), (0.5, 189), (0.25, 230), (0.05, 223), (0.0, 215))
 RESET = "\033[0m"
 DIM = "\033[2m"
 
 
-def add_output(parser: argparse.ArgumentParser, fills: bool = True) -> None:
+def add_output(parser: argparse.ArgumentParser, fills: bool = False) -> None:
+    """Add the flags that say how results are printed; `fills`: also --marks."""
     parser.add_argument(
-        "--json", action="store_true", help="one JSON object a line, with every number"
+        "--json", action="store_true", help="print one JSON object per line, with every number"
     )
     parser.add_argument(
         "--no-color",
         action="store_true",
-        help="no colour, even on a terminal (so does the variable NO_COLOR)",
+        help="print no colours (as with the environment variable NO_COLOR)",
     )
     if fills:
-        parser.add_argument("--marks", action="store_true", help="put [[ ]] around what was filled")
+        parser.add_argument("--marks", action="store_true", help="print [[ ]] around each fill")
 
 
 def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal."""
     return stream.isatty()
 
 
 def wants_colour(arguments: argparse.Namespace) -> bool:
-    """On a terminal that can, unless the user or https://no-color.org says otherwise."""
+    """Return whether to print colours: on a terminal, unless refused (see no-color.org)."""
     refused = arguments.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return is_terminal(sys.stdout) and not refused
 
 
 def put(text: str) -> None:
-    """A result, at once: a reader down the pipe, or at the terminal, need not wait for the rest."""
+    """Print a result at once, without waiting for more output."""
     print(text, flush=True)
 
 
 def put_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
     put(json.dumps(value, ensure_ascii=False))
 
 
+def put_facts(facts: Sequence[str], note: str, colour: bool) -> None:
+    """Print a dim line of facts about a result, on a terminal."""
+    if is_terminal(sys.stdout):
+        line = "  " + ", ".join(facts) + (f" ({note})" if note else "")
+        put(f"{DIM}{line}{RESET}" if colour else line)
+
+
 def marked(text: str, spans: Sequence["Span"], opening: str = "[[", closing: str = "]]") -> str:
+    """Return a text with brackets around its spans."""
     return "".join(
         f"{opening}{part}{closing}" if span is not None else part
         for part, span in _parts(text, spans)
@@ -73,14 +82,18 @@ def marked(text: str, spans: Sequence["Span"], opening: str = "[[", closing: str
 
 
 def shaded(text: str, spans: Sequence["Span"]) -> str:
-    """The text for a terminal: every token of a fill on the shade of its probability."""
+    """Return a text for a terminal, with each token of a fill shaded by its probability."""
     return "".join(
         visible(part) if span is None else _shade_span(span) for part, span in _parts(text, spans)
     )
 
 
 def shade(text: str, log_prob: float) -> str:
-    """Line by line, for a background that is open at a line's end floods the rest of the row."""
+    """Return a text with the shade of a log-probability.
+
+    Each line is shaded by itself: a background still set at the end of a line would fill the rest
+    of the terminal's row.
+    """
     probability = math.exp(min(0.0, log_prob))
     colour = next(colour for least, colour in SHADES if probability >= least)
     start = f"\033[38;5;16;48;5;{colour}m"
@@ -88,7 +101,7 @@ def shade(text: str, log_prob: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Control characters as U+2400 pictures: what a model writes must not steer the terminal."""
+    """Return a text with control characters as U+2400 pictures, which cannot steer a terminal."""
     return "".join(
         chr(0x2400 + ord(c))
         if c < " " and c not in "\n\t"
@@ -100,36 +113,17 @@ def visible(text: str) -> str:
 
 
 def for_stdout(text: str) -> str:
-    """Without colours: control characters go through to a file, never to a terminal."""
+    """Return a text without colours; on a terminal control characters are made visible."""
     return visible(text) if is_terminal(sys.stdout) else text
 
 
-def quiet(text: str, colour: bool) -> str:
-    return f"{DIM}{text}{RESET}" if colour else text
-
-
 def per_token(log_prob: float, tokens: int) -> float:
-    """The geometric mean of the tokens' probabilities."""
+    """Return the geometric mean of the tokens' probabilities."""
     return math.exp(log_prob / tokens) if tokens else 1.0
 
 
-@contextmanager
-def progress(total: int, what: str) -> Iterator[Any]:
-    """A bar on standard error while many texts are worked on; nothing where no one watches."""
-    from tqdm import tqdm
-
-    with tqdm(
-        total=total,
-        unit=f" {what}",
-        leave=False,
-        disable=total < 2 or not is_terminal(sys.stderr),
-        file=sys.stderr,
-    ) as bar:
-        yield bar
-
-
 def table(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns: the first flush left, the others flush right."""
+    """Return rows as aligned lines: the first column flush left, the others flush right."""
     cells = [list(row) for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))] if cells else []
     return [
@@ -144,7 +138,7 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _parts(text: str, spans: Sequence["Span"]) -> Iterator[tuple[str, "Span | None"]]:
-    """The text cut at its spans; given parts come with None."""
+    """Yield the parts of a text cut at its spans; given parts come with None."""
     at = 0
     for span in spans:
         yield text[at : span.start], None
@@ -159,45 +153,53 @@ def _shade_span(span: "Span") -> str:
             shade(token, log_prob)
             for token, log_prob in zip(span.tokens, span.log_probs, strict=True)
         )
-    # a character was cut into several tokens: the span as one, by its mean
+    # a character consists of several tokens: shade the span by its mean
     return shade(span.text, span.log_prob / max(1, len(span.tokens)))
 
 
-# the tokens of each blank so far: the text of the last one
+# from the tokens of each blank so far to the text of the last blank
 Read = Callable[[Sequence[Sequence[int]]], str]
-HALF = "\ufffd"  # at the end of a decoded text: a character whose other bytes are still to come
+HALF = "\ufffd"  # ends a decoded text if bytes of its last character are missing
 
 
-class Writer:
-    """Left to right: what is printed stays.
+class StreamWriter:
+    """Print a fill from left to right as its tokens arrive.
 
     Given text is printed as soon as all blanks before it are filled.
+
+    Args:
+        given: The texts around the blanks, one more than there are blanks.
+        read: Returns the text of the last of several blanks, from their tokens.
+        colour: Shade tokens by probability.
+        marks: Print brackets around fills.
     """
 
     def __init__(
         self, given: Sequence[str], read: Read, colour: bool = False, marks: bool = False
     ) -> None:
-        """`given` stands around the blanks: one text more than there are blanks."""
         self.given, self.read, self.colour = given, read, colour
         self.edges = ("[[", "]]") if marks else ("", "")
-        self.fills: list[list[int]] = []  # tokens of each blank; the last is being written
-        self.shown = ""  # text of this blank that is printed
-        self.printed = ""  # all of it, without colours
+        self.fills: list[list[int]] = []  # tokens of each blank; the last is being filled
+        self.shown = ""  # text of the last blank that is printed
+        self.printed = ""  # everything printed, without colours
         self._next_blank()
 
-    def __call__(self, arrivals: list[Token]) -> None:
-        for arrival in arrivals:
-            while len(self.fills) <= arrival.blank:
+    def __call__(self, tokens: list[Token]) -> None:
+        """Print tokens, as far as they make whole characters."""
+        for token in tokens:
+            while len(self.fills) <= token.blank:
                 self._next_blank()
-            self.fills[-1].append(arrival.token_id)
+            self.fills[-1].append(token.token_id)
             text = self.read(self.fills)
             if not text.endswith(HALF) and text.startswith(self.shown):
-                self._put(text[len(self.shown) :], arrival.log_prob)
+                self._put(text[len(self.shown) :], token.log_prob)
                 self.shown = text
 
     def finish(self, text: str) -> None:
-        """The rest of the completed text; and should a tokeniser have spelt a token otherwise in
-        its place, all of it once more.
+        """Print the rest of the completed text.
+
+        If the text does not begin with what was printed, because the tokenizer writes a token
+        differently in its place, print all of it again.
         """
         if text.startswith(self.printed):
             self._put(text[len(self.printed) :] + "\n")
@@ -221,23 +223,27 @@ class Writer:
 
 
 class Canvas:
-    """Any order, on a terminal: the whole text is drawn again with every step, open
-    places as underscores.
+    """Print a fill in any order, on a terminal: each step draws the whole text again.
+
+    Args:
+        given: The texts around the blanks, one more than there are blanks.
+        counts: Number of tokens of each blank, drawn as underscores; None: not known yet.
+        colour: Shade tokens by probability.
     """
 
     def __init__(
         self, given: Sequence[str], counts: Sequence[int | None], colour: bool = False
     ) -> None:
-        """`counts`: tokens of each blank, None where that is not known yet."""
         self.given, self.colour = given, colour
         self.fills: list[dict[int, Token]] = [{} for _ in counts]
         self.counts = [count or 0 for count in counts]
-        self.rows = 0  # of the terminal that the last drawing took
+        self.rows = 0  # rows of the terminal that the last drawing took
 
-    def __call__(self, arrivals: list[Token]) -> None:
-        for arrival in arrivals:
-            self.fills[arrival.blank][arrival.index] = arrival
-            self.counts[arrival.blank] = max(self.counts[arrival.blank], arrival.index + 1)
+    def __call__(self, tokens: list[Token]) -> None:
+        """Draw the text with these tokens filled in."""
+        for token in tokens:
+            self.fills[token.blank][token.index] = token
+            self.counts[token.blank] = max(self.counts[token.blank], token.index + 1)
         parts: list[str | tuple[str, float]] = [self.given[0]]
         for fill, count, after in zip(self.fills, self.counts, self.given[1:], strict=True):
             parts += [self._token(fill.get(index)) for index in range(count)]
@@ -248,18 +254,18 @@ class Canvas:
             for part in parts
         )
         size = shutil.get_terminal_size()
-        # what has scrolled out of sight cannot be drawn again
+        # rows that scrolled out of sight cannot be drawn again
         if rows_of(plain, size.columns) < size.lines:
             self._draw(plain, drawn)
 
     def finish(self, drawn: str) -> None:
-        """The completed text, as it shall stay."""
+        """Draw the completed text."""
         self._draw("", drawn)
         sys.stdout.write("\n")
         sys.stdout.flush()
 
-    def _token(self, arrival: Token | None) -> str | tuple[str, float]:
-        return "_" if arrival is None else (visible(arrival.token), arrival.log_prob)
+    def _token(self, token: Token | None) -> str | tuple[str, float]:
+        return "_" if token is None else (visible(token.token), token.log_prob)
 
     def _draw(self, plain: str, drawn: str) -> None:
         up = f"\033[{self.rows - 1}A" if self.rows > 1 else ""
@@ -269,7 +275,7 @@ class Canvas:
 
 
 def rows_of(text: str, columns: int) -> int:
-    """Rows that a terminal of this width takes for the text."""
+    """Return the number of rows that a terminal of this width needs for a text."""
     widths = [
         sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in line)
         for line in text.split("\n")

@@ -1,21 +1,25 @@
-"""How probable are the [[marked]] parts of a text, given the rest?
+"""Score the [[marked]] parts of texts, given the rest.
 
-    tracformer score -m runs/stories 'Mia carried the [[blue lamp]] to the market.'
-    tracformer score -m runs/stories --mode ac --file marked.txt --json > scores.jsonl
+    tracformer score 'Mia carried the [[blue lamp]] to the market.'
+    tracformer score --mode ac --file marked.txt --json > scores.jsonl
 
-Each token's natural log-probability, their sum, perplexity a token and bits a byte of the marked
-text; and what kind of number that is: the exact joint, the marginal of each token, or a bound. All
-texts are checked before the first is scored. Empty lines of a file are passed over; under --json
-every object names its `line`.
+Prints the natural log-probability of each marked token, their sum, the perplexity per token and the
+bits per byte of the marked text; and whether the sum is the exact joint log-probability, a sum of
+marginals or a bound. All texts are checked before the first is scored. Empty lines of a file are
+skipped; --json prints objects that name their line.
 """
 
 import argparse
 import math
+import sys
 from typing import TYPE_CHECKING
 
-from tracformer.cli import arguments as sampling
-from tracformer.cli import arguments as texts
-from tracformer.cli import output as show
+from tracformer.cli import arguments as shared
+from tracformer.cli import output
+from tracformer.generation.options import ScoreOptions
+from tracformer.options import add_arguments as add_options
+from tracformer.options import from_arguments
+from tracformer.progress import ProgressBar
 
 if TYPE_CHECKING:
     from tracformer.generation.results import Scored
@@ -28,74 +32,44 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    texts.add_texts(parser)
-    texts.add_model(parser)
-    texts.add_weights(parser)
-    texts.add_device(parser)
-    parser.add_argument(
-        "--mode",
-        help=(
-            "car: exact joint; ac: marginals; ar: sees only what comes before (default: the "
-            "model's best)"
-        ),
-    )
-    parser.add_argument(
-        "--fragment",
-        action="store_true",
-        help="the text is cut from a longer one: it need not begin or end as a text does",
-    )
-    parser.add_argument(
-        "--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)"
-    )
-    parser.add_argument(
-        "--draws",
-        type=int,
-        metavar="N",
-        help="where the number is a bound: random draws for its estimate",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of these draws (default: 0)")
-    show.add_output(parser, fills=False)
+    """Add the arguments of `tracformer score`."""
+    shared.add_texts(parser)
+    shared.add_model(parser)
+    shared.add_weights(parser)
+    shared.add_device(parser)
+    add_options(parser, ScoreOptions)
+    output.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name in ("batch", "draws"):
-        sampling.require_positive(arguments, name)
-    folder = arguments.model or texts.default_model()
-    lines = texts.read_texts(arguments)
-    lm = texts.open_model(folder, arguments.weights, arguments.device)
-    colour = show.wants_colour(arguments)
-    question = {"mode": arguments.mode, "whole": not arguments.fragment}
-    lm.check_score(**question)
-    texts.check(lines, lambda text: lm.check_score(text, **question))
-    options = {
-        **question,
-        "batch": arguments.batch,
-        "draws": arguments.draws,
-        "seed": arguments.seed,
-    }
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.text]
-    with show.progress(len(numbered), "texts") as bar:
-        for start in range(0, len(numbered), arguments.batch):
-            some = numbered[start : start + arguments.batch]
-            scores = texts.answer(
-                [line for _, line in some], lambda asked: lm.score(asked, **options)
-            )
-            bar.clear()
-            for (number, _), scored in zip(some, scores, strict=True):
-                if arguments.json:
-                    show.put_json({"line": number, **scored.to_dict()})
-                else:
-                    show.put(_report(scored, colour))
-            bar.update(len(some))
+    """Run `tracformer score`."""
+    options = ScoreOptions.make(**from_arguments(ScoreOptions, arguments))
+    lines = [line for line in shared.read_texts(arguments) if line.text]
+    lm = shared.open_model(
+        arguments.model or shared.default_model(), arguments.weights, arguments.device
+    )
+    requests = lm.score_requests(
+        [line.text for line in lines], options=options, where=[line.where for line in lines]
+    )
+    colour = output.wants_colour(arguments)
+    quiet = len(lines) == 1 or output.is_terminal(sys.stdout)
+    scores = shared.by_batch(requests, options.batch, lm.score)
+    with ProgressBar("scoring", len(lines), enabled=not quiet) as bar:
+        for line, scored in zip(lines, scores, strict=True):
+            if arguments.json:
+                output.put_json({"line": line.number, **scored.to_dict()})
+            else:
+                output.put(_report(scored, colour))
+            bar.update()
     return 0
 
 
 def _report(scored: "Scored", colour: bool) -> str:
-    text = (
-        show.shaded(scored.text, scored.spans)
-        if colour
-        else show.visible(show.marked(scored.text, scored.spans))
-    )
+    """Return a score as lines of text."""
+    if colour:
+        text = output.shaded(scored.text, scored.spans)
+    else:
+        text = output.visible(output.marked(scored.text, scored.spans))
     rows = [("token", "log p", "p")]
     for span in scored.spans:
         rows += [
@@ -109,10 +83,5 @@ def _report(scored: "Scored", colour: bool) -> str:
         f"{KINDS.get(scored.kind, scored.kind)}), {count}, "
         f"perplexity {scored.perplexity:.4g}, {scored.bits_per_byte:.4g} bits per byte"
     )
-    return "\n".join(
-        [
-            text,
-            *(f"  {line}" for line in show.table(rows)),
-            total + (f" ({scored.note})" if scored.note else ""),
-        ]
-    )
+    table = [f"  {line}" for line in output.table(rows)]
+    return "\n".join([text, *table, total + (f" ({scored.note})" if scored.note else "")])

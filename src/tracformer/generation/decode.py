@@ -1,19 +1,28 @@
-"""Token ids in, token ids out: fill the targets of a batch, any pattern of holes."""
+"""Fill batches of token ids.
+
+- `fill`: fill every target of a batch, by the scheduler or a reverse process.
+- `reverse_process`: the sampler of a diffusion model, one pass at a time.
+- `Runner`: what text-level code uses to run a model; `engine.Request` is one for shared models.
+"""
 
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
+from tracformer.generation.fill_request import Filled, FillRequest, FillRules, TopTokens
+from tracformer.generation.options import PLAIN, Sampler
 from tracformer.generation.orders import Ancestral, Order
-from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted
-from tracformer.generation.scheduler import Filled, Filling, Job, Likely, Revealed, Rules, Top
+from tracformer.generation.results import Candidate, Token
+from tracformer.generation.samplers import Pick, adjusted
+from tracformer.generation.scheduler import Scheduler, candidates_of
+from tracformer.generation.sessions import Session, open_session
 from tracformer.model.base import ConditionalModel, Passes, finish
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
 
-__all__ = ["Filled", "Revealed", "Top", "fill"]
+A = TypeVar("A")
 
 
 def fill(
@@ -22,47 +31,83 @@ def fill(
     mode: str = "car",
     *,
     cached: bool = True,
-    **rules: Unpack[Rules],
+    **rules: Unpack[FillRules],
 ) -> Filled:
-    """Fill every target of the batch.
+    """Fill every target of a batch.
 
-    `sampler` and `order`: one for all or one a sequence. `seed`: one number means the same number
-    for each sequence, so that it gets what it would get alone. `only(row, position)` restricts a
-    position to some tokens. `stop` ends a sequence (`ar`: end of text): a token, or a function of
-    row, position and token. `watch` is told of tokens as they come; with `drafts`, and an order
-    that looks, also of what has become the likeliest token of a position still open. `top`: so many
-    candidates of each token. The tokens at targets are ignored.
+    Args:
+        model: Any registered model.
+        batch: Sequences; the tokens at targets are ignored.
+        mode: One of the modes that the weights were trained in.
+        cached: Use the model's cache where it has one for the mode.
+        **rules: `sampler`, `seed` and `order` (one for all sequences, or one for each), `only`,
+            `stop`, `callback`, `top` and `drafts`: see `FillRequest`. One seed for all means that
+            each sequence gets what it would get alone.
+
+    Returns:
+        The filled tokens with their log-probabilities.
+
+    Raises:
+        ValueError: The batch does not fit the model, or the rules contradict each other.
+
+    Example:
+        >>> import torch, tracformer
+        >>> model = tracformer.load("stories").model
+        >>> tokens = torch.tensor([[5, 0, 7]])
+        >>> batch = tracformer.Batch(tokens, torch.tensor([[True, False, True]]))
+        >>> tracformer.fill(model, batch, seed=1).tokens.shape
+        torch.Size([1, 3])
     """
-    job = Job(model.config, batch, mode, **rules)
+    request = FillRequest(model.config, batch, mode, **rules)
     if mode == "diffusion":
-        return finish(reverse_process(model, job))
-    filling = Filling(model, *batch.tokens.shape, cached=cached)
-    filling.add(job)
-    while not job.done:
-        filling.step()
-    return job.result()
+        return finish(reverse_process(model, request))
+    scheduler = Scheduler(model, *batch.tokens.shape, cached=cached)
+    scheduler.add(request)
+    while not request.done:
+        scheduler.step()
+    return request.result()
+
+
+class Runner:
+    """Runs a model for one caller, in the calling thread."""
+
+    def __init__(self, model: ConditionalModel) -> None:
+        self.model = model
+
+    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[FillRules]) -> Filled:
+        """Fill a batch, see `fill`."""
+        return fill(self.model, batch, mode, **rules)
+
+    def open_session(self, batch: Batch, mode: str) -> Session:
+        """Return a session that holds these sequences."""
+        return open_session(self.model, batch, mode)
+
+    def call(self, f: Callable[[], A]) -> A:
+        """Return f(), which may run the model. Gradients are off."""
+        with torch.no_grad():
+            return f()
 
 
 @torch.no_grad()
-def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
-    """A diffusion model's own sampler, which decides itself when a token is revealed.
+def reverse_process(model: ConditionalModel, request: FillRequest) -> Passes[Filled]:
+    """Fill a request by a diffusion model's own sampler, which chooses the order of tokens.
 
-    Tokens behind the first that stops are dropped.
+    Tokens after the first one that ends a sequence are dropped.
     """
-    steps = check_reverse(model.config, job.samplers, job.order)
-    # the 64 bits that count, with a sign
-    seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in job.seeds])
-    batch = job.batch
-    top = Top.of_none((*batch.tokens.shape, job.top)) if job.top else None
+    steps = check_reverse(model.config, request.samplers, request.order)
+    # 64-bit seeds as signed integers
+    seeds = torch.tensor([(seed + 2**63) % 2**64 - 2**63 for seed in request.seeds])
+    batch = request.batch
+    top = TopTokens.empty((*batch.tokens.shape, request.top)) if request.top else None
     filled, log_probs = yield from model.ancestral_passes(
-        batch, steps, seeds, restrict=_restriction(job, top)
+        batch, steps, seeds, restrict=_restriction(request, top)
     )  # type: ignore[operator]
-    lengths = _stopped(job, filled)
+    lengths = _stopped(request, filled)
     targets = Batch(filled, batch.context, lengths).targets()
-    if job.watch is not None:
-        job.watch(
+    if request.callback is not None:
+        request.callback(
             [
-                Revealed(b, t, int(filled[b, t]), float(log_probs[b, t]), _likely(top, b, t))
+                Token(b, t, int(filled[b, t]), float(log_probs[b, t]), _candidates(top, b, t))
                 for b, t in targets.nonzero().tolist()
             ]
         )
@@ -78,45 +123,47 @@ def reverse_process(model: ConditionalModel, job: Job) -> Passes[Filled]:
 def check_reverse(
     config: ModelConfig, samplers: Sequence[Sampler], order: Order | Sequence[Order] | None
 ) -> int | None:
-    """How many steps the order asks of the reverse process; None: the model's own number.
+    """Return the number of steps of a reverse process; None: the model's default.
 
-    A ValueError, where rules mean nothing to it.
+    Raises:
+        ValueError: The samplers or the order have no meaning for a reverse process.
     """
     if any(sampler.needs_history or sampler.required for sampler in samplers):
         raise ValueError(
-            "mode 'diffusion' reveals tokens in an order of its own: repetition_penalty, "
-            "no_repeat_ngram and required mean nothing to it"
+            "mode 'diffusion' chooses the order of tokens itself: repetition_penalty, "
+            "no_repeat_ngram and required have no meaning there; leave them out"
         )
     if order is None:
         return None
     if isinstance(order, Ancestral):
         return order.steps
-    advice = "; for other orders ask the same model in mode 'ac'" if "ac" in config.modes else ""
-    raise ValueError(f"mode 'diffusion' takes the order Ancestral(steps) alone{advice}")
+    advice = "; for other orders use the model in mode 'ac'" if "ac" in config.modes else ""
+    raise ValueError(f"mode 'diffusion' takes only the order Ancestral(steps){advice}")
 
 
-def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """What the job's rules make of the logits (N, V) of where (B, T), see
-    `baselines.reverse_process.Restrict`; None where they change nothing.
+def _restriction(
+    request: FillRequest, top: TopTokens | None
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return a function that applies the samplers to logits (N, V) at `where` (B, T).
 
-    The model's own candidates are noted in `top` on the way.
+    None if there is nothing to apply. The function also records the most likely tokens in `top`.
     """
-    free = job.only is None and all(sampler == PLAIN for sampler in job.samplers)
+    free = request.only is None and all(sampler == PLAIN for sampler in request.samplers)
     if free and top is None:
         return None
 
     def restrict(where: Tensor, logits: Tensor) -> Tensor:
         if top is not None:
-            best, at = logits.double().log_softmax(1).topk(job.top, dim=1), where.cpu()
+            best, at = logits.double().log_softmax(1).topk(request.top, dim=1), where.cpu()
             top.tokens[at], top.log_probs[at] = best.indices.cpu(), best.values.cpu()
         if free:
             return logits
         rows = []
         for number, (row, position) in enumerate(where.nonzero().tolist()):
-            sampler = job.samplers[row]
-            only = None if job.only is None else job.only(row, position)
+            sampler = request.samplers[row]
+            only = None if request.only is None else request.only(row, position)
             scores = adjusted(logits[number : number + 1], sampler, [Pick(sampler, 0.0, only=only)])
-            if sampler.temperature == 0:  # the likeliest alone
+            if sampler.temperature == 0:  # the most likely token alone
                 scores = torch.full_like(scores, -torch.inf).scatter(
                     1, scores.argmax(1, keepdim=True), 0.0
                 )
@@ -126,26 +173,23 @@ def _restriction(job: Job, top: Top | None) -> Callable[[Tensor, Tensor], Tensor
     return restrict
 
 
-def _likely(top: Top | None, row: int, position: int) -> Likely:
+def _candidates(top: TopTokens | None, row: int, position: int) -> tuple[Candidate, ...]:
     if top is None:
         return ()
-    return tuple(
-        zip(top.tokens[row, position].tolist(), top.log_probs[row, position].tolist(), strict=True)
-    )
+    ids, values = top.tokens[row, position].tolist(), top.log_probs[row, position].tolist()
+    return candidates_of(zip(ids, values, strict=True))
 
 
-def _stopped(job: Job, filled: Tensor) -> Tensor:
-    """(B,): where each sequence ends, read from left to right."""
-    lengths = job.batch.lengths.clone()
-    if job.stop is None:
+def _stopped(request: FillRequest, filled: Tensor) -> Tensor:
+    """Return the length (B,) of each sequence, read from left to right."""
+    lengths = request.batch.lengths.clone()
+    if request.stop is None:
         return lengths
     for row, (tokens, targets) in enumerate(
-        zip(filled.tolist(), job.batch.targets().tolist(), strict=True)
+        zip(filled.tolist(), request.batch.targets().tolist(), strict=True)
     ):
         for position, (token, target) in enumerate(zip(tokens, targets, strict=True)):
-            if target and (
-                job.stop(row, position, token) if callable(job.stop) else token == job.stop
-            ):
+            if target and request.ends_with(row, position, token):
                 lengths[row] = position + 1
                 break
     return lengths

@@ -1,21 +1,16 @@
 """One thread that runs generation requests of many threads on one model.
 
-Who runs the model for the text level: the caller's own thread (`Here`), or an engine that many
-callers share (`engine.Request`).
-
-One client's share of an engine: calls that block in the client's thread, while the engine's
-computes.
-
-Many requests at once: one thread that alone computes with the model, and steps the sequences of all
-requests together.
-
     engine = Engine(lm.model)
-    with engine.request() as request:            # in any thread, as many at a time as one likes
+    with engine.request() as request:            # in any thread, any number at a time
         lm.on(request).infill("Once [[3-8]] lived.")
 
-A request that comes while others are halfway joins them at the next step, and gets exactly what it
-would get alone (in float32: but for candidates that all but tie). Whole passes, such as scores and
-those of a reverse process, take turns with the steps.
+- `Engine`: the thread. It alone runs the model and advances the rows of all requests together.
+- `Request`: one client's share of an engine; its calls block in the client's thread.
+- `Work`: one such call, and the queue through which its results come back.
+
+A request that arrives while others are halfway joins them at the next step, and gets exactly what
+it would get alone (in float32: except where two candidates are almost equally likely). Whole
+passes, such as scores and those of a reverse process, take turns with the steps.
 """
 
 import queue
@@ -24,310 +19,324 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
-from tracformer.generation.decode import fill, reverse_process
-from tracformer.generation.scheduler import Filled, Filling, Job, Revealed, Rules, Watch
+from tracformer.generation.decode import Runner, reverse_process
+from tracformer.generation.fill_request import Filled, FillRequest, FillRules
+from tracformer.generation.results import Token, TokenCallback
+from tracformer.generation.scheduler import Scheduler
 from tracformer.generation.sessions import Session, open_session
 from tracformer.model.base import ConditionalModel, Passes, at_once
 from tracformer.model.batch import Batch
 
-if TYPE_CHECKING:
-    pass
-
-
 A = TypeVar("A")
 
 
-class Runner(Protocol):
-    @property
-    def model(self) -> ConditionalModel:
-        """For its configuration, and what it can answer; to be computed with only inside `call`."""
-        ...
-
-    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[Rules]) -> Filled:
-        """As `generation.decode.fill`.
-
-        `watch` is called in the caller's thread; `only` and `stop` in any.
-        """
-        ...
-
-    def session(self, batch: Batch, mode: str) -> Session:
-        """As `generation.sessions.open_session`."""
-        ...
-
-    def call(self, f: Callable[[], A]) -> A:
-        """What f returns, which may compute with the model: whole passes. Without gradients."""
-        ...
-
-
-class Here:
-    """In the caller's thread, at once."""
-
-    def __init__(self, model: ConditionalModel) -> None:
-        self.model = model
-
-    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[Rules]) -> Filled:
-        return fill(self.model, batch, mode, **rules)
-
-    def session(self, batch: Batch, mode: str) -> Session:
-        return open_session(self.model, batch, mode)
-
-    def call(self, f: Callable[[], A]) -> A:
-        with torch.no_grad():
-            return f()
-
-
 class Cancelled(Exception):  # noqa: N818
-    """The request was given up; nothing more is computed for it."""
+    """The request was cancelled; nothing more is computed for it."""
 
 
 class DeadlineExceeded(Cancelled):
-    """Its time was over."""
+    """The request's deadline has passed."""
 
 
 class Closed(RuntimeError):  # noqa: N818
-    """The engine takes nothing new."""
-
-
-class Work:
-    """One blocking call: a job for the filling loop, or passes of its own.
-
-    What comes of it goes into the mail of the thread that waits.
-    """
-
-    def __init__(
-        self, request: "Request", job: Job | None = None, passes: Passes[Any] | None = None
-    ) -> None:
-        self.request, self.job, self.passes = request, job, passes
-        self.mail: queue.SimpleQueue[list[Revealed] | End] = queue.SimpleQueue()
-        self.left = False  # nobody waits for it any more
-
-    def hush(self) -> None:
-        """Nobody wants to hear of tokens any more: no thread is woken for them."""
-        assert self.job is not None
-        self.job.watch = None
-
-    @property
-    def wanted(self) -> bool:
-        return not self.left and self.request.ended is None
+    """The engine is closed and takes no new requests."""
 
 
 @dataclass(frozen=True)
-class End:
+class Outcome:
+    """The end of a blocking call: its value, or the error it raises."""
+
     value: Any = None
     error: BaseException | None = None
 
 
-class Request:
-    """A runner (see `runner.Runner`) whose calls block in the thread that makes them, while the
-    engine computes.
+class Work:
+    """One blocking call: rows for the scheduler, or whole passes.
 
-    As a context manager it tells the engine when a client that makes several calls is done: a
-    closing engine waits for that.
+    Results go through `mail` to the thread that waits for them.
     """
 
-    def __init__(self, engine: "Engine", deadline: float | None) -> None:
-        self.engine, self.deadline = engine, deadline
-        self.ended: Cancelled | None = None
-        self.entered = False
-        self.works: list[Work] = []  # that are waited for
+    def __init__(
+        self,
+        request: "Request",
+        fill: FillRequest | None = None,
+        passes: Passes[Any] | None = None,
+    ) -> None:
+        self.request, self.fill, self.passes = request, fill, passes
+        self.mail: queue.SimpleQueue[list[Token] | Outcome] = queue.SimpleQueue()
+        self.abandoned = False  # no thread waits for it any more
 
     @property
-    def model(self) -> ConditionalModel:
-        return self.engine.model
+    def wanted(self) -> bool:
+        """Whether a thread still waits for the result."""
+        return not self.abandoned and self.request.ended is None
+
+    def stop_streaming(self) -> None:
+        """Detach the token callback; the call still runs to completion."""
+        assert self.fill is not None
+        self.fill.callback = None
+
+    def receive(self, timeout: float | None) -> list[Token] | Outcome | None:
+        """Wait for the next tokens or the end; None if the time is over first."""
+        try:
+            return self.mail.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+
+class Request(Runner):
+    """One client's share of an engine: its calls block until the engine has run them.
+
+    Use it as a context manager around several calls; an engine that is closing waits for its end.
+
+    Args:
+        engine: The engine, which runs the model.
+        deadline: A value of `time.monotonic()`; later calls raise `DeadlineExceeded`. None: none.
+    """
+
+    def __init__(self, engine: "Engine", deadline: float | None = None) -> None:
+        super().__init__(engine.model)
+        self.engine, self.deadline = engine, deadline
+        self.ended: Cancelled | None = None  # why no more calls are run
+        self.entered = False
+        self.works: list[Work] = []  # calls that a thread waits for; guarded by the engine
 
     def __enter__(self) -> Self:
-        with self.engine.changed:
-            self.engine.require_open()
-            self.entered = True
-            self.engine.open_requests += 1
+        self.engine.enter(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self.engine.changed:
-            self.entered = False
-            self.engine.open_requests -= 1
-            self.engine.changed.notify_all()
+        self.engine.leave(self)
 
     def cancel(self) -> None:
-        """From any thread: its rows are free before the next step, and its waiting
-        calls raise Cancelled.
+        """Free the request's rows before the next step; its waiting calls raise `Cancelled`."""
+        self.engine.end(self, Cancelled("the request was cancelled"))
+
+    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[FillRules]) -> Filled:
+        """Fill a batch, see `decode.fill`.
+
+        The callback is called in the calling thread; `only` and `stop` in the engine's.
         """
-        self._end(Cancelled("the request was cancelled"))
-
-    def fill(self, batch: Batch, mode: str = "car", **rules: Unpack[Rules]) -> Filled:
-        watch = rules.pop("watch", None)
-        job = Job(self.model.config, batch, mode, **rules)
+        callback = rules.pop("callback", None)
+        fill = FillRequest(self.model.config, batch, mode, **rules)
         if mode == "diffusion":
-            told: list[Revealed] = []
-            job.watch = told.extend
-            filled: Filled = self._wait(Work(self, passes=reverse_process(self.model, job)))
-            if watch is not None:
-                watch(told)
+            tokens: list[Token] = []
+            fill.callback = tokens.extend
+            filled: Filled = self._run(Work(self, passes=reverse_process(self.model, fill)))
+            if callback is not None:
+                callback(tokens)
             return filled
-        if not job.done:
-            work = Work(self, job)
-            job.watch = None if watch is None else work.mail.put
-            self._wait(work, watch)
-        return job.result()
+        if not fill.done:
+            work = Work(self, fill)
+            fill.callback = None if callback is None else work.mail.put
+            self._run(work, callback)
+        return fill.result()
 
-    def session(self, batch: Batch, mode: str) -> Session:
-        return _Session(self, self.call(lambda: open_session(self.model, batch, mode)))
+    def open_session(self, batch: Batch, mode: str) -> Session:
+        """Return a session whose model runs in the engine's thread."""
+        return RemoteSession(self, self.call(lambda: open_session(self.model, batch, mode)))
 
     def call(self, f: Callable[[], A]) -> A:
-        result: A = self._wait(Work(self, passes=at_once(f)))
+        """Return f(), run in the engine's thread. Gradients are off."""
+        result: A = self._run(Work(self, passes=at_once(f)))
         return result
 
-    def check(self, now: float) -> None:
-        """Ends the request if its time is over."""
+    def check_deadline(self, now: float) -> None:
+        """End the request if its deadline has passed."""
         if self.deadline is not None and now >= self.deadline:
-            self._end(DeadlineExceeded("the request's deadline has passed"))
+            self.engine.end(self, DeadlineExceeded("the request's deadline has passed"))
 
-    def _wait(self, work: Work, watch: Watch | None = None) -> Any:
-        self.check(time.monotonic())
+    def _run(self, work: Work, callback: TokenCallback | None = None) -> Any:
+        """Hand in a call, pass on its tokens, and return its value."""
+        self.check_deadline(time.monotonic())
         self.engine.submit(work)
         try:
             while True:
                 left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-                try:
-                    letter = work.mail.get(timeout=left)
-                except queue.Empty:
-                    self.check(time.monotonic())
-                    continue
-                if self.ended is not None:
+                mail = work.receive(left)
+                if mail is None:
+                    self.check_deadline(time.monotonic())
+                elif self.ended is not None:
                     raise self.ended
-                if not isinstance(letter, End):
-                    if watch is not None and watch(letter) is False:
-                        work.hush()
-                        watch = None
-                elif letter.error is not None:
-                    raise letter.error
+                elif not isinstance(mail, Outcome):
+                    if callback is not None and callback(mail) is False:
+                        work.stop_streaming()
+                        callback = None
+                elif mail.error is not None:
+                    raise mail.error
                 else:
-                    return letter.value
+                    return mail.value
         finally:
-            self._leave(work)
-
-    def _leave(self, work: Work) -> None:
-        with self.engine.changed:
-            work.left = True
-            self.works.remove(work)
-
-    def _end(self, why: Cancelled) -> None:
-        with self.engine.changed:
-            if self.ended is None:
-                self.ended = why
-                for work in self.works:
-                    work.mail.put(End(error=why))
-                self.engine.changed.notify_all()
+            self.engine.abandon(work)
 
 
-class _Session:
-    """A session of the request's own: only what asks the model goes to the engine's thread."""
+class RemoteSession:
+    """A session of one request; calls that run the model go to the engine's thread."""
 
     def __init__(self, request: Request, inner: Session) -> None:
         self.request, self.inner = request, inner
 
     def admit(self, batch: Batch) -> Tensor:
+        """Take in sequences, see `Session`."""
         return self.request.call(lambda: self.inner.admit(batch))
 
     def release(self, rows: Tensor | Sequence[int]) -> None:
+        """Free rows."""
         self.inner.release(rows)
 
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return logits at pairs of a row and a position."""
         return self.request.call(lambda: self.inner.logits(rows, positions))
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Tell the session which tokens were chosen."""
         self.inner.reveal(rows, positions, tokens)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
+        """Return a session of some of the sequences."""
         return type(self)(self.request, self.inner.select(rows))
-
-
-__all__ = ["Cancelled", "Closed", "DeadlineExceeded", "Engine", "Here", "Load", "Request", "Runner"]
 
 
 @dataclass(frozen=True)
 class Load:
-    rows: int  # sequences being filled
-    waiting: int  # sequences that wait for a row
-    capacity: int  # rows in all
-    steps: int  # so far
-    tokens: int  # filled so far
+    """How busy an engine is."""
+
+    rows: int  # in flight
+    waiting: int  # rows that wait for a place
+    capacity: int  # maximum number of rows in flight
+    steps: int  # in total
+    tokens: int  # in total
 
 
 class Engine:
-    """At most `rows` sequences are filled at a time; those beyond wait, in the order
-    of their coming.
+    """Run generation requests from many threads on one model.
+
+    A single worker thread advances all active rows together, one token per step. New requests join
+    at the next step. The sampled tokens do not depend on which other requests are active.
+
+    Args:
+        model: Model to run; it is switched to eval mode.
+        rows: Maximum number of rows in flight. Further rows wait in first-in, first-out order.
+
+    Raises:
+        ValueError: `rows` is less than 1.
+
+    Example:
+        >>> import tracformer
+        >>> lm = tracformer.load("stories")
+        >>> engine = tracformer.Engine(lm.model, rows=8)
+        >>> with engine.request() as request:
+        ...     [fill] = lm.on(request).infill("Once upon a [[1]],", temperature=0)
+        >>> fill.spans[0].text
+        ' time'
+        >>> engine.close()
     """
 
     def __init__(self, model: ConditionalModel, *, rows: int = 64) -> None:
         if rows < 1:
             raise ValueError(f"rows is {rows}; it must be at least 1")
         self.model = model.eval()
-        self._filling = Filling(model, rows, model.config.max_length)
-        self.changed = threading.Condition()  # guards all below
-        self._coming: list[Work] = []
-        self._jobs: dict[Job, Work] = {}
+        self._scheduler = Scheduler(model, rows, model.config.max_length)
+        self._changed = threading.Condition()  # guards all below, and the requests' `works`
+        self._submitted: list[Work] = []
+        self._filling: dict[FillRequest, Work] = {}
         self._calls: deque[Work] = deque()
-        self.open_requests = 0  # requests inside their `with`
+        self._entered = 0  # requests inside their `with`
         self._closing = self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tracformer-engine", daemon=True)
         self._thread.start()
 
     def request(self, deadline: float | None = None) -> Request:
-        """One client's share of the engine.
+        """Return a client's share of the engine.
 
-        deadline: a value of `time.monotonic()`, after which its calls raise DeadlineExceeded.
+        Args:
+            deadline: A value of `time.monotonic()`, after which calls raise `DeadlineExceeded`.
+
+        Raises:
+            Closed: The engine is closed.
         """
-        self.require_open()
+        self._require_open()
         return Request(self, deadline)
 
     @property
     def load(self) -> Load:
-        filling = self._filling
-        with self.changed:
-            coming = sum(work.job.left for work in self._coming if work.job is not None)
+        """How busy the engine is."""
+        scheduler = self._scheduler
+        with self._changed:
+            submitted = sum(work.fill.left for work in self._submitted if work.fill is not None)
         return Load(
-            len(filling.rows),
-            len(filling.waiting) + coming,
-            filling.capacity,
-            filling.steps,
-            filling.tokens,
+            len(scheduler.rows),
+            len(scheduler.waiting) + submitted,
+            scheduler.capacity,
+            scheduler.steps,
+            scheduler.tokens,
         )
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Take nothing new, and end.
+        """Take no new requests, and stop the thread.
 
-        `drain`: first finish what runs, for at most `timeout` seconds; what is then left raises
-        Cancelled.
+        Args:
+            drain: First finish what runs; False: cancel it.
+            timeout: Maximum number of seconds for that; what is left then raises `Cancelled`.
         """
-        with self.changed:
+        with self._changed:
             self._closing = True
             self._stopping |= not drain
-            self.changed.notify_all()
+            self._changed.notify_all()
         self._thread.join(timeout)
         if self._thread.is_alive() and not self._stopping:
             self.close(drain=False)
 
-    # ---- from requests' threads
+    # ---- called by requests, in their threads
+
+    def enter(self, request: Request) -> None:
+        """Note that a client begins several calls."""
+        with self._changed:
+            self._require_open()
+            request.entered = True
+            self._entered += 1
+
+    def leave(self, request: Request) -> None:
+        """Note that a client has made its last call."""
+        with self._changed:
+            request.entered = False
+            self._entered -= 1
+            self._changed.notify_all()
 
     def submit(self, work: Work) -> None:
-        with self.changed:
+        """Queue a call, or raise if its request has ended or the engine is closed."""
+        with self._changed:
             if work.request.ended is not None:
                 raise work.request.ended
             if not work.request.entered:
-                self.require_open()
+                self._require_open()
             if self._stopping:
                 raise Cancelled("the engine was closed")
             work.request.works.append(work)
-            self._coming.append(work)
-            self.changed.notify_all()
+            self._submitted.append(work)
+            self._changed.notify_all()
 
-    def require_open(self) -> None:
+    def abandon(self, work: Work) -> None:
+        """Note that no thread waits for a call any more."""
+        with self._changed:
+            work.abandoned = True
+            work.request.works.remove(work)
+
+    def end(self, request: Request, why: Cancelled) -> None:
+        """End a request; its waiting calls raise `why`."""
+        with self._changed:
+            if request.ended is None:
+                request.ended = why
+                for work in request.works:
+                    work.mail.put(Outcome(error=why))
+                self._changed.notify_all()
+
+    def _require_open(self) -> None:
         if self._closing:
             raise Closed("the engine is closed: it finishes what it has and takes nothing new")
 
@@ -339,86 +348,86 @@ class Engine:
         while going:
             try:
                 going = self._turn()
-            except Exception as error:  # whatever it was, others are still to be served
+            except Exception as error:  # other requests must still be served
                 self._start_over(error)
 
     def _turn(self) -> bool:
-        """One pass of a call, one step. False: the end."""
-        with self.changed:
+        """Run one pass of a call and one step of the scheduler. Return False at the end."""
+        with self._changed:
             while not (
-                self._coming
-                or self._jobs
+                self._submitted
+                or self._filling
                 or self._calls
                 or self._stopping
-                or (self._closing and self.open_requests == 0)
+                or (self._closing and self._entered == 0)
             ):
-                self.changed.wait()
-            idle = not (self._coming or self._jobs or self._calls)
+                self._changed.wait()
+            idle = not (self._submitted or self._filling or self._calls)
             if self._stopping or idle:
-                self._give_up(Cancelled("the engine was closed"))
+                self._cancel_all(Cancelled("the engine was closed"))
                 return False
             self._sort()
             call = self._calls.popleft() if self._calls else None
         if call is not None and call.wanted:
             self._advance(call)
-        if self._jobs:
-            self._end(self._filling.step())
+        if self._filling:
+            self._finish(self._scheduler.step())
         return True
 
     def _sort(self) -> None:
-        """New work to where it belongs, and away with what was given up."""
-        for work in self._coming:
-            if work.job is None:
+        """Start submitted calls, and drop those that are not wanted any more."""
+        for work in self._submitted:
+            if work.fill is None:
                 self._calls.append(work)
             else:
-                self._jobs[work.job] = work
-                self._filling.add(work.job)
-        self._coming = []
+                self._filling[work.fill] = work
+                self._scheduler.add(work.fill)
+        self._submitted = []
         now = time.monotonic()
-        for work in (*self._jobs.values(), *self._calls):
-            work.request.check(now)
-        gone = [job for job, work in self._jobs.items() if not work.wanted]
-        self._filling.drop(gone)
-        for job in gone:
-            del self._jobs[job]
+        for work in (*self._filling.values(), *self._calls):
+            work.request.check_deadline(now)
+        gone = [fill for fill, work in self._filling.items() if not work.wanted]
+        self._scheduler.drop(gone)
+        for fill in gone:
+            del self._filling[fill]
 
     def _advance(self, call: Work) -> None:
-        """By one pass; the next one's turn is behind those who came meanwhile."""
+        """Run one pass of a call; its next pass queues behind calls that arrived meanwhile."""
         assert call.passes is not None
         try:
             next(call.passes)
         except StopIteration as done:
-            call.mail.put(End(done.value))
-        except BaseException as error:  # the caller's, whatever it is
-            call.mail.put(End(error=error))
+            call.mail.put(Outcome(done.value))
+        except BaseException as error:  # raised again in the caller's thread
+            call.mail.put(Outcome(error=error))
         else:
-            with self.changed:
-                self._coming.append(call)
+            with self._changed:
+                self._submitted.append(call)
 
-    def _end(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            with self.changed:
-                work = self._jobs.pop(job)
-            work.mail.put(End())
+    def _finish(self, fills: Iterable[FillRequest]) -> None:
+        for fill in fills:
+            with self._changed:
+                work = self._filling.pop(fill)
+            work.mail.put(Outcome())
 
     def _start_over(self, error: Exception) -> None:
-        """A failure that is no job's own: nothing is known of those that had begun.
+        """Recover from a failure that belongs to no single request.
 
-        Those that only waited go on waiting.
+        Requests that had begun are lost; those that only waited are queued again.
         """
-        self._filling.reset()
-        jobs = list(self._jobs)
-        lost = [job for job in jobs if job.begun] or jobs
-        for job in jobs:
-            if job in lost:
-                job.error = RuntimeError(f"a step of the engine failed: {error!r}")
-                job.error.__cause__ = error
+        self._scheduler.reset()
+        fills = list(self._filling)
+        lost = [fill for fill in fills if fill.begun] or fills
+        for fill in fills:
+            if fill in lost:
+                fill.error = RuntimeError(f"a step of the engine failed: {error!r}")
+                fill.error.__cause__ = error
             else:
-                self._filling.add(job)
-        self._end(lost)
+                self._scheduler.add(fill)
+        self._finish(lost)
 
-    def _give_up(self, why: Cancelled) -> None:
+    def _cancel_all(self, why: Cancelled) -> None:
         self._stopping = True
-        self._filling.drop(list(self._jobs))
-        for work in (*self._coming, *self._jobs.values(), *self._calls):
-            work.mail.put(End(error=why))
+        self._scheduler.drop(list(self._filling))
+        for work in (*self._submitted, *self._filling.values(), *self._calls):
+            work.mail.put(Outcome(error=why))

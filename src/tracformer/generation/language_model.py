@@ -1,14 +1,14 @@
-"""A model and its tokeniser: fill the blanks of a text, score marked parts, list candidates, write
-on from a prompt.
+"""A model with its tokenizer: fill blanks, score text, list candidates, sample.
 
     lm = tracformer.load("runs/stories")
     lm.infill("Once upon a time [[3-8]] lived in a wood.")[0].text
     lm.score("Once upon a time [[a fox]] lived in a wood.").log_prob
 
-How blanks are written is in `template`; how unknown lengths are chosen, in `length_posterior`.
+Each method makes requests (`infill.InfillRequest`, `scoring.ScoreRequest`,
+`continuation.SampleRequest`) and runs them. How blanks are written is in `template`; how unknown
+lengths are chosen, in `length_posterior`.
 """
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -20,11 +20,10 @@ import torch
 
 from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.generation.continuation import Writer, prompted
-from tracformer.generation.engine import Here, Runner
-from tracformer.generation.infill import ask, check_options, infill_texts
+from tracformer.generation.continuation import SampleRequest
+from tracformer.generation.decode import Runner
+from tracformer.generation.infill import InfillRequest, InfillRun, resolve_options
 from tracformer.generation.options import InfillOptions, SampleOptions, ScoreOptions
-from tracformer.generation.orders import LeftToRight
 from tracformer.generation.results import (
     Candidates,
     Infilled,
@@ -32,52 +31,62 @@ from tracformer.generation.results import (
     Sampled,
     Scored,
     TokenCallback,
-    until_false,
 )
-from tracformer.generation.template import (
-    Frame,
-    Laid,
-    Template,
-    frame,
-    literal_fills,
-    parse,
-    parse_lengths,
-    spans_of,
-    stack,
-)
+from tracformer.generation.scoring import ScoreRequest, marginals, score, top_tokens
+from tracformer.generation.template import Template
 from tracformer.generation.token_text import Spelling
-from tracformer.model.base import EXACT, ConditionalModel, check_mode, preferred_mode
+from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch
 from tracformer.model.fast_step import check_kind
-from tracformer.rng import derived_seed
 
 
 class LanguageModel:
-    """Text in, text out. Samples are functions of (text, seed): neither batch size nor neighbours
-    change them.
+    """A model with its tokenizer: text in, text out.
 
-    The model is put in evaluation mode.
+    A sample depends on its text and seed alone, not on the batch it is in.
+
+    Args:
+        model: The model; it is switched to eval mode.
+        tokenizer: The tokenizer that the model was trained with.
+        name: Name for messages.
+
+    Raises:
+        ValueError: The tokenizer does not fit the model.
+
+    Example:
+        >>> import tracformer
+        >>> lm = tracformer.load("stories")
+        >>> [fill] = lm.infill("Once upon a [[1]], there was a cat.", temperature=0)
+        >>> fill.spans[0].text
+        ' time'
     """
 
     def __init__(self, model: ConditionalModel, tokenizer: Tokenizer, name: str = "") -> None:
         loading.require_fit(model, tokenizer)
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.spelling = Spelling(tokenizer)
-        self.runner: Runner = Here(model)
+        self.runner = Runner(model)
 
     def on(self, runner: Runner) -> Self:
-        """The same, its model run by somebody else (see `engine`): each answer is the same."""
+        """Return a copy of this language model that runs on a request of an engine.
+
+        Args:
+            runner: A request of an `Engine` on this language model's `model`.
+
+        Raises:
+            ValueError: The runner runs another model.
+        """
         if runner.model is not self.model:
-            raise ValueError("the runner runs another model; make it of this one's `model`")
+            raise ValueError("the runner runs another model; make its engine from this one's model")
         other = copy(self)
         other.runner = runner
         return other
 
     def lean(self, weights: str) -> Self:
-        """Round a Tracformer's weights, where they stand and for good, to "bfloat16" or "int8".
+        """Round a Tracformer's weights in place to "bfloat16" or "int8".
 
-        Generation from left to right then reads fewer bytes a token. Fillings, scores and marginals
-        all speak of the rounded weights.
+        Generation from left to right then reads fewer bytes per token. Fills, scores and marginals
+        are all those of the rounded weights.
         """
         self.model.lean(weights)
         return self
@@ -85,7 +94,7 @@ class LanguageModel:
     @overload
     def infill(
         self,
-        text: str | Template,
+        text: str | Template | InfillRequest,
         n: int | None = None,
         *,
         options: InfillOptions | None = None,
@@ -96,7 +105,7 @@ class LanguageModel:
     @overload
     def infill(
         self,
-        text: Sequence[str | Template],
+        text: Sequence[str | Template | InfillRequest],
         n: int | None = None,
         *,
         options: InfillOptions | None = None,
@@ -106,7 +115,7 @@ class LanguageModel:
 
     def infill(
         self,
-        text: str | Template | Sequence[str | Template],
+        text: str | Template | InfillRequest | Sequence[str | Template | InfillRequest],
         n: int | None = None,
         *,
         options: InfillOptions | None = None,
@@ -117,7 +126,8 @@ class LanguageModel:
 
         Args:
             text: Text with blanks: [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
-                Or a list of such texts; each gets what it would get alone.
+                Or a list of such texts; each gets what it would get alone. Requests that
+                `infill_requests` made are not tokenized and checked again.
             n: Number of fills per text.
             options: Options; the defaults if None.
             callback: Called with the tokens of each step as they arrive. A `Callback` also
@@ -138,57 +148,84 @@ class LanguageModel:
             >>> fill.text
             'Once upon a time, there was a cat.'
         """
-        resolved = self._infill_options(n, options, changes)
-        one = isinstance(text, str | Template)
-        texts = [text] if isinstance(text, str | Template) else list(text)
-        results = infill_texts(self.runner, self.spelling, texts, resolved, callback)
+        one = isinstance(text, str | Template | InfillRequest)
+        texts = [text] if isinstance(text, str | Template | InfillRequest) else list(text)
+        requests = self._requests(texts, n, options, changes)
+        if not requests:
+            return []
+        run = InfillRun(self.runner, self.spelling, requests[0].options, callback)
+        results = run.run(requests)
         return results[0] if one else results
 
-    def check_infill(
+    def infill_requests(
         self,
-        text: str | Template | None = None,
+        texts: Sequence[str | Template],
         n: int | None = None,
         *,
         options: InfillOptions | None = None,
+        where: Sequence[str] = (),
         **changes: Any,
-    ) -> None:
-        """Raise the ValueError that `infill` would raise before it fills anything.
+    ) -> list[InfillRequest]:
+        """Tokenize texts and check that they can be filled, for later calls of `infill`.
 
-        Without a text, only the options are checked.
+        Args:
+            texts: Texts with blanks.
+            n: Number of fills per text.
+            options: Options; the defaults if None.
+            where: Where each text comes from, put before error messages, such as "line 3: ".
+            **changes: Options to change, by name: see `InfillOptions` and `Sampler`.
+
+        Raises:
+            ValueError: What `infill` would raise before it fills anything.
         """
-        resolved = self._infill_options(n, options, changes)
-        check_options(self.model, resolved)
-        if text is not None:
-            ask(self.model, self.spelling, text, resolved)
-
-    def _infill_options(
-        self, n: int | None, options: InfillOptions | None, changes: dict[str, Any]
-    ) -> InfillOptions:
         if n is not None:
             changes["n"] = n
-        found = InfillOptions.make(options, **changes)
-        mode = found.mode
-        if (
-            mode is None
-            and found.fill_order not in (None, LeftToRight())
-            and "ac" in self.model.config.modes
-        ):
-            mode = "ac"  # the only mode that has every order
-        return replace(found, mode=self._mode(mode))
+        found = resolve_options(self.model, InfillOptions.make(options, **changes))
+        names = where or [""] * len(texts)
+        return [
+            InfillRequest.make(self.model, self.spelling, text, found, name)
+            for text, name in zip(texts, names, strict=True)
+        ]
+
+    def _requests(
+        self,
+        texts: Sequence[str | Template | InfillRequest],
+        n: int | None,
+        options: InfillOptions | None,
+        changes: dict[str, Any],
+    ) -> list[InfillRequest]:
+        """Return texts as requests; those that are requests already stay as they are."""
+        made = [text for text in texts if isinstance(text, InfillRequest)]
+        if not made:
+            plain = [text for text in texts if not isinstance(text, InfillRequest)]
+            return self.infill_requests(plain, n, options=options, **changes)
+        if len(made) < len(texts) or any(each.options != made[0].options for each in made):
+            raise ValueError("requests that are filled together must have the same options")
+        if n is not None or options is not None or changes:
+            raise ValueError("the texts are requests, which have their options; give no others")
+        return made
 
     @overload
     def score(
-        self, text: str | Template, *, options: ScoreOptions | None = None, **changes: Any
+        self,
+        text: str | Template | ScoreRequest,
+        *,
+        options: ScoreOptions | None = None,
+        **changes: Any,
     ) -> Scored: ...
 
     @overload
     def score(
-        self, text: Sequence[str | Template], *, options: ScoreOptions | None = None, **changes: Any
+        self,
+        text: Sequence[str | Template | ScoreRequest],
+        *,
+        options: ScoreOptions | None = None,
+        **changes: Any,
     ) -> list[Scored]: ...
 
     def score(
         self,
-        text: str | Template | Sequence[str | Template],
+        text: str | Template | ScoreRequest | Sequence[str | Template | ScoreRequest],
         *,
         options: ScoreOptions | None = None,
         **changes: Any,
@@ -196,7 +233,8 @@ class LanguageModel:
         """Return the log-probability of the marked parts of a text, given the rest.
 
         Args:
-            text: Text with marked parts, as in "a [[cat]]". Or a list of such texts.
+            text: Text with marked parts, as in "a [[cat]]". Or a list of such texts, or of
+                requests that `score_requests` made.
             options: Options; the defaults if None.
             **changes: Options to change, by name: see `ScoreOptions`.
 
@@ -214,59 +252,70 @@ class LanguageModel:
             >>> likely.log_prob > unlikely.log_prob
             True
         """
-        found = ScoreOptions.make(options, **changes)
-        one = isinstance(text, str | Template)
-        texts = [text] if isinstance(text, str | Template) else list(text)
-        scores = self._score(texts, replace(found, mode=self._mode(found.mode)))
+        one = isinstance(text, str | Template | ScoreRequest)
+        texts = [text] if isinstance(text, str | Template | ScoreRequest) else list(text)
+        made = [each for each in texts if isinstance(each, ScoreRequest)]
+        plain = [each for each in texts if not isinstance(each, ScoreRequest)]
+        if made and (plain or options is not None or changes):
+            raise ValueError("the texts are requests, which have their options; give no others")
+        requests = made or self.score_requests(plain, options=options, **changes)
+        if not requests:
+            return []
+        scores = score(self.runner, self.spelling, requests, requests[0].options)
         return scores[0] if one else scores
 
-    def _score(self, texts: Sequence[str | Template], options: ScoreOptions) -> list[Scored]:
-        mode = self._mode(options.mode)
-        draws, seed, top, batch = options.draws, options.seed, options.top, options.batch
-        marked = [self._marked(text, options.whole) for text in texts]
-        scored: dict[int, Scored] = {}
-        by_length = sorted(range(len(texts)), key=lambda i: len(marked[i][1].tokens))
-        for start in range(0, len(texts), batch):
-            some = by_length[start : start + batch]
-            asked = stack([marked[i][1] for i in some], self.model.head.device)
-            estimate = self.runner.call(
-                partial(self.model.estimate, asked, mode, draws=draws, seed=seed)
-            )
-            errors = (
-                [None] * len(some)
-                if estimate.standard_error is None
-                else estimate.standard_error.tolist()
-            )
-            candidates = self._candidates(asked, mode, top) if top else [()] * len(some)
-            for i, log_probs, error, likely in zip(
-                some, estimate.values.double().tolist(), errors, candidates, strict=True
-            ):
-                scored[i] = self._scored(*marked[i], log_probs, mode, error, likely)
-        return [scored[i] for i in range(len(texts))]
+    def score_requests(
+        self,
+        texts: Sequence[str | Template],
+        *,
+        options: ScoreOptions | None = None,
+        where: Sequence[str] = (),
+        **changes: Any,
+    ) -> list[ScoreRequest]:
+        """Tokenize texts and check that they can be scored, for later calls of `score`.
 
-    def check_score(
-        self, text: str | Template | None = None, *, mode: str | None = None, whole: bool = True
-    ) -> None:
-        """What `score` would refuse, of this text or, without one, of the mode alone, is a
-        ValueError; nothing is computed.
+        Args:
+            texts: Texts with marked parts.
+            options: Options; the defaults if None.
+            where: Where each text comes from, put before error messages, such as "line 3: ".
+            **changes: Options to change, by name: see `ScoreOptions`.
+
+        Raises:
+            ValueError: What `score` would raise before it scores anything.
         """
-        self._mode(mode)
-        if text is not None:
-            self._marked(text, whole)
+        found = ScoreOptions.make(options, **changes)
+        found = replace(found, mode=self._mode(found.mode))
+        names = where or [""] * len(texts)
+        return [
+            ScoreRequest.make(self.model, self.spelling, text, found, name)
+            for text, name in zip(texts, names, strict=True)
+        ]
 
     def score_tokens(
         self, token_ids: Sequence[int], context: Sequence[bool], mode: str | None = None
     ) -> tuple[float, ...]:
-        """Each token's log-probability given those where `context` is True, and zero there: no
-        tokeniser between question and answer.
+        """Return the log-probability of each token, without a tokenizer.
+
+        Args:
+            token_ids: Ids of the whole sequence.
+            context: For each token, whether it is given.
+            mode: `car`, `ac`, `ar` or `diffusion`; None: the first that the model has.
+
+        Returns:
+            Log-probabilities of the tokens that are not given; zero for given ones.
+
+        Raises:
+            ValueError: The sequence does not fit the model.
+
+        Example:
+            >>> import tracformer
+            >>> lm = tracformer.load("stories")
+            >>> lm.score_tokens(lm.tokenizer.encode("One day"), [True, True])
+            (0.0, 0.0)
         """
         batch = self._batch(token_ids, context)
-        values: list[float] = (
-            self.runner.call(partial(self.model.log_prob, batch, self._mode(mode)))
-            .double()[0]
-            .tolist()
-        )
-        return tuple(values)
+        found = self.runner.call(partial(self.model.log_prob, batch, self._mode(mode)))
+        return tuple(found.double()[0].tolist())
 
     def top_tokens(
         self,
@@ -275,67 +324,57 @@ class LanguageModel:
         top: int = 5,
         mode: str | None = None,
     ) -> Candidates:
-        """The likeliest tokens in the place of each that `score_tokens` scores, likeliest first;
-        none where `context` is True.
+        """Return the most likely tokens at each position that `score_tokens` scores.
+
+        Args:
+            token_ids: Ids of the whole sequence.
+            context: For each token, whether it is given.
+            top: Number of tokens to return for each position.
+            mode: `car`, `ac` or `ar`; None: the first that the model has.
+
+        Returns:
+            Candidates for each position, most likely first; none where the token is given.
+
+        Raises:
+            ValueError: The sequence does not fit the model, or the mode gives a bound.
         """
-        [found] = self._candidates(self._batch(token_ids, context), self._mode(mode), top)
+        batch = self._batch(token_ids, context)
+        [found] = top_tokens(self.runner, self.spelling, batch, self._mode(mode), top)
         return found
 
     def _batch(self, token_ids: Sequence[int], context: Sequence[bool]) -> Batch:
         tokens, given = torch.tensor([list(token_ids)]), torch.tensor([list(context)])
         return Batch(tokens, given).to(self.model.head.device)
 
-    def _candidates(self, batch: Batch, mode: str, top: int) -> list[Candidates]:
-        if top < 1:
-            raise ValueError(f"top is {top}; it must be at least 1")
-        return self.spelling.candidates(
-            *self.runner.call(partial(self.model.candidates, batch, mode, top))
-        )
-
     def marginals(
-        self, text: str, top: int = 5, *, mode: str | None = None, whole: bool = True
+        self, text: str | Template, top: int = 5, *, mode: str | None = None, whole: bool = True
     ) -> list[Marginal]:
-        """The `top` likeliest tokens at each position of blanks of fixed length, given the rest:
-        the model's own, nothing ruled out.
+        """Return the most likely tokens at each position of blanks of fixed length.
+
+        Each position is predicted from the given tokens alone; nothing is ruled out.
+
+        Args:
+            text: Text with blanks of fixed length, such as [[1]].
+            top: Number of tokens to return for each position.
+            mode: `ac`, or `car` for one blank of one token; None: ac if the model has it.
+            whole: The text is a whole document. False: it is cut from a longer one.
+
+        Returns:
+            One record for each position of a blank.
+
+        Raises:
+            ValueError: A blank has no fixed length, the text does not fit the model, or the mode
+                has no marginals of several tokens.
+
+        Example:
+            >>> import tracformer
+            >>> lm = tracformer.load("stories")
+            >>> [blank] = lm.marginals("Once upon a [[1]], there was a cat.")
+            >>> blank.candidates[0].text
+            ' time'
         """
-        if top < 1:
-            raise ValueError(f"top is {top}; it must be at least 1")
-        template = parse(text)
-        wanted = [parse_lengths(content) for content in template.contents]
-        if free := next(
-            (
-                content
-                for content, (low, high) in zip(template.contents, wanted, strict=True)
-                if low != high
-            ),
-            None,
-        ):
-            raise ValueError(
-                f"a blank holds [[{free}]]; candidates need a fixed number of tokens, for instance "
-                "[[1]]"
-            )
-        if any(high is None for _, high in wanted):
-            raise ValueError(
-                "a blank holds nothing; candidates need a fixed number of tokens, for instance "
-                "[[1]]"
-            )
-        of = frame(template, self.spelling, whole)
-        of.fitting(wanted, self.model.config.max_length, self.model.config.max_length)
-        laid = of.blank([low for low, _ in wanted])
         mode = self._mode("ac" if mode is None and "ac" in self.model.config.modes else mode)
-        if self.model.answers[mode] == EXACT and sum(laid.lengths) > 1:
-            raise ValueError(
-                f"mode {mode!r} predicts each token from those before it, so {sum(laid.lengths)} "
-                "open positions have no candidates of "
-                "their own; leave one blank of one token, or use a model with mode 'ac'"
-            )
-        asked = stack([laid], self.model.head.device)
-        [candidates] = self._candidates(asked, mode, top)
-        return [
-            Marginal(i, *laid.place(i), candidates[i])
-            for i, given in enumerate(laid.context)
-            if not given
-        ]
+        return marginals(self.runner, self.spelling, text, mode, whole, top)
 
     def sample(
         self,
@@ -374,77 +413,7 @@ class LanguageModel:
         if n is not None:
             changes["n"] = n
         found = SampleOptions.make(options, **changes)
-        max_tokens, batch = found.max_tokens, found.batch
-        of = prompted(prompt, self.spelling)
-        room = self.model.config.max_length - of.given
-        if room < 1:
-            raise ValueError(
-                f"the prompt has {of.given} tokens; this model takes "
-                f"{self.model.config.max_length}, with what is to be written"
-            )
-        count = room if max_tokens is None else max_tokens
-        if count < 1 or count > room:
-            raise ValueError(
-                f"{count} tokens are asked for; this model takes {self.model.config.max_length}, "
-                f"and the prompt has {of.given}"
-            )
-        mode = "ar" if "ar" in self.model.config.modes else self._mode(None)
-        writer = Writer(
-            self.runner,
-            self.spelling,
-            of,
-            count,
-            mode,
-            found.sampler,
-            found.stop,
-            found.top,
-            None if callback is None else until_false(callback),
-        )
-        numbers = range(found.n)
-        return [
-            sample
-            for start in range(0, found.n, batch)
-            for sample in writer.write(
-                [derived_seed(found.seed, i) for i in numbers[start : start + batch]], start
-            )
-        ]
-
-    def _marked(self, text: str | Template, whole: bool) -> tuple[Frame, Laid, list[str]]:
-        template = parse(text)
-        of = frame(template, self.spelling, whole)
-        fills = literal_fills(template, of, self.spelling)
-        laid = of.lay([ids for _, ids in fills])
-        if len(laid.tokens) > self.model.config.max_length:
-            raise ValueError(
-                f"the text has {len(laid.tokens)} tokens; this model takes "
-                f"{self.model.config.max_length}: shorten it"
-            )
-        return of, laid, [filling for filling, _ in fills]
-
-    def _scored(
-        self,
-        of: Frame,
-        laid: Laid,
-        texts: list[str],
-        log_probs: list[float],
-        mode: str,
-        error: float | None,
-        candidates: Candidates,
-    ) -> Scored:
-        text, spans = spans_of(of, laid, laid.tokens, log_probs, self.spelling, texts, candidates)
-        log_prob, tokens = math.fsum(log_probs), sum(laid.lengths)
-        return Scored(
-            text=text,
-            spans=spans,
-            log_prob=log_prob,
-            tokens=tokens,
-            bits_per_byte=-log_prob / math.log(2) / sum(len(filling.encode()) for filling in texts),
-            perplexity=math.exp(min(-log_prob / tokens, 700.0)),
-            mode=mode,
-            kind=self.model.answers[mode],
-            standard_error=error,
-            note=f"mode {mode} {limit}" if (limit := self.model.limits.get(mode)) else "",
-        )
+        return SampleRequest.make(self.runner, self.spelling, prompt, found).run(callback)
 
     def _mode(self, mode: str | None) -> str:
         if mode is None:

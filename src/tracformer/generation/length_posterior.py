@@ -44,10 +44,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tracformer.generation.engine import Here, Runner
+from tracformer.generation.decode import Runner
 from tracformer.generation.options import LENGTHS, Prior, Sampler
 from tracformer.generation.results import LengthChoice
-from tracformer.generation.template import Laid, stack
+from tracformer.generation.template import BlankLayout, to_batch
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms
@@ -60,7 +60,7 @@ MOST = 256  # length vectors that are weighed
 PROPOSALS = 2**40  # a family of seeds beyond any number of samples
 
 
-class Candidates(NamedTuple):
+class LengthVectors(NamedTuple):
     """Length vectors, one length a blank."""
 
     vectors: list[tuple[int, ...]]
@@ -82,7 +82,7 @@ def can_weigh(model: ConditionalModel) -> bool:
 
 def candidates(
     ranges: Sequence[Range], room: int, prior: Prior | None = None, seed: int = 0, most: int = MOST
-) -> Candidates:
+) -> LengthVectors:
     """All length vectors of at most `room` tokens together or, if there are more than `most`, that
     many drawn from the prior.
     """
@@ -117,7 +117,7 @@ def candidates(
         if drawn
         else log_prior
     )
-    return Candidates(vectors, log_prior, log_share)
+    return LengthVectors(vectors, log_prior, log_share)
 
 
 def middle(ranges: Sequence[Range], room: int) -> tuple[int, ...]:
@@ -133,20 +133,25 @@ def middle(ranges: Sequence[Range], room: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def masses(
-    model: ConditionalModel,
-    layouts: Sequence[Laid],
+    runner: Runner,
+    layouts: Sequence[BlankLayout],
     *,
     draws: int,
     seed: int,
     rules: Sampler,
     only: Only | None = None,
     batch: int = 16,
-    runner: Runner | None = None,
 ) -> Masses:
-    """The mass of each layout's blanks, from `draws` fillings each. `rules` may ban and allow
-    tokens; it must change nothing else.
+    """Return the mass of each layout's blanks.
 
-    `runner`: who runs the model, if not this thread.
+    Args:
+        runner: Runs the model.
+        layouts: One sequence for each choice of lengths.
+        draws: Number of fills per layout.
+        seed: Random seed.
+        rules: Banned and allowed tokens; a sampler that changes nothing else.
+        only: The tokens that are allowed at a position of a layout, or None for all.
+        batch: Number of sequences per pass.
     """
     if draws < 2:
         raise ValueError(f"length_draws is {draws}; a standard error needs at least 2")
@@ -161,14 +166,13 @@ def masses(
         for layout in range(len(layouts))
         for draw in range(draws)
     ]
-    runner = runner or Here(model)
     ratios: list[Tensor] = []
     for start in range(0, len(jobs), batch):
         numbers, seeds = zip(*jobs[start : start + batch], strict=True)
         ratios.append(
             _log_ratios(
                 runner,
-                stack([layouts[i] for i in numbers], model.head.device),
+                to_batch([layouts[i] for i in numbers], runner.model.head.device),
                 seeds,
                 rules,
                 _renumbered(only, numbers),
@@ -188,7 +192,7 @@ def summarise(log_ratios: Tensor) -> Masses:
 
 
 def choose(
-    found: Candidates, weighed: Masses, how: str, seeds: Sequence[int]
+    found: LengthVectors, weighed: Masses, how: str, seeds: Sequence[int]
 ) -> list[LengthChoice]:
     """One choice a seed.
 
@@ -219,18 +223,14 @@ def choose(
 
 
 def _log_ratios(
-    runner: Runner, asked: Batch, seeds: Sequence[int], rules: Sampler, only: Only | None
+    runner: Runner, batch: Batch, seeds: Sequence[int], rules: Sampler, only: Only | None
 ) -> Tensor:
-    """(B,) float64: log p(text) - log q'(filling), for one filling of each sequence."""
-    filled = runner.fill(asked, "car", sampler=rules, seed=seeds, only=only)
+    """Return (B,) float64 log p(text) - log q'(fill), for one fill of each sequence."""
+    filled = runner.fill(batch, "car", sampler=rules, seed=seeds, only=only)
     assert filled.drawn is not None
-    log_p = runner.call(
-        lambda: runner.model.log_prob(
-            Batch(filled.tokens, torch.zeros_like(asked.context), asked.lengths), "ar"
-        )
-    )
-    log_p = log_p.double().sum(1).cpu()
-    return log_p - filled.drawn.sum(1)
+    whole = Batch(filled.tokens, torch.zeros_like(batch.context), batch.lengths)
+    log_p = runner.call(lambda: runner.model.log_prob(whole, "ar"))
+    return log_p.double().sum(1).cpu() - filled.drawn.sum(1)
 
 
 def _renumbered(only: Only | None, numbers: Sequence[int]) -> Only | None:

@@ -145,12 +145,12 @@ class TextOptions:
                 raise ValueError(f"unknown option {name!r}{did_you_mean(name, known | rules)}")
         own: dict[str, Any] = {name: value for name, value in changes.items() if name in known}
         if sampling := {name: value for name, value in changes.items() if name in rules}:
-            sampler: Sampler = own.get("sampler") or getattr(options, "sampler", PLAIN)
-            own["sampler"] = replace(sampler, **sampling)
+            base: Any = own.get("sampler") or getattr(options, "sampler", PLAIN)
+            own["sampler"] = replace(base, **sampling)
         if options is None:
             return cls(**own)
-        base: Any = options
-        changed: Self = replace(base, **own)
+        given: Any = options
+        changed: Self = replace(given, **own)
         return changed
 
     def to_dict(self) -> dict[str, Any]:
@@ -292,6 +292,10 @@ class InfillOptions(TextOptions):
                 f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain "
                 "samples"
             )
+        if self.mode in ("car", "ar") and self.fill_order is not None:
+            from tracformer.generation.orders import orders_in
+
+            orders_in(self.mode, self.fill_order, 1)
         method = None if self.search is None else parse_search(self.search)[0]
         if self.reread and not self.best_of and method != "beam":
             raise ValueError(

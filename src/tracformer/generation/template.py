@@ -1,9 +1,14 @@
-r"""Blanks in text: `[[...]]`, and where their tokens stand.
+r"""Text with blanks: `[[...]]`, its tokens, and where they stand.
 
-What a blank holds: nothing (`[[]]`, the model chooses the length), a number of tokens (`[[8]]`), a
-range (`[[3-8]]`); in a text to score, the literal text itself. `\[[` and `\]]` write the two
-characters; right before either, `\\` writes one backslash. Of more than two `[` in a row the last
-two open a blank; of more than two `]` the first two close it.
+- `parse`, `write`: between a text with brackets and a `Template`.
+- `tokenize`: a `Template` as a `TokenizedText`, the tokens of its given pieces.
+- `BlankLayout`, `to_batch`: token sequences with positions for the blanks.
+- `spans_of`: the filled text again, with the place of each blank.
+
+A blank holds nothing (`[[]]`, any length), a number of tokens (`[[8]]`) or a range (`[[3-8]]`); in
+a text to score it holds the text to score. `\[[` and `\]]` write the brackets themselves; right
+before either, `\\` writes one backslash. Of more than two `[` in a row the last two open a blank;
+of more than two `]` the first two close it.
 
 >>> parse("Once upon a time [[3-8]] lived.").contents
 ('3-8',)
@@ -14,6 +19,7 @@ two open a blank; of more than two `]` the first two close it.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -22,32 +28,47 @@ from tracformer.generation.results import Candidates, Span
 from tracformer.generation.token_text import Spelling
 from tracformer.model.batch import Batch
 
-# a row of backslashes is tried once, from its first
+# the lookbehind makes a run of backslashes match once, from its first
 MARK = re.compile(r"(?<!\\)(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
-ROW = re.compile(r"\[*")
-
-
-class Template(NamedTuple):
-    """A text cut at its blanks: pieces[0] contents[0] pieces[1] ... pieces[-1]."""
-
-    pieces: tuple[str, ...]
-    contents: tuple[str, ...]
-    # the tokens of pieces[0], where they are given and not those of its text
-    first: tuple[int, ...] | None = None
+OPENINGS = re.compile(r"\[*")
 
 
 class Lengths(NamedTuple):
-    """How many tokens a blank may have; `high` None: as many as the caller allows."""
+    """How many tokens a blank may have; `high` is None for a blank of any length."""
 
     low: int
     high: int | None
 
 
-def parse(text: str | Template, required: bool = True) -> Template:
-    """Cut a text at its blanks; a text with one that is not closed is an error, and so is one
-    without any where they are `required`.
+@dataclass(frozen=True)
+class Template:
+    """A text cut at its blanks: pieces[0] contents[0] pieces[1] ... pieces[-1].
 
-    What is cut already stays as it is: so a caller asks about texts in which brackets are brackets.
+    Args:
+        pieces: The given pieces of text, one more than there are blanks.
+        contents: What stands in the brackets of each blank.
+        first: Token ids of pieces[0], where they are given and need not be those of its text.
+    """
+
+    pieces: tuple[str, ...]
+    contents: tuple[str, ...]
+    first: tuple[int, ...] | None = None
+
+    @cached_property
+    def lengths(self) -> tuple[Lengths, ...]:
+        """How many tokens each blank may have, or a ValueError."""
+        return tuple(map(parse_lengths, self.contents))
+
+
+def parse(text: str | Template, required: bool = True) -> Template:
+    """Cut a text at its blanks. A `Template` is returned as it is.
+
+    Args:
+        text: The text.
+        required: Refuse a text without a blank.
+
+    Raises:
+        ValueError: A blank is not closed, or there is none.
     """
     if isinstance(text, Template):
         return text
@@ -63,7 +84,7 @@ def parse(text: str | Template, required: bool = True) -> Template:
             current.append(bracket)
             continue
         if opens:
-            row = ROW.match(text, at)  # the last two of the row open
+            row = OPENINGS.match(text, at)  # the last two of the row open
             assert row is not None
             current.append(row[0])
             at = row.end()
@@ -72,19 +93,19 @@ def parse(text: str | Template, required: bool = True) -> Template:
         current = []
     if opened >= 0:
         raise ValueError(
-            f"the blank that opens at character {opened} is not closed; write ]] behind it, or "
+            f"the blank that opens at character {opened} is not closed; write ]] after it, or "
             "\\[[ for the characters themselves"
         )
     if not parts and required:
         raise ValueError(
-            "the text has no blank; write [[8]] for eight tokens to be filled, or [[ and ]] around "
-            "what is to be scored"
+            "no blank found in the text. Mark one with [[]] (any length), [[5]] (5 tokens) or "
+            "[[3-8]] (3 to 8 tokens); to score, put [[ and ]] around the text to score"
         )
     return Template((*parts[0::2], "".join(current) + text[at:]), tuple(parts[1::2]))
 
 
 def write(pieces: Sequence[str], contents: Sequence[str]) -> str:
-    """The text that `parse` cuts into these: literal brackets are escaped."""
+    """Return the text that `parse` cuts into these pieces and contents."""
     if len(pieces) != len(contents) + 1:
         raise ValueError(
             f"{len(contents)} blanks need {len(contents) + 1} pieces around them, not {len(pieces)}"
@@ -105,20 +126,19 @@ def write(pieces: Sequence[str], contents: Sequence[str]) -> str:
 
 
 def escaped(pieces: Sequence[str]) -> list[str]:
-    """The given pieces as `write` writes them, a blank behind each but the last."""
+    """Return given pieces with their brackets escaped; a blank follows each but the last."""
     return [*(_escape(piece, before="[") for piece in pieces[:-1]), _escape(pieces[-1])]
 
 
 def parse_lengths(content: str) -> Lengths:
-    """What a blank to fill holds: nothing, a number, or a range."""
+    """Return the lengths that the content of a blank allows: nothing, a number or a range."""
     if content == "":
         return Lengths(1, None)
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", content)
     if match is None:
         raise ValueError(
             f"a blank holds {_shown(content)}; write [[]], a number of tokens such as [[8]], a "
-            "range such as [[3-8]], "
-            "or \\[[ for the characters themselves"
+            "range such as [[3-8]], or \\[[ for the characters themselves"
         )
     low, high = int(match[1]), int(match[2] or match[1])
     if low == 0:
@@ -130,24 +150,24 @@ def parse_lengths(content: str) -> Lengths:
     return Lengths(low, high)
 
 
-class Laid(NamedTuple):
-    """One sequence with its blanks laid out."""
+class BlankLayout(NamedTuple):
+    """One token sequence with positions for its blanks."""
 
     tokens: list[int]
     context: list[bool]
-    starts: tuple[int, ...]  # first token of each blank
-    lengths: tuple[int, ...]  # tokens of each blank
+    starts: tuple[int, ...]  # first position of each blank
+    lengths: tuple[int, ...]  # number of tokens of each blank
 
     def place(self, position: int) -> tuple[int, int]:
-        """Which blank a position lies in, and which of its tokens it is."""
+        """Return the blank that holds a position, and the position's number in the blank."""
         for blank, (start, length) in enumerate(zip(self.starts, self.lengths, strict=True)):
             if start <= position < start + length:
                 return blank, position - start
         raise ValueError(f"position {position} is given, not blank")
 
 
-def stack(sequences: Sequence[Laid], device: torch.device) -> Batch:
-    """Sequences side by side, as models take them."""
+def to_batch(sequences: Sequence[BlankLayout], device: torch.device) -> Batch:
+    """Return sequences as a batch, padded on the right."""
     width = max(len(each.tokens) for each in sequences)
     tokens = [each.tokens + [0] * (width - len(each.tokens)) for each in sequences]
     context = [each.context + [True] * (width - len(each.context)) for each in sequences]
@@ -160,38 +180,46 @@ def stack(sequences: Sequence[Laid], device: torch.device) -> Batch:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The given pieces and their tokens. Pieces are tokenised apart from what goes between them."""
+class TokenizedText:
+    """The given pieces of a template and their tokens, each piece tokenized by itself.
 
-    texts: tuple[str, ...]  # without the spaces that moved into blanks
+    Args:
+        texts: The pieces, without spaces that moved into blanks.
+        ids: Token ids of each piece.
+        spaced: For each blank, whether the space before it moved into it.
+        end: The end of text, where the text is a whole document.
+    """
+
+    texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
-    spaced: tuple[bool, ...]  # for each blank: did the space before it move into it?
-    end: tuple[int, ...] = ()  # end of text, where the text is a whole document
+    spaced: tuple[bool, ...]
+    end: tuple[int, ...] = ()
 
     @property
     def given(self) -> int:
+        """Number of given tokens."""
         return sum(map(len, self.ids)) + len(self.end)
 
-    def lay(self, fills: Sequence[Sequence[int]]) -> Laid:
-        """The sequence with these tokens in its blanks."""
+    def with_fills(self, fills: Sequence[Sequence[int]]) -> BlankLayout:
+        """Return the sequence with these tokens in its blanks."""
         tokens, context, starts = list(self.ids[0]), [True] * len(self.ids[0]), []
         for fill, ids in zip(fills, self.ids[1:], strict=True):
             starts.append(len(tokens))
             tokens += [*fill, *ids]
             context += [False] * len(fill) + [True] * len(ids)
-        return Laid(
+        return BlankLayout(
             tokens + list(self.end),
             context + [True] * len(self.end),
             tuple(starts),
             tuple(map(len, fills)),
         )
 
-    def blank(self, lengths: Sequence[int]) -> Laid:
-        """The sequence with blanks of these lengths; what stands in them does not matter."""
-        return self.lay([[0] * length for length in lengths])
+    def with_blanks(self, lengths: Sequence[int]) -> BlankLayout:
+        """Return the sequence with blanks of these lengths."""
+        return self.with_fills([[0] * length for length in lengths])
 
     def reader(self, spelling: Spelling) -> Callable[[Sequence[Sequence[int]]], str]:
-        """From the tokens of the first blanks to the text of the last of these."""
+        """Return a function from the tokens of the first blanks to the text of the last of them."""
 
         def read(fills: Sequence[Sequence[int]]) -> str:
             text, given = self.texts[0], list(self.ids[0])
@@ -205,10 +233,26 @@ class Frame:
 
         return read
 
-    def fitting(
+    def word_starts(
+        self, layout: BlankLayout, position: int, spelling: Spelling
+    ) -> tuple[int, ...] | None:
+        """Return the tokens allowed at a position: word starts after a moved space, else None."""
+        starts = {start for start, moved in zip(layout.starts, self.spaced, strict=True) if moved}
+        return spelling.word_starts if position in starts else None
+
+    def length_ranges(
         self, wanted: Sequence[Lengths], max_length: int, max_blank: int
     ) -> tuple[list[tuple[int, int]], int]:
-        """The range of each blank, cut to what can fit, and the room that all blanks share."""
+        """Return the range of lengths of each blank that fits, and the room that all share.
+
+        Args:
+            wanted: Lengths that the blanks ask for.
+            max_length: Longest sequence that the model takes.
+            max_blank: Maximum length of a blank of any length.
+
+        Raises:
+            ValueError: The blanks do not fit the model.
+        """
         room = max_length - self.given
         if room < len(wanted):
             raise ValueError(
@@ -229,10 +273,16 @@ class Frame:
         ], room
 
 
-def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
-    """Tokenise the pieces.
+def tokenize(template: Template, spelling: Spelling, whole: bool) -> TokenizedText:
+    """Tokenize the pieces of a template.
 
-    Where tokens begin with spaces, one space right before a blank moves into the blank.
+    Where tokens begin with spaces, one space right before a blank moves into the blank: there a
+    word without its space would be unlike anything the model saw in training.
+
+    Args:
+        template: The template.
+        spelling: How the tokenizer's tokens are written.
+        whole: The text is a whole document, so its end is given.
     """
     *before, last = template.pieces
     # tokens that are given stay as they are, with their last space
@@ -252,68 +302,64 @@ def frame(template: Template, spelling: Spelling, whole: bool) -> Frame:
         template.first or () if fixed and i == 0 else tuple(encode(text, i > 0)) if text else ()
         for i, text in enumerate(texts)
     )
-    return Frame(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
+    return TokenizedText(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
 
 
 def spans_of(
-    of: Frame,
-    laid: Laid,
+    given: TokenizedText,
+    layout: BlankLayout,
     tokens: Sequence[int],
     log_probs: Sequence[float],
     spelling: Spelling,
     texts: Sequence[str] | None = None,
     candidates: Candidates = (),
 ) -> tuple[str, tuple[Span, ...]]:
-    """The whole text, and its blanks.
+    """Return the whole text, and the span of each blank.
 
-    tokens, log_probs, candidates: of the whole sequence; texts: of the blanks, where they are
-    known.
+    Args:
+        given: The given pieces.
+        layout: Where the blanks are.
+        tokens: Token ids of the whole sequence.
+        log_probs: Log-probabilities of the whole sequence.
+        spelling: How the tokenizer's tokens are written.
+        texts: Texts of the blanks, where they are known.
+        candidates: Most likely tokens of the whole sequence, if there are any.
     """
-    text, spans = of.texts[0], []
+    text, spans = given.texts[0], []
     for number, (first, length, after) in enumerate(
-        zip(laid.starts, laid.lengths, of.texts[1:], strict=True)
+        zip(layout.starts, layout.lengths, given.texts[1:], strict=True)
     ):
-        ids = tuple(tokens[first : first + length])
-        filling = (
-            spelling.filling(text, tokens[:first], ids, of.spaced[number])
-            if texts is None
-            else texts[number]
-        )
-        shares, likely = (
-            tuple(log_probs[first : first + length]),
-            candidates[first : first + length],
-        )
-        names = tuple(spelling.token(each, first=first + i == 0) for i, each in enumerate(ids))
+        stop = first + length
+        ids = tuple(tokens[first:stop])
+        if texts is None:
+            filling = spelling.filling(text, tokens[:first], ids, given.spaced[number])
+        else:
+            filling = texts[number]
         spans.append(
-            Span(len(text), len(text) + len(filling), filling, ids, names, shares, first, likely)
+            Span(
+                start=len(text),
+                stop=len(text) + len(filling),
+                text=filling,
+                token_ids=ids,
+                tokens=tuple(
+                    spelling.token(each, first=first + i == 0) for i, each in enumerate(ids)
+                ),
+                log_probs=tuple(log_probs[first:stop]),
+                first_token=first,
+                candidates=candidates[first:stop],
+            )
         )
         text += filling + after
     return text, tuple(spans)
 
 
-def literal_fills(template: Template, of: Frame, spelling: Spelling) -> list[tuple[str, list[int]]]:
-    """For a text to score: each blank's own text, with the space that moved into it,
-    and its tokens.
-    """
-    fills = []
-    for number, (content, moved) in enumerate(zip(template.contents, of.spaced, strict=True)):
-        if not content:
-            raise ValueError(
-                "a pair of brackets to score is empty; write the text to score between [[ and ]]"
-            )
-        text = " " + content if moved else content
-        ids = spelling.tokenizer.encode(text, inside=number > 0 or bool(of.ids[0]))
-        if not ids:
-            raise ValueError(
-                f"{_shown(content)} is nothing to the model's tokeniser, so there is nothing to "
-                "score; mark more of the text"
-            )
-        fills.append((text, ids))
-    return fills
-
-
 def _escape(text: str, before: str = "") -> str:
-    """`before`: the bracket that opens or closes a blank right behind the text, if one does."""
+    """Return a text with its brackets escaped.
+
+    Args:
+        text: The text.
+        before: The bracket that opens or closes a blank right after the text, if one does.
+    """
     escaped = MARK.sub(lambda match: match["slashes"] * 2 + "\\" + match["bracket"], text)
     if not before:
         return escaped

@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import islice
 
@@ -22,7 +23,6 @@ from torch import Tensor
 from tracformer.data.make_tokenizer import byte_symbols
 from tracformer.data.tokenizer import FOREIGN, Tokenizer, is_byte_level, spells_spaces
 from tracformer.generation.results import Candidate, Candidates, Token
-from tracformer.generation.scheduler import Revealed
 
 HALF = "\ufffd"  # what stands for bytes that are no character, or not yet
 UNSPACED = (
@@ -183,26 +183,30 @@ class Spelling:
             for ids, values in zip(token_ids.tolist(), log_probs.tolist(), strict=True)
         ]
 
-    def arrival(
+    def placed(
         self,
-        revealed: Revealed,
-        text: int,
+        token: Token,
         sample: int,
-        blank: int,
-        index: int,
-        draft: bool = False,
+        draft: bool,
+        *,
+        text: int = 0,
+        blank: int = 0,
+        index: int = 0,
     ) -> Token:
+        """Return a token of a batch with its place in the texts, and with its own text."""
         return Token(
             sample=sample,
-            position=revealed.position,
-            token_id=revealed.token,
-            log_prob=revealed.log_prob,
-            candidates=self._listed(revealed.candidates),
+            position=token.position,
+            token_id=token.token_id,
+            log_prob=token.log_prob,
+            candidates=tuple(
+                replace(each, text=self.token(each.token_id)) for each in token.candidates
+            ),
             draft=draft,
             text=text,
             blank=blank,
             index=index,
-            token=self.token(revealed.token, first=revealed.position == 0),
+            token=self.token(token.token_id, first=token.position == 0),
         )
 
     def _listed(self, likely: Iterable[tuple[int, float]]) -> tuple[Candidate, ...]:

@@ -1,4 +1,4 @@
-"""The Tracformer network, the interface of every model, and batches."""
+"""The model: configuration, encoders, decoder, likelihood, and its folder on disk."""
 
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch

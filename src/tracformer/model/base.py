@@ -26,14 +26,11 @@ from tracformer.model.fast_step import check_kind
 A = TypeVar("A")
 
 Passes = Generator[None, None, A]
-"""Work in passes: each `next` runs the network at most once; the result is the return value.
-
-The caller may run something else between two passes, or stop.
-"""
+"""Each `next` computes for at most one pass; the result comes at the end. It may stop anywhere."""
 
 
 def finish(passes: Passes[A]) -> A:
-    """Run all passes and return the result."""
+    """All of them, one right after another."""
     while True:
         try:
             next(passes)
@@ -43,7 +40,7 @@ def finish(passes: Passes[A]) -> A:
 
 
 def at_once(f: Callable[[], A]) -> Passes[A]:
-    """Return the call `f()` as work in a single pass."""
+    """Everything in one."""
     yield from ()
     return f()
 
@@ -90,7 +87,9 @@ def check_mode(config: ModelConfig, mode: str) -> None:
 
 
 def preferred_mode(config: ModelConfig) -> str:
-    """Return the default mode: of the trained modes the first of car, ac, ar, else the first."""
+    """The mode of a question that names none: of those the weights were trained for, the first of
+    car, ac, ar, else the first.
+    """
     return next((mode for mode in PREFERRED if mode in config.modes), config.modes[0])
 
 
@@ -98,10 +97,12 @@ EXACT, MARGINAL, BOUND = "exact", "marginal", "bound"
 
 
 class Estimate(NamedTuple):
-    """Log-probabilities of targets, or a bound on them."""
+    """Each target's share (B, T), zero where given; and where it was estimated, the standard error
+    (B,) of each sequence's sum.
+    """
 
-    values: Tensor  # (B, T) share of each target, zero where given and in the padding
-    standard_error: Tensor | None  # (B,) of each sequence's sum; None: the values are exact
+    values: Tensor
+    standard_error: Tensor | None
 
 
 class ConditionalModel(nn.Module):
@@ -112,15 +113,15 @@ class ConditionalModel(nn.Module):
 
     config: ModelConfig
     config_class: ClassVar[type[ModelConfig]]
-    # mode -> EXACT (joint by the chain rule), MARGINAL (of each target) or BOUND (on the joint)
+    # mode -> exact joint (chain rule), marginal of each target, or bound on the joint
     answers: ClassVar[Mapping[str, str]]
-    # mode -> what it cannot do; shown with its results
+    # mode -> what it cannot do, shown wherever its figures are
     limits: ClassVar[Mapping[str, str]] = {}
-    # noise draws of an estimate, unless the caller says how many
+    # of noise, for an estimate that nobody asked for more or fewer of
     default_draws: ClassVar[int | None] = None
     # recompute each block in the backward pass instead of keeping its inner tensors
     checkpoint_activations: bool = False
-    weights: str = "float32"  # their precision; `lean` lowers it
+    weights: str = "float32"  # what they were rounded to, see `lean`
     # False where buffers are computed at construction or tensors are tied
     built_on_meta: ClassVar[bool] = True
 
@@ -135,20 +136,20 @@ class ConditionalModel(nn.Module):
     @property
     @abstractmethod
     def head(self) -> Tensor:
-        """The output matrix (vocab_size, d). The mask is never predicted and has no row."""
+        """(vocab_size, d): rows of real tokens; the mask is never predicted."""
 
     @property
     def head_bias(self) -> Tensor | None:
-        """The output bias (vocab_size,), if there is one."""
+        """(vocab_size,)"""
         return None
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
-        """Return the repeated layers, which training shards and compiles one by one."""
+        """The repeated layers, which training shards and compiles one by one."""
 
     @abstractmethod
     def embedding_tables(self) -> list[Tensor]:
-        """Return the tables that `num_parameters(embeddings=False)` does not count."""
+        """What `num_parameters(embeddings=False)` leaves out."""
 
     def forward(self, batch: Batch, mode: str = "car") -> Tensor:
         """Return logits (B, T, vocab_size) at every position; zero in the padding.
@@ -252,15 +253,8 @@ class ConditionalModel(nn.Module):
         return total, len(rows)
 
     def empty_cache(self, mode: str, rows: int, length: int) -> Any:
-        """Return a cache for generation in this mode, or None if the model has none.
-
-        Without a cache, generation runs the whole network for each step. A cache has the interface
-        of `generation.sessions.Session`.
-
-        Args:
-            mode: Mode of generation.
-            rows: Number of sequences that the cache holds.
-            length: Longest sequence, in tokens.
+        """What generation can hold on to in this mode (see `generation.sessions.Session`), for
+        `rows` sequences of at most `length` tokens; or None: then it runs whole passes.
         """
         return None
 
@@ -276,9 +270,8 @@ class ConditionalModel(nn.Module):
         return cache
 
     def lean(self, kind: str) -> Self:
-        """Round the weights to `bfloat16` or `int8` in place, for faster generation.
-
-        See `model.fast_step`. This cannot be undone; load the model again for the full weights.
+        """Round the weights to `bfloat16` or `int8` where they stand, for quicker generation; see
+        `model.fast_step`. There is no way back.
         """
         if kind != self.weights:
             self._check_lean(kind)
@@ -297,7 +290,6 @@ class ConditionalModel(nn.Module):
             )
 
     def num_parameters(self, embeddings: bool = True) -> int:
-        """Return the number of parameters, or of those outside the embedding tables."""
         counted = sum(parameter.numel() for parameter in self.parameters())
         return (
             counted
@@ -306,10 +298,7 @@ class ConditionalModel(nn.Module):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that `save_pretrained` writes: parameters and buffers.
-
-        A parameter with several names appears once, under the first.
-        """
+        """Return what a folder holds: each parameter once, by its first name, and buffers."""
         kept = self.state_dict(keep_vars=True)
         first: dict[int, str] = {}  # name of each distinct tensor
         for name, tensor in kept.items():
@@ -319,11 +308,8 @@ class ConditionalModel(nn.Module):
     def save_pretrained(
         self, folder: str | PathLike[str], dtype: torch.dtype | None = None
     ) -> None:
-        """Write `config.json` and `model.safetensors`, each atomically.
-
-        Args:
-            folder: Folder to write to; made if missing.
-            dtype: Round the weights to this dtype.
+        """Write `config.json` and `model.safetensors`, each whole or not at all;
+        `dtype` rounds the weights.
         """
         storage.save(folder, self.config, self.tensors(), dtype)
 
@@ -377,20 +363,12 @@ def each_given_alone(
     states: Callable[[Tensor, Tensor, Tensor], Tensor],
     tokens_at_once: int = 2**14,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `hidden` for a network that would show a given position its own token.
+    """`hidden` for networks that would show a given position its own token: each of those is asked
+    in a row of its own, as a target too.
 
-    All wanted targets are answered in one pass. Each wanted given position gets a row of its own
-    in which it is a target too, which is expensive if there are many.
-
-    Args:
-        wanted: (B, T) bool, positions to answer.
-        targets: (B, T) bool, positions that the network must not see.
-        states: `states(rows (M,), targets (M, T), asked (M, T))` returns the final states of the
-            asked targets of some rows, where the network reads `targets` as unknown.
-        tokens_at_once: Tokens in the rows of one pass.
-
-    Returns:
-        What `ConditionalModel.hidden` returns.
+    `states(rows (M,), targets (M, T), asked (M, T))` are the final states of the asked targets,
+    where the network reads `targets` as unknown. Costly for many given positions, so ask for
+    targets where these suffice. wanted, targets: (B, T)
     """
     B, T = wanted.shape
     plain, extra = wanted & targets, (wanted & ~targets).nonzero()

@@ -1,7 +1,6 @@
-"""Read and write a model folder: `config.json` and `model.safetensors`.
+"""A model's folder: `config.json` and `model.safetensors`.
 
-Files are written atomically. Reading is strict: unknown keys and missing, unexpected or mis-shaped
-tensors are errors. No file is a pickle.
+Strict when read, atomic when written, never a pickle.
 """
 
 import json
@@ -24,8 +23,8 @@ from tracformer.renames import Renames, present_tensor_name
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 C = TypeVar("C", bound=ModelConfig)
-# Keys that `transformers` adds to config.json: the first four at every save, the others once its
-# Trainer has trained the model.
+# What transformers writes beside our keys: the first four at every save, the others once its
+# Trainer has held the model.
 FOREIGN_KEYS = {
     "architectures",
     "dtype",
@@ -44,7 +43,6 @@ def save(
     weights: Mapping[str, Tensor],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write a model folder; `dtype` rounds the weights."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -56,9 +54,11 @@ def save(
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file with the usual permissions; a full disk raises an OSError."""
+    """A safetensors file; a disk that cannot take it is an OSError, as for any other file, and so
+    are its permissions.
+    """
     path.touch()
-    # Those of the umask: safetensors replaces the file by one that only the owner can read.
+    # as the umask has it; safetensors puts a file of its own in the place, for the owner alone
     permissions = path.stat().st_mode
     try:
         save_file(tensors, path, metadata={"format": "pt"})
@@ -68,7 +68,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def load_document(folder: str | PathLike[str]) -> dict[str, Any]:
-    """Return the content of a folder's `config.json`, whatever wrote it."""
+    """The folder's `config.json`, whatever wrote it."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
@@ -111,16 +111,17 @@ def load_config(
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Build models without memory for their weights, which are then loaded from a folder."""
+    """Models are built without memory for their weights: names and shapes alone, until tensors of a
+    folder take their places.
+    """
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skip `nn.init`.
-
-    It has no effect on the meta device, but its first random call there imports torch's compiler,
-    which takes longer than the rest of loading.
+    """`nn.init` leaves tensors as they are. On the meta device it would compute nothing either, but
+    its first random filling there imports torch's compiler, which takes longer than all the rest of
+    loading.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
