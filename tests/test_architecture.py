@@ -1,10 +1,12 @@
 """The layers of the package, its names, and docs/architecture.md, which describes them."""
 
+import json
 import re
 
 from tests.scripts import ROOT, script
 
 measure_code = script("tools/measure_code.py")
+check_faults = script("tools/check_faults.py")
 
 
 def test_imports_follow_the_layers_without_cycles() -> None:
@@ -29,3 +31,8 @@ def test_files_named_by_the_page_exist() -> None:
     assert len(named) > 40
     for name in named:
         assert (measure_code.PACKAGE / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_code_and_the_tests_of_seeded_faults_are_found() -> None:
+    faults = json.loads(check_faults.FAULTS.read_text())
+    assert [line for each in faults for line in check_faults.problems(each, ROOT / "src")] == []

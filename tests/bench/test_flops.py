@@ -11,10 +11,10 @@ from tracformer.baselines import find_family
 from tracformer.baselines.mdlm import MDLMConfig
 from tracformer.bench.training_speed import build
 from tracformer.evaluation.flops import (
-    asked,
     at_equal_parameters,
     flops_per_token,
     parameters_of,
+    training_mode,
     training_operations,
     weight_multiplies,
 )
@@ -58,7 +58,7 @@ def test_as_many_as_torch_counts(family: str, mode: str) -> None:
     tokens = torch.randint(11, (2, 32))
     context = torch.rand(2, 32) < 0.5
     context[0, 0] = False
-    if asked(family)[1]:
+    if training_mode(family)[1]:
         context = torch.zeros_like(context)
     with FlopCounterMode(display=False) as counter:
         model.loss(Batch(tokens, context), mode).backward()
@@ -135,5 +135,5 @@ def test_peers_of_equal_parameters(family: str, preset: str) -> None:
 
 
 def test_an_uncounted_system() -> None:
-    with pytest.raises(ValueError, match="'mdlm' are not counted"):
+    with pytest.raises(ValueError, match="'mdlm' are not known"):
         weight_multiplies(MDLMConfig(vocab_size=5), 1, 1)

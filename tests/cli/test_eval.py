@@ -1,6 +1,4 @@
-"""`tracformer eval`: models and tasks in, a table and files out, the same figures from one process
-and from two.
-"""
+"""`tracformer eval`: tables, result files, errors, and the same figures from one process and two."""
 
 import json
 import random
@@ -69,7 +67,7 @@ def test_models_side_by_side(here: Path, tracformer: Caller, model: Path) -> Non
     assert sorted(path.name for path in (here / "out").iterdir()) == files
 
 
-def test_a_result_found_stands_beside_one_just_made(
+def test_stored_results_are_compared_with_new_ones(
     here: Path, tracformer: Caller, model: Path
 ) -> None:
     words = ("ratios:mean=3,ratios=0.2/0.8", "ranges:ranges=[0.5,1]/[0,0.5]")
@@ -79,7 +77,7 @@ def test_a_result_found_stands_beside_one_just_made(
     assert out.count("differences in perplexity, paired by sequence") == 2
 
 
-def test_estimates_stand_beside_exact_answers(
+def test_bounds_are_compared_with_exact_answers(
     here: Path, tracformer: Caller, model: Path, tmp_path: Path
 ) -> None:
     tokenizer = char_tokenizer("abcdefgh .\n")
@@ -101,7 +99,7 @@ def test_estimates_stand_beside_exact_answers(
     assert "less letters (car): bound less exact: not the same kind of number" in out
 
 
-def test_a_model_without_a_figure_has_no_column() -> None:
+def test_a_model_without_a_metric_is_not_in_its_table() -> None:
     def made(model: str, metric: str) -> Result:
         return Result(
             model,
@@ -142,7 +140,7 @@ def test_json(here: Path, tracformer: Caller, model: Path) -> None:
         for row in result["rows"]
         if row["metric"] == "perplexity"
     ]
-    # nothing given, and no end of text in this file
+    # no given tokens, and no end of text in this file
     assert perplexity[0] == pytest.approx(perplexity[2])
 
 
@@ -167,7 +165,7 @@ def test_rounded_weights_side_by_side(here: Path, tracformer: Caller, model: Pat
     assert bits == pytest.approx(dict.fromkeys(bits, bits["letters"]), rel=0.02)
 
 
-def test_tokenisers_that_differ_are_compared_by_the_byte(
+def test_models_with_different_tokenizers_are_compared_per_byte(
     here: Path, tracformer: Caller, model: Path, tmp_path: Path
 ) -> None:
     save_model(tmp_path / "bytes", byte_tokenizer())
@@ -182,7 +180,7 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
         (["ranges"], "no model given"),
         (["MODEL"], "(read as models: "),
@@ -243,10 +241,10 @@ def test_tokenisers_that_differ_are_compared_by_the_byte(
         ),
     ],
 )
-def test_mistakes(
-    here: Path, tracformer: Caller, model: Path, words: list[str], complaint: str
+def test_wrong_usage_is_an_error(
+    here: Path, tracformer: Caller, model: Path, words: list[str], message: str
 ) -> None:
-    assert complaint in tracformer.refused(
+    assert message in tracformer.refused(
         "eval", *(str(model) if word == "MODEL" else word for word in words)
     )
 
@@ -280,7 +278,7 @@ def test_two_processes_give_the_figures_of_one(here: Path, tmp_path: Path) -> No
             called, capture_output=True, text=True, env=environment(), timeout=300, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.count("ratios: perplexity") == 1  # one rank speaks
+        assert done.stdout.count("ratios: perplexity") == 1  # one rank prints
     [one], [two] = read_results("one"), read_results("two")
     assert (one.manifest["processes"], two.manifest["processes"]) == (1, 2)
     for name in ("weights", "tokenizer", "data", "contexts"):

@@ -1,4 +1,4 @@
-"""The command line as a process: what it imports, and how it leaves."""
+"""The command line as a process: help, imports, errors, exit codes, outputs."""
 
 import io
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.cli.helpers import save_model
-from tracformer.cli import COMMANDS, main
+from tracformer.cli import COMMANDS, info, main
 from tracformer.data import char_tokenizer
 from tracformer.devices import pick_device
 
@@ -32,6 +32,29 @@ sys.exit([name for name in {HEAVY!r} if name in sys.modules] or 0)
         assert f"tracformer {command}" in done.stdout
 
 
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "prepare" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("0.")
+
+
+def test_unexpected_errors_are_one_line_unless_debug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(arguments: object) -> int:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(info, "run", fail)
+    assert main(["info"]) == 1
+    error = capsys.readouterr().err
+    assert "internal error: KeyError: 'lost'; --debug shows the traceback" in error
+    assert error.count("\n") == 1
+    for words in (["info", "--debug"], ["--debug", "info"]):
+        assert main(words) == 1
+        assert "Traceback" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -40,13 +63,13 @@ sys.exit([name for name in {HEAVY!r} if name in sys.modules] or 0)
         (["infill", "--model"], "expected one argument"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(
+def test_wrong_usage_is_one_line_and_exit_code_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -54,7 +77,7 @@ def test_a_wrong_word_is_one_sentence(
     [["infill", "a[[1]]b"], ["score", "a[[b]]"], ["sample"], ["serve"]],
     ids=lambda words: words[0],
 )
-def test_a_device_that_is_not_there_is_told(
+def test_an_unknown_device_is_an_error(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--device", "abacus"]) == 2
@@ -62,7 +85,7 @@ def test_a_device_that_is_not_there_is_told(
 
 
 @pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
-def test_a_device_that_cannot_compute_here_is_told(name: str) -> None:
+def test_a_device_that_cannot_compute_here_is_an_error(name: str) -> None:
     if getattr(torch, name, None) is not None and getattr(torch, name).is_available():
         pytest.skip(f"this machine has {name}")
     with pytest.raises(
@@ -76,13 +99,13 @@ def test_numbered_cpus_are_the_cpu() -> None:
 
 
 def test_the_package_is_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    told = subprocess.check_output([sys.executable, "-m", "tracformer", "--version"], text=True)
+    error = subprocess.check_output([sys.executable, "-m", "tracformer", "--version"], text=True)
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == told != ""
+    assert capsys.readouterr().out == error != ""
 
 
-def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
-    """`| head -1`: the pipe breaks while there is more to say."""
+def test_a_reader_may_close_the_pipe(model: Path) -> None:
+    """As with `| head -1`."""
     texts = "\n".join(["a[[1]]b"] * 400).encode()
     words = [
         sys.executable,
@@ -109,13 +132,13 @@ def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
         assert process.wait() == 141
 
 
-def test_a_closed_output_is_no_error(model: Path) -> None:
+def test_the_output_may_be_closed(model: Path) -> None:
     words = f"{sys.executable} -m tracformer infill -m {model} 'a[[1]]b'"
     done = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_an_output_that_cannot_hold_the_text_is_told(
+def test_an_output_that_cannot_hold_the_text_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = save_model(tmp_path, char_tokenizer("é"))

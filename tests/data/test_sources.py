@@ -203,7 +203,7 @@ def test_unknown_options_are_errors(tmp_path: Path, options: dict[str, str], mes
         (
             "a.txt",
             {"gaps": "keep"},
-            r"gaps is 'keep', but .*a\.txt is read as text: the option is for fasta only",
+            r"gaps is 'keep', but .*a\.txt is read as text: the option is for fasta and alignment only",
         ),
         (
             "a.txt",

@@ -1,4 +1,4 @@
-"""Every exact source against enumeration of all sequences, and its conditionals against each other."""
+"""Exact sources against enumeration of all sequences, their conditionals against each other."""
 
 from itertools import pairwise, product
 
@@ -41,7 +41,7 @@ TINY: dict[str, ExactSource] = {
 
 
 def enumerated(name: str) -> NDArray[np.float64]:
-    """(243,) the probability of each sequence, by summing over all that is hidden."""
+    """Return the probability of each sequence, (243,), by summing over all hidden variables."""
     source = TINY[name]
     total = np.zeros(len(EVERY))
     if isinstance(source, ChainSource):
@@ -94,7 +94,7 @@ def laws() -> dict[str, NDArray[np.float64]]:
 def answer(
     law: NDArray[np.float64], tokens: NDArray[np.int64], t: int, known: list[int]
 ) -> NDArray[np.float64]:
-    """(V,) p(x_t | the known tokens) by counting."""
+    """Return p(x_t | the known tokens), (V,), by counting."""
     agree = (EVERY[:, known] == tokens[known]).all(1)
     weights = np.array([law[agree & (EVERY[:, t] == v)].sum() for v in range(SYMBOLS)])
     return weights / weights.sum()
@@ -144,9 +144,7 @@ def test_samples_follow_the_law(name: str, laws: dict[str, NDArray[np.float64]])
 
 @pytest.mark.parametrize("name", source_names())
 def test_chain_rule_in_either_direction(name: str) -> None:
-    """log p(x_R | x_C) from left to right by CAR conditionals, and from right to left by marginals
-    with a growing context.
-    """
+    """log p(x_R | x_C) by CAR conditionals, and by marginals from right to left, are equal."""
     source = find_source(name)
     tokens = draw_sequences(source, "test", 3, 0)
     context = np.random.default_rng(0).random(tokens.shape) < 0.8

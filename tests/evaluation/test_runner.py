@@ -58,7 +58,7 @@ def sequences_read(subject: Subject) -> int:
     return sum(subject.model.batches)
 
 
-def test_a_finished_pair_is_read_not_sequences_read(task: Task, tmp_path: Path) -> None:
+def test_a_finished_result_is_read_and_not_computed(task: Task, tmp_path: Path) -> None:
     first, again = known_subject(), known_subject(batch=3)
     [done] = evaluate([first], [task], tmp_path / "out")
     [found] = evaluate([again], [task], tmp_path / "out")

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.baselines.exact_denoisers import (
+    GIVEN,
+    ROW,
+    SAMPLES,
+    SEQUENCES,
+    chi_square,
+    conditional,
+    toy,
+)
+from tests.baselines.small import TRACFORMER, question, small_diffusion, small_plaid
 from tests.generation.texts import TEXT, WORDS
-from tests.peers.diffusion_toys import SEQUENCES, toy
-from tests.peers.plaid_toys import small_plaid
-from tests.peers.test_ancestral import GIVEN, ROW, SAMPLES, chi_square, conditional
-from tests.peers.test_dit import TRACFORMER, question, small_diffusion
 from tracformer import LanguageModel, loading
 from tracformer.attention import build_attention
 from tracformer.cli import main

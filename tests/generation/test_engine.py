@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.baselines.small import small_baseline
 from tests.generation.engines import PATIENCE, endless, eventually, held, question
 from tests.generation.test_filling import assert_same, random_question
 from tests.helpers import small_model
-from tests.peers.small import small_peer
 from tracformer import LanguageModel
 from tracformer.data import char_tokenizer
 from tracformer.generation.decode import fill
@@ -98,7 +98,7 @@ def alike(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("family", ["bart", "bert", "gpt2", "mdlm", "sedd"])
 def test_other_systems(family: str, pool: ThreadPoolExecutor) -> None:
-    model: ConditionalModel = small_peer(family, vocab_size=5)
+    model: ConditionalModel = small_baseline(family, vocab_size=5)
     lm = LanguageModel(model, char_tokenizer("abcd"))
     engine = Engine(model, rows=3)
     requests = [

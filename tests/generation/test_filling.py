@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.baselines.small import MODES, small_baseline
 from tests.helpers import small_model
-from tests.peers.small import MODES, small_peer
 from tracformer.generation.decode import Filled, fill
 from tracformer.generation.fill_request import FillRequest
 from tracformer.generation.orders import (
@@ -137,7 +137,7 @@ def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
 
 @pytest.mark.parametrize(("family", "mode"), [*MODES, ("mdlm", "ac")])
 def test_models_without_a_cache(family: str, mode: str) -> None:
-    model, rng = small_peer(family), random.Random(5)
+    model, rng = small_baseline(family), random.Random(5)
     questions = [random_question(model, rng, (mode,)) for _ in range(5)]
     scheduler = Scheduler(model, 4, model.config.max_length)
     requests = [FillRequest(model.config, **question) for question in questions]
@@ -147,7 +147,7 @@ def test_models_without_a_cache(family: str, mode: str) -> None:
 
 
 def test_rows_of_several_requests_share_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, widths = small_peer("bert"), []
+    model, widths = small_baseline("bert"), []
     inner = model.logits_at
 
     def counted(tokens: Tensor, *rest: Any, **options: Any) -> Tensor:

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.baselines.small import question as random_question
+from tests.baselines.small import small_diffusion, small_plaid
 from tests.generation.engines import PATIENCE, Slow, eventually, question
-from tests.peers.plaid_toys import small_plaid
-from tests.peers.test_dit import question as random_question
-from tests.peers.test_dit import small_diffusion
 from tracformer.baselines.sedd import SEDD
 from tracformer.generation.decode import Filled, fill
 from tracformer.generation.engine import Cancelled, DeadlineExceeded, Engine, Request

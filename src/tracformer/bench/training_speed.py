@@ -30,7 +30,7 @@ from tracformer.bench import (
 )
 from tracformer.contexts import draw_contexts, parse
 from tracformer.devices import keep_freed_memory
-from tracformer.evaluation.flops import asked, at_equal_parameters, training_operations
+from tracformer.evaluation.flops import at_equal_parameters, training_mode, training_operations
 from tracformer.model import ConditionalModel, Tracformer, TracformerConfig
 from tracformer.model.batch import Batch
 
@@ -110,7 +110,7 @@ def question(family: str, model: ConditionalModel, batch: int, length: int) -> t
 
     A left-to-right model predicts every token.
     """
-    mode, all_targets = asked(family)
+    mode, all_targets = training_mode(family)
     tokens = torch.randint(model.config.vocab_size, (batch, length))
     if all_targets:
         return mode, Batch(tokens, torch.zeros(batch, length, dtype=torch.bool))

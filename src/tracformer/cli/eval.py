@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracformer.cli import output
-from tracformer.evaluation.text_options import NoiseOptions, TextOptions
+from tracformer.evaluation.text_options import NoiseOptions, TextTaskOptions
 from tracformer.options import add_arguments as add_flags
 from tracformer.options import default_of, flag_of, from_arguments, option_fields
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", action="store_true", help="list the tasks with their options and exit"
     )
-    add_flags(parser, TextOptions, SHARED)
+    add_flags(parser, TextTaskOptions, SHARED)
     add_flags(parser, NoiseOptions)
     parser.add_argument(
         "--mode",
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
             "no model given; write tracformer eval FOLDER --task TASK, where FOLDER is a model or "
             "run folder"
         )
-    defaults = from_arguments(TextOptions, arguments, SHARED)
+    defaults = from_arguments(TextTaskOptions, arguments, SHARED)
     defaults |= from_arguments(NoiseOptions, arguments)
     tasks = [parse_task(text, defaults) for text in [*named, *arguments.task]]
     if not tasks:

@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--field", help="JSONL: field that holds the text")
     parser.add_argument("--documents", help="text: what ends a document")
     parser.add_argument(
-        "--gaps", help="FASTA: keep or remove gaps (default: keep if the tokenizer has them)"
+        "--gaps",
+        help="FASTA and alignments: keep or remove gaps (default: keep if the tokenizer has them)",
     )
     parser.add_argument(
         "--detokenize", help="undo a corpus's tokenization: wikitext, ptb, lambada or 1bw"

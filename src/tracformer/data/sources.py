@@ -442,15 +442,13 @@ def _held_out(where: Where, train: DataSource | None, options: Mapping[str, Any]
 
 def _require_in_use(source: FileSource, options: Mapping[str, Any]) -> None:
     # an option of another format would have no effect
-    for format, names in READ_WITH.items():
-        for name in names:
-            if format != source.format and options.get(name, getattr(ReadOptions, name)) != getattr(
-                ReadOptions, name
-            ):
-                raise ValueError(
-                    f"{name} is {options[name]!r}, but {source.files[0]} is read as "
-                    f"{source.format}: the option is for {format} only"
-                )
+    for name, default in vars(ReadOptions()).items():
+        if name not in READ_WITH[source.format] and options.get(name, default) != default:
+            formats = [format for format, names in READ_WITH.items() if name in names]
+            raise ValueError(
+                f"{name} is {options[name]!r}, but {source.files[0]} is read as {source.format}: "
+                f"the option is for {' and '.join(formats)} only"
+            )
 
 
 def fixed_part(where: Where) -> Path:

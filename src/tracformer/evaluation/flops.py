@@ -184,7 +184,7 @@ def at_equal_parameters(family: str, like: TracformerConfig) -> ModelConfig:
     return deepened(shape, parameters_of, parameters_of(like))
 
 
-def asked(family: str) -> tuple[str, bool]:
+def training_mode(family: str) -> tuple[str, bool]:
     """Return the mode in which a system is trained, and whether every token is then a target."""
     return {
         "gpt2": ("ar", True),

@@ -4,7 +4,7 @@
   kept in the task's scratch folder.
 - `by_sequence`: the same for figures that a model gives for a few sequences at a time.
 - `answer_contexts`: negative log-likelihoods of sequences under many contexts. All contexts of a
-  sequence are asked side by side: in mode `car` a Tracformer then encodes the text before the
+  sequence are computed together: in mode `car` a Tracformer then encodes the text before the
   targets once for all of them, and in mode `ar`, where given tokens after a target do not matter,
   one pass answers every context.
 - `noise_groups`, `standard_error`: errors of bounds, whose sequences share noise in groups.

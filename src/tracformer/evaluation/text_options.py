@@ -12,7 +12,7 @@ ROWS = ("packed", "documents")
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class TextTaskOptions:
     """Which text is read, how it is cut into windows, and the seed of contexts and noise."""
 
     data: str = option(

@@ -33,7 +33,7 @@ from tracformer.data.sources import with_gaps_of
 from tracformer.data.tokenizer import AlphabetError
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.task import Subject, Task
-from tracformer.evaluation.text_options import TextOptions
+from tracformer.evaluation.text_options import TextTaskOptions
 from tracformer.generation.token_text import spelled_bytes
 
 READ_BYTES = 2**26  # windows come from the first 64 MB of raw text
@@ -126,7 +126,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class TextTask(Task, TextOptions):
+class TextTask(Task, TextTaskOptions):
     """Base class of tasks on windows of a text."""
 
     def read(self, subject: Subject) -> Sequences:

@@ -1,4 +1,4 @@
-"""The model: configuration, encoders, decoder, likelihood, and its folder on disk."""
+"""The Tracformer network, the interface of every model, and batches."""
 
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch

@@ -26,11 +26,14 @@ from tracformer.model.fast_step import check_kind
 A = TypeVar("A")
 
 Passes = Generator[None, None, A]
-"""Each `next` computes for at most one pass; the result comes at the end. It may stop anywhere."""
+"""Work in passes: each `next` runs the network at most once; the result is the return value.
+
+The caller may run something else between two passes, or stop.
+"""
 
 
 def finish(passes: Passes[A]) -> A:
-    """All of them, one right after another."""
+    """Run all passes and return the result."""
     while True:
         try:
             next(passes)
@@ -40,7 +43,7 @@ def finish(passes: Passes[A]) -> A:
 
 
 def at_once(f: Callable[[], A]) -> Passes[A]:
-    """Everything in one."""
+    """Return the call `f()` as work in a single pass."""
     yield from ()
     return f()
 
@@ -87,9 +90,7 @@ def check_mode(config: ModelConfig, mode: str) -> None:
 
 
 def preferred_mode(config: ModelConfig) -> str:
-    """The mode of a question that names none: of those the weights were trained for, the first of
-    car, ac, ar, else the first.
-    """
+    """Return the default mode: of the trained modes the first of car, ac, ar, else the first."""
     return next((mode for mode in PREFERRED if mode in config.modes), config.modes[0])
 
 
@@ -97,12 +98,10 @@ EXACT, MARGINAL, BOUND = "exact", "marginal", "bound"
 
 
 class Estimate(NamedTuple):
-    """Each target's share (B, T), zero where given; and where it was estimated, the standard error
-    (B,) of each sequence's sum.
-    """
+    """Log-probabilities of targets, or a bound on them."""
 
-    values: Tensor
-    standard_error: Tensor | None
+    values: Tensor  # (B, T) share of each target, zero where given and in the padding
+    standard_error: Tensor | None  # (B,) of each sequence's sum; None: the values are exact
 
 
 class ConditionalModel(nn.Module):
@@ -113,15 +112,15 @@ class ConditionalModel(nn.Module):
 
     config: ModelConfig
     config_class: ClassVar[type[ModelConfig]]
-    # mode -> exact joint (chain rule), marginal of each target, or bound on the joint
+    # mode -> EXACT (joint by the chain rule), MARGINAL (of each target) or BOUND (on the joint)
     answers: ClassVar[Mapping[str, str]]
-    # mode -> what it cannot do, shown wherever its figures are
+    # mode -> what it cannot do; shown with its results
     limits: ClassVar[Mapping[str, str]] = {}
-    # of noise, for an estimate that nobody asked for more or fewer of
+    # noise draws of an estimate, unless the caller says how many
     default_draws: ClassVar[int | None] = None
     # recompute each block in the backward pass instead of keeping its inner tensors
     checkpoint_activations: bool = False
-    weights: str = "float32"  # what they were rounded to, see `lean`
+    weights: str = "float32"  # their precision; `lean` lowers it
     # False where buffers are computed at construction or tensors are tied
     built_on_meta: ClassVar[bool] = True
 
@@ -136,20 +135,20 @@ class ConditionalModel(nn.Module):
     @property
     @abstractmethod
     def head(self) -> Tensor:
-        """(vocab_size, d): rows of real tokens; the mask is never predicted."""
+        """The output matrix (vocab_size, d). The mask is never predicted and has no row."""
 
     @property
     def head_bias(self) -> Tensor | None:
-        """(vocab_size,)"""
+        """The output bias (vocab_size,), if there is one."""
         return None
 
     @abstractmethod
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers, which training shards and compiles one by one."""
+        """Return the repeated layers, which training shards and compiles one by one."""
 
     @abstractmethod
     def embedding_tables(self) -> list[Tensor]:
-        """What `num_parameters(embeddings=False)` leaves out."""
+        """Return the tables that `num_parameters(embeddings=False)` does not count."""
 
     def forward(self, batch: Batch, mode: str = "car") -> Tensor:
         """Return logits (B, T, vocab_size) at every position; zero in the padding.
@@ -253,8 +252,15 @@ class ConditionalModel(nn.Module):
         return total, len(rows)
 
     def empty_cache(self, mode: str, rows: int, length: int) -> Any:
-        """What generation can hold on to in this mode (see `generation.sessions.Session`), for
-        `rows` sequences of at most `length` tokens; or None: then it runs whole passes.
+        """Return a cache for generation in this mode, or None if the model has none.
+
+        Without a cache, generation runs the whole network for each step. A cache has the interface
+        of `generation.sessions.Session`.
+
+        Args:
+            mode: Mode of generation.
+            rows: Number of sequences that the cache holds.
+            length: Longest sequence, in tokens.
         """
         return None
 
@@ -270,8 +276,9 @@ class ConditionalModel(nn.Module):
         return cache
 
     def lean(self, kind: str) -> Self:
-        """Round the weights to `bfloat16` or `int8` where they stand, for quicker generation; see
-        `model.fast_step`. There is no way back.
+        """Round the weights to `bfloat16` or `int8` in place, for faster generation.
+
+        See `model.fast_step`. This cannot be undone; load the model again for the full weights.
         """
         if kind != self.weights:
             self._check_lean(kind)
@@ -290,6 +297,7 @@ class ConditionalModel(nn.Module):
             )
 
     def num_parameters(self, embeddings: bool = True) -> int:
+        """Return the number of parameters, or of those outside the embedding tables."""
         counted = sum(parameter.numel() for parameter in self.parameters())
         return (
             counted
@@ -298,7 +306,10 @@ class ConditionalModel(nn.Module):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a folder holds: each parameter once, by its first name, and buffers."""
+        """Return the tensors that `save_pretrained` writes: parameters and buffers.
+
+        A parameter with several names appears once, under the first.
+        """
         kept = self.state_dict(keep_vars=True)
         first: dict[int, str] = {}  # name of each distinct tensor
         for name, tensor in kept.items():
@@ -308,8 +319,11 @@ class ConditionalModel(nn.Module):
     def save_pretrained(
         self, folder: str | PathLike[str], dtype: torch.dtype | None = None
     ) -> None:
-        """Write `config.json` and `model.safetensors`, each whole or not at all;
-        `dtype` rounds the weights.
+        """Write `config.json` and `model.safetensors`, each atomically.
+
+        Args:
+            folder: Folder to write to; made if missing.
+            dtype: Round the weights to this dtype.
         """
         storage.save(folder, self.config, self.tensors(), dtype)
 
@@ -363,12 +377,20 @@ def each_given_alone(
     states: Callable[[Tensor, Tensor, Tensor], Tensor],
     tokens_at_once: int = 2**14,
 ) -> tuple[Tensor, Tensor]:
-    """`hidden` for networks that would show a given position its own token: each of those is asked
-    in a row of its own, as a target too.
+    """Compute `hidden` for a network that would show a given position its own token.
 
-    `states(rows (M,), targets (M, T), asked (M, T))` are the final states of the asked targets,
-    where the network reads `targets` as unknown. Costly for many given positions, so ask for
-    targets where these suffice. wanted, targets: (B, T)
+    All wanted targets are answered in one pass. Each wanted given position gets a row of its own
+    in which it is a target too, which is expensive if there are many.
+
+    Args:
+        wanted: (B, T) bool, positions to answer.
+        targets: (B, T) bool, positions that the network must not see.
+        states: `states(rows (M,), targets (M, T), asked (M, T))` returns the final states of the
+            asked targets of some rows, where the network reads `targets` as unknown.
+        tokens_at_once: Tokens in the rows of one pass.
+
+    Returns:
+        What `ConditionalModel.hidden` returns.
     """
     B, T = wanted.shape
     plain, extra = wanted & targets, (wanted & ~targets).nonzero()

@@ -1,16 +1,10 @@
-"""Rotary positions, the feed-forward network and the pre-norm block.
-
-The position-wise network of every block: d -> 4d -> d with GELU.
-
-Rotary position encoding by true positions, so that shared weights can tell a prefix from a suffix.
-
-The pre-norm transformer block with rotary positions that every network of this package is built
-from, and its initialisation.
+"""The pre-norm transformer block with rotary positions, and its initialisation.
 
     x + W_out Attention(LN(x)),  then  x + FFN(LN(x))
 
-A block does not decide which keys a query reads: it projects, the caller attends, the block
-finishes.
+A `Block` does not decide which keys a query reads: it projects, the caller runs the attention, and
+the block finishes. Rotary angles are those of true text positions, also in a mirrored reading, so
+that shared weights can tell a prefix from a suffix.
 """
 
 from collections.abc import Callable
@@ -28,6 +22,8 @@ from tracformer.model.fast_step import Linear
 
 
 class FeedForward(nn.Module):
+    """The position-wise network of a block: d -> 4d -> d with GELU."""
+
     def __init__(self, d: int) -> None:
         super().__init__()
         self.up = Linear(d, 4 * d)
@@ -38,28 +34,30 @@ class FeedForward(nn.Module):
 
 
 class Angles(NamedTuple):
-    """cos and sin of position * base^(-2i/D), each (..., 1, D/2), with the head
-    dimension left to broadcast.
-    """
+    """cos and sin of position * base^(-2i/D), each (..., 1, D/2); the 1 broadcasts over heads."""
 
     cos: Tensor
     sin: Tensor
 
     def at(self, rows: Tensor) -> "Angles":
-        """The angles of some flat rows of (B, T): (N, 1, D/2)."""
+        """Return the angles (N, 1, D/2) of some flat indices into (B, T)."""
         return Angles(self.cos.flatten(0, 1)[rows], self.sin.flatten(0, 1)[rows])
 
 
 def rotary_angles(positions: Tensor, head_size: int, base: float, dtype: torch.dtype) -> Angles:
-    """Taken in float64, then rounded once: position 30000 keeps its digits."""
+    """Return the rotary angles of integer positions.
+
+    They are computed in float64 and rounded once, so that large positions keep their precision.
+    """
     i = torch.arange(0, head_size, 2, device=positions.device, dtype=torch.float64)
     angle = positions[..., None, None] * base ** (-i / head_size)
     return Angles(angle.cos().to(dtype), angle.sin().to(dtype))
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """x (..., H, D) with the pair (x_i, x_{i+D/2}) turned by its angle; in the angles' precision,
-    returned in x's.
+    """Rotate each pair (x_i, x_{i+D/2}) of x (..., H, D) by its angle.
+
+    Computed in the dtype of the angles and returned in that of x.
     """
     a, b = x.to(angles.cos.dtype).chunk(2, dim=-1)
     cos, sin = angles
@@ -71,11 +69,11 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
 def split_heads(
     x: Tensor, angles: Angles, n_head: int, parts: int = 1, turned: int = 1
 ) -> tuple[Tensor, ...]:
-    """`parts` tensors (..., H, D) of a projection's output x (..., parts * H * D), the first
-    `turned` of them at their angles.
+    """Split a projection's output x (..., parts * H * D) into `parts` tensors (..., H, D).
 
-    Compiled code does it in one pass and returns the angles' dtype: under autocast on a CPU
-    float32, in which the attentions are exact. Otherwise x's.
+    The first `turned` of them are rotated by their angles. Compiled code does both in one pass and
+    returns the dtype of the angles: under autocast on a CPU this is float32, in which attention is
+    computed there. Otherwise the result has the dtype of x.
     """
     if _serves(x, angles):
         flat = Angles(
@@ -94,8 +92,9 @@ def _serves(x: Tensor, angles: Angles) -> bool:
 
 
 class _SplitHeads(torch.autograd.Function):
-    """A rotation's transpose is the rotation by the opposite angle, so nothing but
-    the angles is kept.
+    """The compiled split, with its gradient.
+
+    The transpose of a rotation is the rotation by the opposite angle, so only angles are saved.
     """
 
     @staticmethod
@@ -114,7 +113,7 @@ class _SplitHeads(torch.autograd.Function):
 
 
 Read = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q, k, v) -> mixed values (..., H, D): which keys the queries of a layer read."""
+"""The attention of each layer: (layer, q, k, v) -> mixed values (..., H, D)."""
 
 
 class Block(nn.Module):
@@ -139,10 +138,13 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, angles: Angles, read: Callable[..., Tensor], answer_from: int = 0
     ) -> Tensor:
-        """Run rows x (B, S, d);
+        """Run rows x (B, S, d) through the block.
 
-        `read(q, k, v)` is their attention. Rows before `answer_from` are keys only, and not
-        returned.
+        Args:
+            x: (B, S, d) states.
+            angles: Rotary angles of the rows.
+            read: `read(q, k, v)` computes their attention.
+            answer_from: Rows before this one serve as keys only and are not returned.
         """
         q, k, v = self.project(x, angles)
         if answer_from:
@@ -177,11 +179,14 @@ def run_blocks(
 ) -> Tensor:
     """Run rows x (B, S, d) through all blocks.
 
-    Args: blocks: `Block` modules. x: Input states. angles: Rotary angles of the rows. read:
-        Attention of each layer; in the last layer it gets all keys, but queries from `answer_from`
-        on only. answer_from: First row whose output is needed; earlier rows are only read by
-        others. recompute: Recompute each block in the backward pass instead of keeping its
-        activations.
+    Args:
+        blocks: `Block` modules.
+        x: Input states.
+        angles: Rotary angles of the rows.
+        read: Attention of each layer. In the last layer it gets all keys, but only the queries
+            from `answer_from` on.
+        answer_from: First row whose output is needed; earlier rows are only read by others.
+        recompute: Recompute each block in the backward pass instead of keeping its activations.
 
     Returns:
         The final states (B, S - answer_from, d), before the final norm.

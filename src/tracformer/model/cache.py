@@ -1,18 +1,16 @@
-"""The KV cache of left-to-right generation.
+"""The KV cache of left-to-right generation (modes `car` and `ar`).
 
-What a cache keeps of one layer: keys and values, a row a sequence.
+With it, a new token costs one position of the prefix encoder and one of the decoder:
 
-What left-to-right generation remembers, so that a token costs one position of the prefix encoder
-and one of the decoder.
+- The suffix encoder reads only given tokens, so it runs once per sequence.
+- The prefix encoder is causal: position t is encoded as soon as x_t is known.
+- Each decoder layer keeps its keys and values of both sides, prefix slots first and then suffix
+  slots; a query reads every s-th of them.
 
-The suffix encoder reads only what is given: it runs once. The prefix encoder is causal: position t
-is encoded when x_t is known, and a layer reads only its own few keys. Each decoder layer keeps its
-keys and values of both sides, prefix slots first, then suffix slots, and a query reads every s-th
-of them.
-
-A cache has a fixed number of rows, one a sequence. Sequences come (`admit`) and go (`release`)
-while others are halfway: nothing is moved or allocated anew. The caller holds the cache; the model
-keeps nothing.
+`Slots` holds the keys and values of one layer; `Cache` those of a model. A cache has a fixed number
+of rows, one per sequence. Sequences enter (`admit`) and leave (`release`) while others are being
+filled; nothing is moved or reallocated. Where the C++ step is compiled, it does the work on the CPU
+(`model.fast_step`).
 """
 
 from collections.abc import Sequence
@@ -37,26 +35,32 @@ GATHERED_AT_ONCE = 2**24  # elements of keys: 64 MiB in float32
 
 
 class Slots:
-    """Keys and values of one layer, (rows, slots, d) each, read and written by flat
-    index row * slots + slot.
+    """Keys and values of one layer, (rows, slots, d) each.
+
+    They are read and written by flat indices row * slots + slot.
     """
 
     def __init__(self, like: Tensor, rows: int, slots: int) -> None:
         self.slots = slots
-        # memory is touched as rows fill
+        # not zeroed: memory is used only as rows fill
         self.keys, self.values = (like.new_empty(rows * slots, like.shape[-1]) for _ in range(2))
         for x in (self.keys, self.values):
-            # keys that do not exist are read from here, with weight zero
+            # keys that do not exist are read from slot 0, with weight zero
             x.view(rows, slots, -1)[:, 0] = 0.0
 
     def write(self, index: Tensor, k: Tensor, v: Tensor) -> None:
-        """k, v: (N, H, D)"""
+        """Store keys and values (N, H, D) at flat indices (N,)."""
         self.keys.index_copy_(0, index, k.flatten(-2))
         self.values.index_copy_(0, index, v.flatten(-2))
 
     def attend(self, q: Tensor, index: Tensor, present: Tensor) -> Tensor:
-        """Each query of q (N, H, D) over its own keys `index` (N, K), where `present`; zero for a
-        query without any.
+        """Return the attention (N, H, D) of queries, each over its own keys.
+
+        Args:
+            q: (N, H, D) queries.
+            index: (N, K) flat indices of each query's keys.
+            present: (N, K) bool, False where an entry of `index` is only a filler. A query without
+                any key gets zero.
         """
         N, K = index.shape
         size = max(1, GATHERED_AT_ONCE // max(1, K * self.keys.shape[-1]))
@@ -81,11 +85,12 @@ class Slots:
         return mixed.masked_fill(~present.any(1)[:, None, None], 0.0)
 
     def copy(self, sources: Tensor, index: Tensor) -> None:
-        """What is kept at some flat indices, to others."""
+        """Copy the entries at flat indices `sources` to `index`."""
         for x in (self.keys, self.values):
             x.index_copy_(0, index, x.index_select(0, sources))
 
     def select(self, rows: Tensor) -> Self:
+        """Return a copy with some of the rows."""
         chosen = object.__new__(type(self))
         chosen.slots = self.slots
         chosen.keys, chosen.values = (
@@ -94,17 +99,21 @@ class Slots:
         return chosen
 
 
-BRIEF = 256  # tokens
+BRIEF = 256  # tokens: a given text up to this length is read by the compiled step
 
 
 class Cache:
-    """Generation from left to right in `car` or `ar` mode: at most `rows` sequences at a time, each
-    of at most `length` tokens, with their own contexts and lengths.
+    """The state of left-to-right generation for several sequences.
 
-    `admit` takes sequences in, `release` lets them go. `reveal` tells it a token; `logits` answers
-    for any position from the first target on all of whose predecessors are known, encoding on the
-    way whatever has become known since: a long given prefix in one parallel pass when the sequence
-    is admitted, given stretches between targets together.
+    `admit` reads new sequences, `reveal` sets a token, `logits` predicts a position all of whose
+    predecessors are known, and `release` frees rows. A given prefix is encoded when its sequence is
+    admitted; later tokens are encoded together at the next call of `logits` that needs them.
+
+    Args:
+        model: Model to generate with. It keeps no reference to the cache.
+        mode: `car` or `ar`.
+        rows: Number of sequences that fit.
+        length: Longest sequence, in tokens.
     """
 
     def __init__(self, model: "Tracformer", mode: str, rows: int, length: int) -> None:
@@ -114,7 +123,7 @@ class Cache:
         self.free = list(range(rows))  # ascending
         self.tokens = torch.zeros(rows, length, dtype=torch.int64, device=weight.device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=weight.device)
-        # how many positions the prefix encoder has read, of each sequence
+        # number of positions that the prefix encoder has read, for each row
         self.encoded = [0] * rows
         self.angles = self._angles(torch.arange(length, device=weight.device))
         self.encoder = [Slots(weight, rows, length) for _ in model.encoder]
@@ -146,11 +155,11 @@ class Cache:
         known = context.cumprod(1).sum(1)  # the given prefix of each
         self.tokens[rows, :T], self.lengths[rows] = tokens.to(self.tokens.dtype), lengths
         new, source = _first_of_equals(tokens.masked_fill(~context, -1), lengths)
-        # what follows the first target; nobody asks for what lies before it
-        behind = lengths - 1 - known
+        # tokens after the first target; suffix features before it are never read
+        after = lengths - 1 - known
         given = tokens.masked_fill(~context, self.model.config.mask_id)
         if self.mode != "ar":
-            self._read(new, behind, rows, given, lengths)
+            self._read(new, after, rows, given, lengths)
         self._read(new, known, rows, given)
         if len(new) < N:
             again = [i for i, first in enumerate(source) if first != i]
@@ -161,27 +170,27 @@ class Cache:
         return rows
 
     def release(self, rows: Tensor | Sequence[int]) -> None:
-        """These sequences are done with; their rows are free at once."""
+        """Free rows, so that new sequences can take them."""
         gone = torch.as_tensor(rows).tolist()
         if wrong := [row for row in gone if row in self.free or not 0 <= row < len(self.encoded)]:
             raise ValueError(f"row {wrong[0]} holds no sequence")
         self.free = sorted([*self.free, *gone])
 
     def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Set one token in each of some rows."""
         self.tokens[rows, positions] = tokens.to(self.tokens.dtype)
 
     @torch.no_grad()
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """(N, vocab_size) at one position in each of some sequences, a target or behind one, every
-        token before it being known.
+        """Return logits (N, vocab_size) at one position of each of some rows.
+
+        Every token before that position must be known, and it must not lie in the given prefix.
         """
         self._advance(rows.tolist(), positions.tolist())
         return self._decode(rows, positions)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
-        """A cache of some of the sequences, in any order and number; what happens to it does not
-        touch this one.
-        """
+        """Return an independent cache that holds copies of some rows, in any order and number."""
         index = torch.as_tensor(rows, device=self.tokens.device)
         chosen = object.__new__(type(self))
         for name in ("model", "length", "mode", "angles", "offsets", "step"):
@@ -192,7 +201,7 @@ class Cache:
         chosen.decoder = [slots.select(index) for slots in self.decoder]
         return chosen
 
-    # ---- what is given
+    # ---- reading given tokens
 
     def _read(
         self,
@@ -202,11 +211,10 @@ class Cache:
         given: Tensor,
         lengths: Tensor | None = None,
     ) -> None:
-        """The prefix encoder over the first `counts` tokens of each of some sequences; with
-        `lengths` the suffix encoder over their last.
+        """Run the prefix encoder over the first `counts` tokens of the sequences `new`.
 
-        A short text goes through the compiled step, a handful of tokens at a time: whole passes
-        have their price in calls.
+        With `lengths`, run the suffix encoder over their last `counts` tokens instead. Short texts
+        go through the compiled step, because a whole pass has the overhead of many calls.
         """
         sizes = counts.tolist()
         brief = [i for i in new if 0 < sizes[i] <= BRIEF] if self.step is not None else []
@@ -223,13 +231,14 @@ class Cache:
             else:
                 self._read_suffix(rows[some], given[some], counts[some], lengths[some])
 
-    def _read_suffix(self, rows: Tensor, given: Tensor, behind: Tensor, lengths: Tensor) -> None:
-        """The suffix encoder over the last `behind` tokens of each sequence, from the end: masks
-        where not `given`. Its features go to the decoder's suffix slots.
+    def _read_suffix(self, rows: Tensor, given: Tensor, after: Tensor, lengths: Tensor) -> None:
+        """Run the suffix encoder over the last `after` tokens of each sequence, from the end.
+
+        `given` holds masks at targets. The features go to the decoder's suffix slots.
         """
-        model, P = self.model, int(behind.max())
-        layout = Layout(behind, P, readings=1, rows=behind[:0])
-        # those beyond `behind` are never read
+        model, P = self.model, int(after.max())
+        layout = Layout(after, P, readings=1, rows=after[:0])
+        # places beyond `after` are never read
         places = (lengths[:, None] - 1 - torch.arange(P, device=rows.device)).clamp(min=0)
         # slot length + t holds the feature at t
         slots = (rows[:, None] * 2 * self.length + self.length + places).flatten()
@@ -240,7 +249,7 @@ class Cache:
             self._keep(number, slots, x.flatten(0, 1), places.flatten())
 
     def _read_prefix(self, rows: Tensor, given: Tensor, known: Tensor) -> None:
-        """The prefix encoder over each sequence's first `known` tokens, in parallel."""
+        """Run the prefix encoder over each sequence's first `known` tokens, in parallel."""
         model, P = self.model, int(known.max())
         layout = Layout(known, P, readings=1, rows=known[:0])
         positions = torch.arange(P, device=known.device)
@@ -258,7 +267,7 @@ class Cache:
             self._keep(number, decoder_slots, x.flatten(0, 1), places)
 
     def _copy(self, sources: Tensor, rows: Tensor, known: Tensor) -> None:
-        """What was read for some rows, to others that hold the same."""
+        """Copy what was read for some rows to others with the same given tokens."""
         places = torch.arange(self.length, device=rows.device)
         prefix = places < known[:, None]
         suffix = (places > known[:, None]) & (places < self.lengths[rows, None])
@@ -274,9 +283,7 @@ class Cache:
     # ---- one step
 
     def _advance(self, rows: Sequence[int], positions: Sequence[int]) -> None:
-        """The prefix encoder over all that lies between what it has read and `positions`: a flat
-        list of (row, position) pairs.
-        """
+        """Encode the tokens between those already encoded and `positions`, for some rows."""
         pairs = [
             (row, place)
             for row, position in zip(rows, positions, strict=True)
@@ -285,11 +292,13 @@ class Cache:
         if not pairs:
             return
         row, place = torch.tensor(pairs, device=self.tokens.device).T.contiguous()
-        self._encode(row, place)  # ascending in each row, so that none comes before what it reads
+        # positions ascend within each row, so that a query's keys are written before it reads
+        self._encode(row, place)
         for each, position in zip(rows, positions, strict=True):
             self.encoded[each] = max(self.encoded[each], position)
 
     def _encode(self, row: Tensor, place: Tensor) -> None:
+        """Run the prefix encoder at (row, place) pairs, (N,) each."""
         if self.step is not None:
             return self._compiled_encode(self.tokens[row, place], row, place, torch.zeros_like(row))
         model, angles = self.model, self._at(place)
@@ -299,14 +308,15 @@ class Cache:
             kept = self.encoder[number - 1]
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
             kept.write(slot, k, v)
-            behind = place[:, None] - self._reachable(number, place)
-            present = behind >= 0
+            key = place[:, None] - self._reachable(number, place)
+            present = key >= 0
             x = layer.finish(
-                x, kept.attend(q, row[:, None] * self.length + behind.clamp(min=0), present)
+                x, kept.attend(q, row[:, None] * self.length + key.clamp(min=0), present)
             )  # type: ignore[operator]
             self._keep(number, decoder_slot, x, place)
 
     def _decode(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return logits (N, vocab_size) at (row, position) pairs."""
         if self.step is not None:
             return self._compiled_decode(rows, positions)
         model, angles = self.model, self._at(positions)
@@ -319,9 +329,9 @@ class Cache:
     def _decoder_keys(
         self, rows: Tensor, positions: Tensor, stride: int, slots: int
     ) -> tuple[Tensor, Tensor]:
-        """Flat slots (N, K) that each query reads (Eqs.
+        """Return the flat slots (N, K) that each query reads, and which of them exist.
 
-        5 and 6), and which of them exist: first the prefix, then the suffix.
+        Prefix slots come first (Eq. 5), then suffix slots (Eq. 6).
         """
         before = (positions + stride - 1) // stride
         after = (
@@ -337,7 +347,7 @@ class Cache:
         present = i < count[:, None]
         return rows[:, None] * slots + index.masked_fill(~present, 0), present
 
-    # ---- the same in compiled code, all layers in a call
+    # ---- the same in compiled code, all layers in one call
 
     def _compiled_encode(self, tokens: Tensor, rows: Tensor, places: Tensor, ends: Tensor) -> None:
         sides = self.decoder[0].slots // self.length
@@ -360,15 +370,13 @@ class Cache:
         return logits
 
     def _reachable(self, number: int, place: Tensor) -> Tensor:
-        """The layer's offsets, less those that reach before the first position from everywhere."""
+        """Return the layer's offsets that have a key from at least one of the places."""
         offsets = self.offsets[number - 1]
         return offsets[: int(torch.searchsorted(offsets, place.max(), right=True))]
 
     def _keep(self, encoder_layer: int, slots: Tensor, features: Tensor, positions: Tensor) -> None:
-        """Keys and values for the decoder layer that reads this encoder layer (the
-        pairing is its own inverse).
-        """
-        number = paired_encoder_layer(encoder_layer, len(self.decoder))
+        """Store keys and values of the decoder layer that reads this encoder layer."""
+        number = paired_encoder_layer(encoder_layer, len(self.decoder))  # its own inverse
         k, v = self.model.decoder[number - 1].keys(features, self._at(positions))  # type: ignore[operator]
         self.decoder[number - 1].write(slots, k, v)
 
@@ -383,9 +391,7 @@ class Cache:
 
 
 def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[int]]:
-    """Which rows are the first of their kind, and for every row the number of the
-    first that equals it.
-    """
+    """Return the rows that equal no earlier one, and for every row the first that equals it."""
     firsts: dict[tuple[int, bytes], int] = {}
     source = [
         firsts.setdefault((length, row.tobytes()), number)
@@ -397,9 +403,7 @@ def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[i
 
 
 def _alike(sizes: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
-    """Those of `numbers` whose size is not zero, in groups of like size: little is padded in a pass
-    over one of them.
-    """
+    """Group `numbers` by their size, less those of size zero: passes then have little padding."""
     groups: list[list[int]] = []
     for i in sorted((i for i in numbers if sizes[i] > 0), key=lambda i: sizes[i]):
         if groups and sizes[i] <= 1.25 * sizes[groups[-1][0]] + 8:

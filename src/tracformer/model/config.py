@@ -1,4 +1,4 @@
-"""The configuration: a handful of numbers, checked once, and the named presets."""
+"""Configurations: the base class of all systems, and that of the Tracformer with its presets."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ MODES = ("car", "ac", "ar")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the configuration of every system has.
+    """The configuration that all systems share; each system adds its own fields.
 
     A folder's `config.json` names the system by its `model_type`.
     """
@@ -25,9 +25,9 @@ class ModelConfig:
     old_config_keys: ClassVar[Mapping[str, str]] = {}
     old_tensor_names: ClassVar[Mapping[str, str]] = {}  # with * for any text: "blocks.*.fc.weight"
 
-    vocab_size: int = 50257  # real tokens; the mask is one extra id, never predicted
+    vocab_size: int = 50257  # without the mask, which has an id of its own and is never predicted
     max_length: int = 1024  # longest sequence
-    # what the weights were trained for; asking for another is an error. Empty: all possible
+    # modes that the weights were trained in; any other is an error. Empty: all possible modes
     modes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -41,9 +41,7 @@ class ModelConfig:
             )
 
     def _check_types(self) -> None:
-        """Numbers are numbers and switches are switches; each system checks what its
-        own fields may be.
-        """
+        """Check that float fields hold numbers and bool fields hold bools."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is float and (
@@ -54,6 +52,7 @@ class ModelConfig:
                 raise ValueError(f"{field.name} is {value!r}; it must be true or false")
 
     def require_positive(self, *fields: str) -> None:
+        """Raise a ValueError unless these fields are positive integers."""
         for field in fields:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -68,17 +67,23 @@ class ModelConfig:
 
     @property
     def mask_id(self) -> int:
-        """The mask token's id, right behind the vocabulary."""
+        """The id of the mask token, the first after the vocabulary."""
         return self.vocab_size
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """A named configuration, with any field changed: `preset("laptop", vocab_size=4096)`."""
+        """Return a named configuration with some fields changed.
+
+        Example:
+            >>> TracformerConfig.preset("laptop", vocab_size=1000).vocab_size
+            1000
+        """
         if name not in cls.presets:
             raise ValueError(f"preset is {name!r}; available: {', '.join(cls.presets)}")
         return cls.from_dict({**cls.presets[name], **present_names(changes, cls.old_config_keys)})
 
     def to_dict(self) -> dict[str, Any]:
+        """Return all fields by name."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -102,7 +107,7 @@ PAPER = {"vocab_size": 50257, "max_length": 1024, "n_layer": 10, "n_head": 9, "d
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-small": {**PAPER, "n_max": 16, "dropout": 0.1},  # Table 6: WikiText-103, LAMBADA, 1BW
     "paper-owt": {**PAPER, "n_max": 32, "dropout": 0.0},  # Table 10: OpenWebText
-    # Sizes for one machine without a GPU; bring your own vocabulary.
+    # Sizes for one machine without a GPU; set vocab_size to that of your tokenizer.
     "tiny": {
         "vocab_size": 256,
         "max_length": 128,
@@ -112,7 +117,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_max": 8,
         "init_std": 0.06,
     },  # 1.6M
-    # 2.1M without embeddings, as the presets of this name of every system
+    # 2.1M without embeddings; the presets "mini" of all systems are about equal in size
     "mini": {
         "vocab_size": 4096,
         "max_length": 256,
@@ -140,8 +145,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_max": 16,
         "init_std": 0.04,
     },  # 9.7M
-    # long sequences: with recomputed activations, a training step over 32768 tokens fits into a few
-    # GiB
+    # Long sequences: with recomputed activations, a training step on 32768 tokens takes a few GiB.
     "laptop-32k": {
         "vocab_size": 4096,
         "max_length": 32768,
@@ -156,22 +160,31 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class TracformerConfig(ModelConfig):
+    """Sizes and switches of a Tracformer; the switches are the paper's ablations.
+
+    Raises:
+        ValueError: A field is out of bounds, or two fields do not fit.
+
+    Example:
+        >>> TracformerConfig(vocab_size=100, max_length=64, n_layer=6, d_model=32, n_head=2).n_max
+        16
+    """
+
     model_type = "tracformer"
     possible_modes = MODES
     presets = PRESETS
 
-    n_layer: int = 10  # encoder layers, and as many decoder layers; 2^n_layer must reach max_length
+    n_layer: int = 10  # of the encoder, and of the decoder; 2^n_layer must be at least max_length
     n_head: int = 9
     d_model: int = 576
-    n_max: int = 16  # sets the step between an encoder query's keys (section 4.1 of the paper)
+    n_max: int = 16  # sets the number of keys of an encoder query (section 4.1 of the paper)
     dropout: float = 0.0  # on embeddings and residual branches, never inside attention
     encoder: str = "multiscope"  # "full": dense causal and reverse-causal, the paper's ablation
-    # "dense": every feature before and after; "neighbours": dense, but layer 1 reads only t-1 and
-    # t+1
+    # "dense": reads every feature; "neighbours": dense, but layer 1 reads only t-1 and t+1
     decoder: str = "strided"
     key_set: str = "stepped"  # "rounded": the key set of the paper's body text
     rotary_base: float = 10000.0
-    init_std: float = 0.02  # GPT-2's; narrow models learn sooner from more (docs/paper.md)
+    init_std: float = 0.02  # as GPT-2; narrow models train faster with more (docs/paper.md)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,4 +221,5 @@ class TracformerConfig(ModelConfig):
 
     @property
     def head_size(self) -> int:
+        """Width of one attention head."""
         return self.d_model // self.n_head

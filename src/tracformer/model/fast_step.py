@@ -1,21 +1,16 @@
-"""The compiled one-token step, and weights in bfloat16 and int8.
+"""Fast generation on the CPU: the compiled one-token step, and weights in bfloat16 or int8.
 
-Weights in fewer bytes, for generation: a step multiplies few rows by all weights, so the bytes
-of the weights set its pace.
+A generation step multiplies few rows by all weights, so the time to read the weights dominates.
 
-`bfloat16` keeps the upper half of a float32. `int8` keeps, of an output row w, the integers q =
-round(w / s) with s = max |w| / 127: one scale a row, since a scale for every 64 or 128 weights was
-measured to lose no less. Biases and norms stay float32. What is lost, and how to measure it:
-docs/kernels.md.
-
-A lean model is one model: its matrices are rounded where they stand, so that whole passes, which
-read them as float32, and the compiled step, which reads the packed copy, speak of the same numbers.
-All sums are float32.
-
-The linear layer. A step of generation multiplies few rows by all weights: there memory sets the
-pace, and compiled code reads faster.
-
-The compiled step of cached generation, and the weights it reads, in its order (`native/step.cpp`).
+- `Linear` is the linear layer of every network; products with few rows run in compiled code.
+- `round_weights` rounds a model's matrices ("lean" weights). `bfloat16` keeps the upper half of a
+  float32. `int8` keeps for each output row w the integers q = round(w / s) with s = max |w| / 127;
+  finer scales, one for every 64 or 128 weights, were measured to be no more accurate. Biases and
+  norms stay float32. The matrices are rounded in place and a packed copy is kept, so that whole
+  passes, which read float32, and the compiled step, which reads the copy, use the same numbers. All
+  sums are float32. docs/kernels.md has the loss of accuracy and how to measure it.
+- `compiled_step` is the step of cached generation, with the weights in the order that
+  `native/step.cpp` reads them.
 """
 
 from collections.abc import Sequence
@@ -39,18 +34,20 @@ SMALLEST = torch.finfo(torch.float32).tiny  # of a row of zeros
 
 
 class Packed(NamedTuple):
-    """A weight (out, in) as a step reads it: data * scale, row by row."""
+    """A rounded weight (out, in): data * scale, row by row."""
 
     data: Tensor  # (out, in) bfloat16 or int8
     scale: Tensor | None  # (out,) float32, of int8
 
 
 def check_kind(kind: str) -> None:
+    """Raise a ValueError unless weights can have this precision."""
     if kind not in KINDS:
         raise ValueError(f"weights is {kind!r}; allowed: {', '.join(KINDS)}")
 
 
 def packed(weight: Tensor, kind: str) -> Packed:
+    """Return a weight rounded to `bfloat16` or `int8`."""
     if kind == "bfloat16":
         return Packed(weight.bfloat16(), None)
     scale = (weight.abs().amax(1) / 127).float()
@@ -58,16 +55,17 @@ def packed(weight: Tensor, kind: str) -> Packed:
 
 
 def unpacked(stored: Packed, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the values of a rounded weight in a wider dtype."""
     data = stored.data.to(dtype)
     return data if stored.scale is None else data * stored.scale.to(dtype)[:, None]
 
 
 @torch.no_grad()
 def round_weights(weights: Sequence[Tensor], kind: str) -> list[Packed]:
-    """Round matrices where they stand; what they now are, packed.
+    """Round matrices in place and return them packed.
 
-    The packed copies lie in one block of memory, in large pages where the system has them: it is
-    read from end to end for every token.
+    The packed copies lie in one block of memory, in large pages if the system has them, because it
+    is read from end to end for every token.
     """
     if unfit := next(
         (weight.dtype for weight in weights if weight.dtype not in (torch.float32, torch.float64)),
@@ -88,11 +86,11 @@ def round_weights(weights: Sequence[Tensor], kind: str) -> list[Packed]:
     return moved
 
 
-FEW = 16  # rows
+FEW = 16  # rows up to which the compiled product is used
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., in) times weight (out, in), plus bias (out,)."""
+    """Return x (..., in) times the transpose of weight (out, in), plus bias (out,)."""
     if x.numel() <= FEW * x.shape[-1] and not torch.is_grad_enabled() and serves(x, weight):
         return torch.ops.tracformer.few_rows(x.reshape(-1, x.shape[-1]), weight, None, bias).view(
             *x.shape[:-1], len(weight)
@@ -101,26 +99,28 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def serves(x: Tensor, weight: Tensor) -> bool:
-    """Nothing is compiled for the sake of one product: the native code is used where
-    it is already there.
-    """
+    """Return whether the compiled product can be used. This never starts a compilation."""
     plain = x.dtype == weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     return x.device.type == "cpu" and plain and weight.stride(-1) == 1 and native.ready()
 
 
 class Linear(nn.Linear):
-    packed: Packed | None = None  # the weight in fewer bytes, of a lean model
+    """A linear layer that multiplies few rows in compiled code."""
+
+    packed: Packed | None = None  # the rounded weight of a lean model
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 def compiled_step(model: "Tracformer", offsets: Sequence[Tensor]) -> Any:
-    """The step of a float32 model on the CPU, or None: where there is no native code, nothing is
-    compiled for its sake.
+    """Return the compiled step of a float32 model on the CPU, or None without compiled code.
 
-    It reads the weights where they lie. `offsets`: of each encoder layer, how far its keys lie
-    behind a query, ascending.
+    This never starts a compilation. The step reads the model's own weights.
+
+    Args:
+        model: Model to run.
+        offsets: For each encoder layer, the distances from a query to its keys, ascending.
     """
     weight = model.embedding.weight
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not native.ready():
@@ -132,6 +132,7 @@ def compiled_step(model: "Tracformer", offsets: Sequence[Tensor]) -> Any:
 
 
 def step_weights(model: "Tracformer") -> list[Tensor]:
+    """Return the weights of a model in the order in which the compiled step expects them."""
     encoder = [
         module
         for number, layer in enumerate(model.encoder, start=1)
@@ -148,7 +149,7 @@ def step_weights(model: "Tracformer") -> list[Tensor]:
 
 
 def bytes_read(model: "Tracformer") -> int:
-    """What a step reads of the weights: every matrix once, of the embedding the head."""
+    """Return the bytes of weights that one step reads: every matrix once, and the head."""
     return sum(tensor.nbytes for tensor in step_weights(model)[1:])
 
 
@@ -160,13 +161,13 @@ def _layer(layer: Any) -> list[nn.Module]:
 
 
 def _keys(model: "Tracformer", encoder_layer: int) -> list[nn.Module]:
-    """Of the decoder layer that reads this encoder layer (the pairing is its own inverse)."""
+    """Return the key modules of the decoder layer that reads this encoder layer."""
     reader: Any = model.decoder[paired_encoder_layer(encoder_layer, len(model.decoder)) - 1]
     return [reader.norm_feature, reader.k, reader.v]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """A norm's weight and bias; a linear layer's weight, scale and bias."""
+    """Return a norm's weight and bias, or a linear layer's weight, scale and bias."""
     if isinstance(module, Linear):
         return [*_stored(module.weight, module.packed), module.bias.detach()]
     return [

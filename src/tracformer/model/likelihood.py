@@ -1,5 +1,7 @@
-"""Log-probabilities from hidden states without ever holding all logits: the vocabulary is wide, so
-rows go in chunks.
+"""Log-probabilities and the training loss from hidden states.
+
+The logits of a whole batch would be large, so rows are processed in chunks and the logits of a
+chunk are dropped before the next.
 """
 
 from collections.abc import Callable
@@ -16,21 +18,26 @@ LOGITS_AT_ONCE = 2**24  # elements: 64 MiB in float32
 
 
 def row_chunks(rows: int, vocab_size: int) -> list[slice]:
+    """Return slices of rows whose logits have at most LOGITS_AT_ONCE elements each."""
     size = max(1, LOGITS_AT_ONCE // vocab_size)
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 def logits_of(hidden: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
-    """hidden: (N, d); head: (V, d); bias: (V,)."""
+    """Return logits (N, V) of hidden states (N, d), with head (V, d) and bias (V,)."""
     return linear(hidden, head, bias)
 
 
 def token_log_probs(
     hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """log softmax(logits)[target], one per row.
+    """Return log softmax(logits)[target] for each row, (N,).
 
-    hidden: (N, d); head: (V, d); targets: (N,); bias: (V,).
+    Args:
+        hidden: (N, d) final states.
+        head: (V, d) output matrix.
+        targets: (N,) token ids.
+        bias: (V,) output bias, if any.
     """
     parts = [
         recomputed(_log_probs, hidden[rows], head, targets[rows], bias)
@@ -40,9 +47,10 @@ def token_log_probs(
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """function(*inputs), computed a second time in the backward pass instead of being kept. Where
-    no gradient is wanted it is called as it
-    is: `checkpoint` would do the same, after importing torch's compiler, which takes seconds.
+    """Call a function, and recompute it in the backward pass instead of keeping its tensors.
+
+    Without gradients the function is called directly: `checkpoint` would do the same, but imports
+    torch's compiler first, which takes seconds.
     """
     result: Tensor = (
         checkpoint(function, *inputs, use_reentrant=False)
@@ -61,8 +69,9 @@ def _log_probs(hidden: Tensor, head: Tensor, targets: Tensor, bias: Tensor | Non
 def likeliest(
     hidden: Tensor, head: Tensor, count: int, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(N, count) ids and float64 log-probabilities of each row's likeliest tokens,
-    likeliest first.
+    """Return the `count` most likely tokens of each row and their log-probabilities.
+
+    Both are (N, count), sorted from the most likely; log-probabilities are float64.
     """
     parts = [
         logits_of(hidden[rows], head, bias).double().log_softmax(1).topk(count, dim=1)
@@ -78,8 +87,14 @@ def weighted_nll(
     weights: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Sum over rows of weight * -log p(target): the training loss, whose gradient is taken chunk by
-    chunk on the way forward.
+    """Return the training loss: the sum over rows of weight * -log p(target).
+
+    Args:
+        hidden: (N, d) final states.
+        head: (V, d) output matrix.
+        targets: (N,) token ids.
+        weights: (N,) weight of each row; None: 1.
+        bias: (V,) output bias, if any.
     """
     if weights is None:
         weights = torch.ones(len(targets), dtype=torch.float32, device=hidden.device)
@@ -87,8 +102,10 @@ def weighted_nll(
 
 
 class _WeightedNLL(torch.autograd.Function):
-    """The loss is a scalar, so its gradient is known up to one factor as soon as the logits are: no
-    recomputation, no (N, V) kept.
+    """The loss, with its gradient computed in the forward pass.
+
+    The loss is a scalar, so the gradient is known up to one factor as soon as the logits are. No
+    logits are recomputed, and no (N, V) tensor is kept for the backward pass.
     """
 
     @staticmethod

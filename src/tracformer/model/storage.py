@@ -1,6 +1,7 @@
-"""A model's folder: `config.json` and `model.safetensors`.
+"""Read and write a model folder: `config.json` and `model.safetensors`.
 
-Strict when read, atomic when written, never a pickle.
+Files are written atomically. Reading is strict: unknown keys and missing, unexpected or mis-shaped
+tensors are errors. No file is a pickle.
 """
 
 import json
@@ -23,8 +24,8 @@ from tracformer.renames import Renames, present_tensor_name
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 C = TypeVar("C", bound=ModelConfig)
-# What transformers writes beside our keys: the first four at every save, the others once its
-# Trainer has held the model.
+# Keys that `transformers` adds to config.json: the first four at every save, the others once its
+# Trainer has trained the model.
 FOREIGN_KEYS = {
     "architectures",
     "dtype",
@@ -43,6 +44,7 @@ def save(
     weights: Mapping[str, Tensor],
     dtype: torch.dtype | None = None,
 ) -> None:
+    """Write a model folder; `dtype` rounds the weights."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -54,11 +56,9 @@ def save(
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file; a disk that cannot take it is an OSError, as for any other file, and so
-    are its permissions.
-    """
+    """Write a safetensors file with the usual permissions; a full disk raises an OSError."""
     path.touch()
-    # as the umask has it; safetensors puts a file of its own in the place, for the owner alone
+    # Those of the umask: safetensors replaces the file by one that only the owner can read.
     permissions = path.stat().st_mode
     try:
         save_file(tensors, path, metadata={"format": "pt"})
@@ -68,7 +68,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def load_document(folder: str | PathLike[str]) -> dict[str, Any]:
-    """The folder's `config.json`, whatever wrote it."""
+    """Return the content of a folder's `config.json`, whatever wrote it."""
     path = Path(folder) / CONFIG_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no model: there is no {CONFIG_FILE} in it")
@@ -111,17 +111,16 @@ def load_config(
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Models are built without memory for their weights: names and shapes alone, until tensors of a
-    folder take their places.
-    """
+    """Build models without memory for their weights, which are then loaded from a folder."""
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """`nn.init` leaves tensors as they are. On the meta device it would compute nothing either, but
-    its first random filling there imports torch's compiler, which takes longer than all the rest of
-    loading.
+    """Skip `nn.init`.
+
+    It has no effect on the meta device, but its first random call there imports torch's compiler,
+    which takes longer than the rest of loading.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

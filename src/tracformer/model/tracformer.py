@@ -1,16 +1,15 @@
-"""The Tractable Transformer: multi-scope encoder, cross-attention-only decoder, and the model.
+"""The Tracformer network: multi-scope encoders, and a decoder that reads only encoder features.
 
-The multi-scope encoder (section 4.1):
+- `EncoderLayer` (section 4.1 of the paper): layer l's feature at t depends on exactly the 2^l
+  inputs that end at t, in reading order. A prefix encoder reads the text forwards and a suffix
+  encoder reads it mirrored; they share their weights and run as one batch.
+- `DecoderLayer` (section 4.2): cross-attention only, coarse scopes first. Each layer reads features
+  whose scopes tile the whole prefix and the whole suffix. No decoder position reads another one, so
+  the decoder runs on the wanted positions alone.
+- `Tracformer`: the model, with its three modes.
 
-layer l's feature at t depends on exactly the 2^l inputs that end at t in its reading.
-
-The cross-attention-only decoder (section 4.2): coarse scopes first, each layer tiling the whole
-prefix and the whole suffix.
-
-No position looks at another decoder position, so everything here runs on the wanted rows alone.
-
-The Tractable Transformer: a pair of encoders that share weights, and a decoder that answers any
-subset from its complement.
+Key positions are in `geometry`, the attention itself in `attention`, generation with a cache in
+`model.cache`.
 """
 
 from typing import Any, Self
@@ -37,6 +36,8 @@ from tracformer.model.fast_step import Linear, Packed, round_weights
 
 
 class EncoderLayer(Block):
+    """A block whose queries read keys at a few distances before them."""
+
     def __init__(self, config: TracformerConfig, layer: int) -> None:
         super().__init__(config.d_model, config.n_head, config.dropout)
         self.offsets = (
@@ -46,23 +47,25 @@ class EncoderLayer(Block):
         )
 
     def forward(self, x: Tensor, angles: Angles, layout: Layout, attention: Attention) -> Tensor:  # type: ignore[override]
-        """x: (readings * B, T, d)"""
+        """Return the layer's features (readings * B, T, d) from those of the layer below."""
         q, k, v = self.project(x, angles)
         return self.finish(x, attention.encode(q, k, v, self.offsets, layout))
 
 
 class DecoderLayer(nn.Module):
+    """Cross-attention to the features of one encoder layer, and a feed-forward network."""
+
     def __init__(self, config: TracformerConfig, layer: int) -> None:
         super().__init__()
         d = config.d_model
         self.n_head = config.n_head
-        # The stride of layer 1 reaches past the whole text: its only keys are t-1 and t+1.
+        # The stride of layer 1 is at least the text's length: its only keys are t-1 and t+1.
         strided = config.decoder == "strided" or (config.decoder == "neighbours" and layer == 1)
         self.stride = decoder_stride(layer, config.n_layer) if strided else 1
         self.norm_query = nn.LayerNorm(d)
         self.norm_feature = nn.LayerNorm(d)
         self.q = Linear(d, d)
-        # keys and values apart: each result is contiguous, so that residue classes are views
+        # separate projections make keys and values contiguous, so that residue classes are views
         self.k = Linear(d, d)
         self.v = Linear(d, d)
         self.out = Linear(d, d)
@@ -79,8 +82,15 @@ class DecoderLayer(nn.Module):
         layout: Layout,
         attention: Attention,
     ) -> Tensor:
-        """x: (N, d) decoder states of `layout.rows`; feature: (readings * B, T, d)
-        of the paired encoder layer.
+        """Return new decoder states (N, d).
+
+        Args:
+            x: (N, d) states of the positions `layout.rows`.
+            feature: (readings * B, T, d) features of the paired encoder layer.
+            query_angles: Rotary angles of the rows.
+            key_angles: Rotary angles of the features.
+            layout: Lengths and readings of the batch.
+            attention: Implementation to use.
         """
         k, v = self.keys(feature, key_angles)  # (rows, T, H, D)
         return self.finish(
@@ -88,39 +98,50 @@ class DecoderLayer(nn.Module):
         )
 
     def query(self, x: Tensor, angles: Angles) -> Tensor:
-        """(..., H, D) of decoder states x (..., d)."""
+        """Return queries (..., H, D) of decoder states x (..., d)."""
         [q] = split_heads(self.q(self.norm_query(x)), angles, self.n_head)
         return q
 
     def keys(self, feature: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """Keys and values (..., H, D) of the paired encoder layer's features (..., d)."""
+        """Return keys and values (..., H, D) of the paired encoder layer's features (..., d)."""
         feature = self.norm_feature(feature)
         [k] = split_heads(self.k(feature), angles, self.n_head)
         [v] = split_heads(self.v(feature), angles, self.n_head, turned=0)
         return k, v
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """The rest of the layer, from what attention mixed (..., H, D)."""
+        """Return the layer's output from its attention result `mixed` (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
 
 
 class Tracformer(ConditionalModel):
-    """Three modes, one set of weights. For a target t and the given set C:
+    """A model of any subset of tokens given any other, in three modes with one set of weights.
 
-    - `car`: p(x_t | x_C, x_<t). The prefix encoder reads the text as it is, the suffix encoder only
-      what is given (Eq. 7).
-    - `ac`: p(x_t | x_C). Both encoders read only what is given (Eq. 8).
-    - `ar`: p(x_t | x_<t). No suffix keys at all, so not even the length is known.
+    For a target t and the set C of given tokens:
 
-    `tokens` is (B, T) integers, `context` (B, T) bool, True where given; `lengths` (B,) where
-    sequences are padded on the right. What stands in the padding is never looked at.
+    - `car`: p(x_t | x_C, x_<t). The prefix encoder reads all tokens, the suffix encoder only the
+      given ones (Eq. 7). The product over targets is the exact joint.
+    - `ac`: p(x_t | x_C). Both encoders read only the given tokens (Eq. 8).
+    - `ar`: p(x_t | x_<t). There are no suffix keys, so not even the length is known.
+
+    Args:
+        config: Sizes and switches of the network.
+        attention: Name of the attention implementation, see `attention.implementations`.
+
+    Example:
+        >>> import torch
+        >>> from tracformer import Batch, Tracformer, TracformerConfig
+        >>> model = Tracformer(TracformerConfig.preset("tiny")).eval()
+        >>> batch = Batch(torch.tensor([[7, 8, 9]]), torch.tensor([[True, False, True]]))
+        >>> model.log_prob(batch, mode="car").shape  # zero at the two given tokens
+        torch.Size([1, 3])
     """
 
     config: TracformerConfig
     config_class = TracformerConfig
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
-    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+    limits = {"ar": "does not see the text after a blank"}  # noqa: RUF012
     packed_embedding: Packed | None = None  # of a lean model
 
     def __init__(self, config: TracformerConfig, attention: str = "native") -> None:
@@ -137,20 +158,17 @@ class Tracformer(ConditionalModel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """GPT-2's: normal(init_std); projections back into the residual stream shrink with the
-        number of branches, 2 per layer.
-        """
+        """Draw the weights as GPT-2 does (`blocks.initialise`), with 2 branches per layer."""
         std = self.config.init_std
         initialise(self, std, branches=2 * self.config.n_layer)
-        # A target without any key would stay zero through every norm, and each would multiply its
-        # gradient by 1/sqrt(eps). Drawn last.
+        # With a zero bias, a target without any key would stay zero through every norm, and each
+        # norm would multiply its gradient by 1/sqrt(eps). Drawn last, so that other weights of a
+        # seed stay the same.
         nn.init.normal_(self.get_parameter("decoder.0.out.bias"), std=std)
 
     @property
     def head(self) -> Tensor:
-        """(vocab_size, d): the output head is the embedding, less the mask, which is
-        never predicted.
-        """
+        """The output matrix (vocab_size, d): the embedding without the mask."""
         return self.embedding.weight[: self.config.vocab_size]
 
     def blocks(self) -> list[nn.Module]:
@@ -172,7 +190,7 @@ class Tracformer(ConditionalModel):
         return self
 
     def empty_cache(self, mode: str, rows: int, length: int) -> Cache | None:
-        """For `car` and `ar`, which go from left to right; the caller holds it."""
+        """Return a cache for `car` and `ar`, which generate from left to right; None for `ac`."""
         return Cache(self, mode, rows, length) if mode != "ac" else None
 
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,9 +211,7 @@ class Tracformer(ConditionalModel):
         return self._decode(features, angles, layout), rows
 
     def _readings(self, batch: Batch, mode: str, layout: Layout) -> Tensor:
-        """(readings * B, T) what the encoders read: the prefix encoder's input, then the suffix
-        encoder's, mirrored.
-        """
+        """Return the encoders' inputs (readings * B, T): forwards, then mirrored for the suffix."""
         tokens = batch.tokens.masked_fill(~batch.inside(), self.config.mask_id)
         if mode == "ar":
             return tokens
@@ -203,7 +219,7 @@ class Tracformer(ConditionalModel):
         return torch.cat((given if mode == "ac" else tokens, given.gather(1, layout.mirror)))
 
     def _encode(self, readings: Tensor, angles: Angles, layout: Layout) -> list[Tensor]:
-        """Features of layers 1..L, each (readings * B, T, d)."""
+        """Return the features of layers 1..L, each (readings * B, T, d)."""
         x = self.dropout(self.embedding(readings))
         features = []
         for layer in self.encoder:
@@ -212,11 +228,10 @@ class Tracformer(ConditionalModel):
         return features
 
     def _encode_once(self, readings: Tensor, angles: Angles, layout: Layout) -> list[Tensor]:
-        """`_encode`, where a row that reads forwards what the row before it reads takes over its
-        features.
+        """Return what `_encode` returns, but encode equal neighbouring forward rows only once.
 
-        Several contexts of one sequence, side by side in a batch, so share the prefix encoding of
-        mode `car` and all of mode `ar`.
+        When a batch holds one sequence under several contexts side by side, these rows share their
+        prefix features in mode `car`, and all features in mode `ar`.
         """
         B, forwards = layout.batch, readings[: layout.batch]
         new = torch.ones(len(readings), dtype=torch.bool, device=readings.device)
@@ -225,7 +240,7 @@ class Tracformer(ConditionalModel):
         )
         if new.all():
             return self._encode(readings, angles, layout)
-        # Rows of both readings look back alone, so one reading of more rows says the same.
+        # Rows of both readings read only earlier slots, so they can run as rows of one reading.
         rows = Layout(
             layout.lengths.repeat(layout.readings)[new], layout.length, readings=1, rows=layout.rows
         )
@@ -239,7 +254,7 @@ class Tracformer(ConditionalModel):
         return layer(*inputs)
 
     def _decode(self, features: list[Tensor], angles: Angles, layout: Layout) -> Tensor:
-        query_angles = angles.at(layout.rows)  # forward rows come first, so text rows index them
+        query_angles = angles.at(layout.rows)  # the first B rows of angles are the text's
         x = features[0].new_zeros(len(layout.rows), self.config.d_model)
         for number, layer in enumerate(self.decoder, start=1):
             feature = features[paired_encoder_layer(number, self.config.n_layer) - 1]

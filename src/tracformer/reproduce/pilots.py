@@ -1,17 +1,12 @@
-"""Learning-rate pilots, learning curves and model sizes.
+"""Learning-rate pilots, learning curves and model sizes, as results like others.
 
-Learning rates by pilot: short runs at multiples of a system's planned rates choose one of them.
-
-A pilot is a complete run of its own, warm-up and decay included, over a share of the run's steps;
-it scales the rates of AdamW and of Muon alike. All systems have the same multiples, share and data
-to choose by, so that none is tuned harder than another. The lowest held-out loss at the end wins,
-in the mode that the system is asked in and under the first of `eval_contexts`, the training
-distribution's. Outcomes are results like others, `pilots` in the results' folder.
-
-Learning curves: what a run's validations said on its way, as a result like others.
-
-How large a model is (Tables 3 and 7): counted from its configuration, without weights or memory for
-them.
+- Pilots: short runs at multiples of a system's planned learning rates choose one of them. A pilot
+  is a complete run, warm-up and decay included, over a share of the run's steps; it scales the
+  rates of AdamW and of Muon alike. All systems have the same multiples, share and data, so that
+  none is tuned more than another. The lowest held-out loss at the end wins, in the mode that the
+  system is evaluated in and under the first of `eval_contexts`, the training distribution.
+- Learning curves: the validations that a run logged.
+- Sizes (Tables 3 and 7): parameters counted from the configuration, without allocating them.
 """
 
 import dataclasses
@@ -42,7 +37,7 @@ FINISHED = "pilot.json"  # in a pilot's folder: its loss
 
 @dataclass(frozen=True)
 class Pilots:
-    """Which rates are tried, and how long.
+    """Which rates are tried, and for how long.
 
     Args:
         rates: Factors of the planned learning rates.
@@ -54,8 +49,10 @@ class Pilots:
 
     def __post_init__(self) -> None:
         if not self.rates or min(self.rates) <= 0 or not 0 < self.share <= 1:
-            told = f"pilots have rates {self.rates} and share {self.share}"
-            raise ValueError(f"{told}; rates must be positive factors, share must lie in (0, 1]")
+            raise ValueError(
+                f"pilots: rates are {self.rates} and share is {self.share}; rates must be positive "
+                "factors, and share must be in (0, 1]"
+            )
 
     def steps(self, config: TrainConfig) -> int:
         """Return the steps of one pilot."""
@@ -87,12 +84,12 @@ def scaled(config: TrainConfig, rate: float) -> TrainConfig:
 
 
 @dataclass(frozen=True)
-class PilotsOf:
+class SystemPilots:
     """The pilots of one system.
 
     Args:
         name: Name of the system.
-        mode: Mode in which it is judged.
+        mode: Mode whose validation loss decides.
         config: Configuration of its first run, at the planned rates.
         recipe: What decides the weights of that run.
         pilots: Rates and share.
@@ -108,30 +105,32 @@ class PilotsOf:
 
     @property
     def judged(self) -> dict[str, Any]:
-        """Everything that an outcome depends on; seeds share it."""
-        same = {key: value for key, value in self.recipe.items() if key != "seed"}
-        by = {"eval_contexts": self._contexts, "eval_sequences": self.config.eval_sequences}
-        return {**same, **by}
+        """Return everything that an outcome depends on; seeds share it."""
+        recipe = {key: value for key, value in self.recipe.items() if key != "seed"}
+        validation = {"eval_contexts": self._contexts, "eval_sequences": self.config.eval_sequences}
+        return {**recipe, **validation}
 
     @property
     def options(self) -> dict[str, Any]:
+        """Return the options of the result."""
         return {"rates": list(self.pilots.rates), "share": self.pilots.share}
 
     @property
     def outcome_file(self) -> str:
-        """Name of the outcome among the results; another recipe has another."""
+        """Return the file name of the outcome; it has the hash of the recipe."""
         hashes = {"recipe": recipe_hash(self.judged)}
         return file_name(self.name, self.mode, TASK, self.options, {"hashes": hashes})
 
     def run_folder(self, rate: float) -> Path:
-        """Return the folder of one pilot; no recipe continues the pilots of another."""
+        """Return the folder of one pilot; it has the hash of the recipe."""
         recipe = recipe_hash({**self.judged, "share": self.pilots.share})
         return self.folder / f"{self.name}-seed{self.config.seed}-x{rate:g}-{recipe[:12]}"
 
-    def is_flown(self, rate: float) -> bool:
+    def is_finished(self, rate: float) -> bool:
+        """Return whether the pilot at this rate has recorded its loss."""
         return (self.run_folder(rate) / FINISHED).is_file()
 
-    def fly(self, rate: float, train: Callable[[TrainConfig], Outcome]) -> int | None:
+    def run_pilot(self, rate: float, train: Callable[[TrainConfig], Outcome]) -> int | None:
         """Train one pilot and record its loss; return the signal that stopped it, if one did."""
         run = self.run_folder(rate)
         try:
@@ -147,10 +146,10 @@ class PilotsOf:
         return None
 
     def outcome(self) -> Result:
-        """Return the result of all pilots once they are flown.
+        """Return the result of all pilots once they are finished.
 
         Raises:
-            ValueError: if every pilot diverged.
+            ValueError: Every pilot diverged.
         """
         losses: dict[float, float] = {}
         for rate in self.pilots.rates:
@@ -158,8 +157,10 @@ class PilotsOf:
             losses[rate] = math.inf if loss is None else float(loss)
         if min(losses.values()) == math.inf:
             factors = ", ".join(f"{rate:g}" for rate in losses)
-            told = f"{self.name} diverged at every learning rate of its pilots"
-            raise ValueError(f"{told} ({factors} times the planned one); plan lower rates")
+            raise ValueError(
+                f"{self.name} diverged at every learning rate of its pilots ({factors} times the "
+                "planned one); plan lower rates"
+            )
         chosen = min(losses, key=lambda rate: losses[rate])
         kind = kind_of(self.config, self.mode)
         tried = {
@@ -188,15 +189,15 @@ class PilotsOf:
 
     def _loss(self, run: Path) -> float:
         """Return the held-out loss of the last validation; infinite where the perplexity is."""
-        asked = (self.mode, self._contexts)
+        wanted = (self.mode, self._contexts)
         values = [
-            value for _, mode, contexts, value in validations(run) if (mode, contexts) == asked
+            value for _, mode, contexts, value in validations(run) if (mode, contexts) == wanted
         ]
         if not values:
             raise ValueError(
-                f"{run} was never validated in mode {self.mode}, so that its learning rate cannot "
-                "be judged; "
-                "give the data a validation split, and the model a mode that it is trained for"
+                f"{run} was never validated in mode {self.mode}, so its learning rates cannot be "
+                "compared; the data needs a validation split, and the mode must be one that the "
+                "model is trained for"
             )
         return math.log(values[-1]) if math.isfinite(values[-1]) else math.inf
 
@@ -212,17 +213,17 @@ CURVE = "training"
 def learning_curve(
     name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]
 ) -> Result:
-    """Held-out perplexity at each validation of a finished run, asked in one mode.
+    """Return the held-out perplexity of a finished run at each of its validations, in one mode.
 
-    `details` hold the trained tokens and the processor time of training at each of these steps.
+    `details` has the training tokens and the processor time of training at these steps.
     """
     run = Path(config.run)
     rows = [
         ResultRow(
             "perplexity", {"contexts": contexts, "step": step}, value, kind=kind_of(config, mode)
         )
-        for step, asked, contexts, value in validations(run)
-        if asked == mode
+        for step, validated, contexts, value in validations(run)
+        if validated == mode
     ]
     records = [record for record in read_log(run / "log.jsonl") if record["kind"] == "eval"]
     details = {
@@ -249,22 +250,22 @@ def learning_curve(
 def curve_file_name(
     name: str, mode: str, config: TrainConfig, data: str, recipe: Mapping[str, Any]
 ) -> str:
-    """Return the file name of a `learning_curve`; the run need not be there."""
+    """Return the file name of a `learning_curve`; the run need not exist."""
     hashes = {"recipe": recipe_hash(recipe)}
     return file_name(name, mode, CURVE, _options(config, data), {"hashes": hashes})
 
 
 def validations(run: Path) -> Iterator[tuple[int, str, str, float]]:
-    """(step, mode, contexts, perplexity), as the run's log has them."""
+    """Yield (step, mode, contexts, perplexity) of each validation in a run's log."""
     for record in read_log(run / "log.jsonl"):
         if record["kind"] == "eval":
-            for asked, value in perplexities(record).items():
-                mode, contexts = asked.split(" ", 1)
+            for key, value in perplexities(record).items():
+                mode, contexts = key.split(" ", 1)
                 yield int(record["step"]), mode, contexts, float(value)
 
 
 def training_manifest(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a figure comes from that training itself gave."""
+    """Return the provenance of a result that comes from training itself."""
     return {
         "hashes": {"recipe": recipe_hash(recipe)},
         "recipe": dict(recipe),
@@ -280,11 +281,12 @@ def recipe_hash(recipe: Mapping[str, Any]) -> str:
 
 
 def family_of(config: TrainConfig) -> str:
+    """Return the name of the family that a configuration trains."""
     return str(config.model.get("family", "tracformer"))
 
 
 def kind_of(config: TrainConfig, mode: str) -> str:
-    """Of the model's answers in this mode."""
+    """Return what the model computes in a mode: an exact likelihood, a marginal or a bound."""
     return find_family(family_of(config)).model_class.answers[mode]
 
 
@@ -303,12 +305,16 @@ def count_sizes(
     options: Mapping[str, Any] | None = None,
     training: TrainConfig | None = None,
 ) -> Result:
-    """Count a model from its configuration.
+    """Return the sizes of a model, counted from its configuration.
 
-    Args: name: Name of the model. mode: Mode in which it is asked. config: Its shape.
-        trained_tokens: Tokens seen in training; 0: unknown. options: Options of the result.
-        training: Also count the operations of a trained token, as `bench.flops` does, by running a
-        small batch of this training.
+    Args:
+        name: Name of the model.
+        mode: Mode in which it is evaluated.
+        config: Its configuration.
+        trained_tokens: Training tokens; 0: unknown.
+        options: Options of the result.
+        training: If given, also count the operations per trained token by running a small batch of
+            this training.
     """
     with torch.device("meta"):  # counted, not allocated
         sizes = describe_model(find_family(config.model_type).model_class(config))
@@ -320,9 +326,9 @@ def count_sizes(
     if trained_tokens:
         rows.append(ResultRow("trained_tokens", {}, float(trained_tokens)))
     if training is not None:
-        asked = (training.objective, training.contexts, training.length)
-        hashes["training"] = digest(asked)
-        rows.append(ResultRow("flops_per_token", {}, flops_per_token(config, *asked)))
+        setting = (training.objective, training.contexts, training.length)
+        hashes["training"] = digest(setting)
+        rows.append(ResultRow("flops_per_token", {}, flops_per_token(config, *setting)))
     manifest = {
         "hashes": hashes,
         "model": sizes,

@@ -1,0 +1,435 @@
+"""Masked diffusion: the network, the training losses and the bound."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.baselines.exact_denoisers import (
+    CONTEXT,
+    LENGTH,
+    LETTERS,
+    SEQUENCES,
+    TOKENS,
+    joint,
+    toy,
+    truth,
+)
+from tests.baselines.literal import (
+    d3pm_loss,
+    dit_logits,
+    mdlm_loss,
+    sedd_loss,
+    sigma_of,
+    subs_log_probs,
+)
+from tests.baselines.small import SYSTEMS, TRACFORMER, question, small_diffusion
+from tracformer.baselines import diffusion as bounds
+from tracformer.baselines import find_family, load_model
+from tracformer.baselines.diffusion import DiffusionModel, draw_noise
+from tracformer.evaluation.order_consistency import order_log_prob
+from tracformer.model.batch import Batch
+
+
+def literal_logits(
+    model: DiffusionModel, tokens: list[int], masked: list[bool], sigma: float
+) -> torch.Tensor:
+    weights = {name: tensor.detach() for name, tensor in model.backbone.state_dict().items()}
+    read = [
+        model.config.mask_id if hidden else token
+        for token, hidden in zip(tokens, masked, strict=True)
+    ]
+    return dit_logits(weights, model.config.n_head, read, sigma)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_marginals_equal_the_literal_network_and_padding_is_invisible(system: str) -> None:
+    model = small_diffusion(system)
+    tokens, context, lengths = question(3, 9)
+    values = model.log_prob(Batch(tokens, context, lengths), "ac")
+    for b, n in enumerate(lengths.tolist()):
+        masked = (~context[b, :n]).tolist()
+        share = sum(masked) / n
+        sigma = {"mdlm": 0.0, "sedd": sigma_of(min(1.0, share / 0.999)), "d3pm": sigma_of(share)}[
+            system
+        ]
+        logits = literal_logits(model, tokens[b, :n].tolist(), masked, sigma)
+        for t in range(n):
+            expected = subs_log_probs(logits[t])[tokens[b, t]] if masked[t] else torch.tensor(0.0)
+            assert abs(float(values[b, t].detach()) - float(expected)) < 1e-10
+        assert not values[b, n:].any()
+
+
+def test_a_time_conditioned_mdlm_reads_the_noise_level() -> None:
+    model = small_diffusion("mdlm", time_conditioning=True)
+    tokens, masked, lengths = (
+        torch.tensor([[1, 2, 3]]),
+        torch.tensor([[True, False, True]]),
+        torch.tensor([3]),
+    )
+    costs = model.costs(tokens, masked, lengths, torch.tensor([0.4], dtype=torch.float64))
+    logits = literal_logits(model, [1, 2, 3], [True, False, True], sigma_of(0.4))
+    assert abs(float(costs[0, 2].detach() + subs_log_probs(logits[2])[3])) < 1e-10
+
+
+@pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
+def test_targets_and_padding_are_ignored(system: str, changes: dict[str, Any]) -> None:
+    model = small_diffusion(system, **changes)
+    tokens, context, lengths = question(3, 9)
+    inside = torch.arange(9) < lengths[:, None]
+    other = torch.where(context & inside, tokens, (tokens + 1) % 7)
+    assert not torch.equal(tokens, other)
+    given, changed = (
+        model.logits_at(Batch(x, context, lengths), "ac", ~context & inside)
+        for x in (tokens, other)
+    )
+    assert torch.equal(given, changed)
+
+
+@pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
+def test_a_given_position_is_predicted_as_a_single_target(
+    system: str, changes: dict[str, Any]
+) -> None:
+    model = small_diffusion(system, **changes)
+    tokens, context, lengths = question(2, 6)
+    logits = model(Batch(tokens, context, lengths), "ac")
+    for b, n in enumerate(lengths.tolist()):
+        for t in range(n):
+            without, wanted = context[b : b + 1, :n].clone(), torch.zeros(1, n, dtype=torch.bool)
+            without[0, t], wanted[0, t] = False, True
+            alone = model.logits_at(Batch(tokens[b : b + 1, :n], without), "ac", wanted)[0]
+            torch.testing.assert_close(logits[b, t], alone, atol=1e-10, rtol=0)
+        assert not logits[b, n:].any()
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    tokens, context, lengths = question(2, 6)
+    gradients = []
+    for checkpointed in (False, True):
+        model = small_diffusion("sedd").train()
+        model.checkpoint_activations = checkpointed
+        torch.manual_seed(0)
+        model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
+def test_a_saved_model_loads_unchanged(system: str, changes: dict[str, Any], tmp_path: Any) -> None:
+    model = small_diffusion(system, **changes)
+    model.save_pretrained(tmp_path)
+    again = load_model(tmp_path, dtype=torch.float64)
+    tokens, context, lengths = question(2, 6)
+    assert again.config == model.config
+    first, second = (
+        m.estimate(Batch(tokens, context, lengths), "diffusion", draws=2) for m in (model, again)
+    )
+    assert torch.equal(first.values, second.values)
+
+
+def test_the_tracformer_backbone_is_its_ac_network() -> None:
+    model = small_diffusion("mdlm", **TRACFORMER)
+    tokens, context, lengths = question(3, 9)
+    torch.testing.assert_close(
+        model.log_prob(Batch(tokens, context, lengths), "ac"),
+        model.backbone.log_prob(Batch(tokens, context, lengths), "ac"),
+        atol=1e-12,
+        rtol=0,
+    )
+    with pytest.raises(ValueError, match="time_conditioning is True"):
+        small_diffusion("mdlm", **TRACFORMER, time_conditioning=True)
+    with pytest.raises(ValueError, match="backbone is 'lstm'"):
+        small_diffusion("mdlm", backbone="lstm")
+
+
+WEIGHTS = torch.linspace(0.5, 2.0, 3 * 9, dtype=torch.float64).view(3, 9)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_training_losses_equal_the_literal_ones(system: str, weighted: bool) -> None:
+    model = small_diffusion(system, **({"n_step": 5} if system == "d3pm" else {}))
+    tokens, context, lengths = question(3, 9)
+    weights = WEIGHTS if weighted else torch.ones(3, 9, dtype=torch.float64)
+    torch.manual_seed(3)
+    found, count = model.nll(
+        Batch(tokens, context, lengths), "diffusion", weights=WEIGHTS if weighted else None
+    )
+    torch.manual_seed(3)
+    u = torch.randint(1, 6, (3,)) / 5.0 if system == "d3pm" else torch.rand(3, dtype=torch.float64)
+    noise = torch.rand(3, 9)
+    expected, targets, hits = 0.0, 0, 0
+    for b, n in enumerate(lengths.tolist()):
+        t = {
+            "mdlm": 1e-3 + 0.999 * (b + float(u[b])) / 3,
+            "sedd": 1e-3 + 0.999 * float(u[b]),
+            "d3pm": float(u[b].double()),
+        }[system]
+        probability = t if system == "d3pm" else 0.999 * t
+        row = tokens[b, :n].tolist()
+        masked = [not bool(context[b, p]) and float(noise[b, p]) < probability for p in range(n)]
+        sigma = 0.0 if system == "mdlm" else sigma_of(t)
+        logits, clean = (
+            literal_logits(model, row, masked, sigma),
+            literal_logits(model, row, [False] * n, 0.0),
+        )
+        for p in range(n):
+            if context[b, p]:
+                continue
+            targets += 1
+            term = torch.tensor(0.0, dtype=torch.float64)
+            if masked[p]:
+                hits += 1
+                if system == "d3pm":
+                    term = term + d3pm_loss(logits[p], row[p], round(5 * t), 5)
+                else:
+                    term = term + (mdlm_loss if system == "mdlm" else sedd_loss)(
+                        logits[p], row[p], t
+                    )
+            if system == "d3pm":
+                term = (
+                    term - 0.01 * logits[p].log_softmax(0)[row[p]] - clean[p].log_softmax(0)[row[p]]
+                )
+            expected += float(weights[b, p] * term)
+    assert hits > 2
+    assert count == targets
+    assert abs(float(found.detach()) / expected - 1) < 1e-5
+
+
+def test_the_tracformer_backbone_trains_on_the_same_loss() -> None:
+    model = small_diffusion("mdlm", **TRACFORMER)
+    tokens, context, lengths = question(3, 9)
+    torch.manual_seed(3)
+    found, _ = model.nll(Batch(tokens, context, lengths), "diffusion")
+    torch.manual_seed(3)
+    t = 1e-3 + 0.999 * (torch.arange(3) + torch.rand(3, dtype=torch.float64)) / 3
+    masked = ~context & (torch.rand(3, 9) < 0.999 * t[:, None])
+    values = model.backbone.log_prob(Batch(tokens, ~masked, lengths), "ac")
+    assert abs(float((found + (values / t[:, None]).sum()).detach())) < 1e-5 * float(found.detach())
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_gradients_reach_every_parameter_that_can_matter(system: str) -> None:
+    model = small_diffusion(system)
+    tokens, context, lengths = question(3, 9)
+    torch.manual_seed(0)
+    model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(torch.isfinite(parameter.grad).all()), name
+        assert bool(parameter.grad.any()), name
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_new_model_is_uniform(system: str) -> None:
+    """Published initialisation: zero output, so that every token is as probable as any other;
+    SEDD's scores sum as they should.
+    """
+    kind = find_family(system).model_class
+    model = kind(kind.config_class.preset("tiny")).eval()
+    tokens = torch.randint(256, (2, 16))
+    values = model.log_prob(
+        Batch(tokens, torch.zeros(2, 16, dtype=torch.bool)), "diffusion", draws=16
+    )
+    expected = 16 * math.log(256)
+    if system == "d3pm":  # a mask's share of probability, and the clean text to be repeated
+        expected += 16 * math.log(257)
+    torch.testing.assert_close(-values.sum(1), torch.full((2,), expected), rtol=0.01, atol=0.0)
+
+
+def modes_of(**changes: Any) -> tuple[str, ...]:
+    return small_diffusion("mdlm", **changes).config.modes
+
+
+def test_a_denoiser_also_has_mode_ac() -> None:
+    assert modes_of(modes=("diffusion",)) == ("diffusion", "ac")
+    assert modes_of(modes=("ac",)) == ("ac",)
+
+
+STEPS = 50
+
+
+def enumerated(system: str, warp: float, tokens: Tensor, context: Tensor) -> float:
+    """The negative bound of one sequence: all subsets of targets, all times."""
+    model = toy(system, warp)
+    targets = (~context).nonzero()[:, 0].tolist()
+    nodes = (
+        torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS
+        if system == "d3pm"
+        else (torch.arange(400).double() + 0.5) / 400
+    )
+    total = 0.0
+    for k in range(1, len(targets) + 1):
+        for subset in itertools.combinations(targets, k):
+            masked = torch.zeros(len(nodes), LENGTH, dtype=torch.bool)
+            masked[:, list(subset)] = True
+            logits = model.states(tokens.expand(len(nodes), -1), masked, None, nodes, masked).view(
+                len(nodes), k, -1
+            )  # type: ignore[arg-type]
+            chance = nodes**k * (1 - nodes) ** (len(targets) - k) / len(nodes)
+            for row, position in enumerate(subset):
+                x0, rows = int(tokens[position]), logits[:, row]
+                if system == "mdlm":
+                    cost = -rows.log_softmax(1)[:, x0] / nodes
+                elif system == "sedd":
+                    g = rows - math.log(LETTERS)
+                    cost = (g.exp().sum(1) - 1 - g[:, x0]) / nodes
+                else:
+                    cost = torch.stack(
+                        [d3pm_loss(rows[i - 1], x0, i, STEPS) for i in range(1, STEPS + 1)]
+                    )
+                total += float((chance * cost).sum())
+    return total
+
+
+@pytest.mark.parametrize("warp", [0.0, 0.6])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_estimate_is_the_enumerated_bound(system: str, warp: float) -> None:
+    model = toy(system, warp, **({"n_step": STEPS} if system == "d3pm" else {}))
+    values, error = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=2000, seed=5)
+    assert not values[CONTEXT].any()
+    assert bool((values <= 1e-6).all())
+    for b in range(len(TOKENS)):
+        exact = enumerated(system, warp, TOKENS[b], CONTEXT[b])
+        assert abs(float(-values[b].sum()) - exact) < 3 * float(error[b]) + 1e-3
+        assert float(error[b]) < 0.05 * exact
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_an_exact_denoiser_gives_the_true_conditional(system: str) -> None:
+    values, error = toy(system).estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=2000, seed=1)
+    slack = 5e-3 if system == "d3pm" else 0.0  # of order 1/T
+    assert bool(((values.sum(1) - truth(TOKENS, CONTEXT)).abs() < 3 * error + slack).all())
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_wrong_denoiser_costs_more_on_average(system: str) -> None:
+    """Over the true distribution, no model codes better than the truth."""
+    context = torch.tensor([False, True, False, False]).expand(len(SEQUENCES), -1)
+    entropy = -(joint() * truth(SEQUENCES, context)).sum()
+    right, wrong = (
+        toy(system, warp).estimate(Batch(SEQUENCES, context), "diffusion", draws=100)
+        for warp in (0.0, 0.9)
+    )
+    # all sequences share their noise, so their errors add up
+    error = float((joint() * wrong.standard_error).sum())
+    assert (
+        abs(float(-(joint() * right.values.sum(1)).sum() - entropy))
+        < 3 * float((joint() * right.standard_error).sum()) + 5e-3
+    )
+    assert float(-(joint() * wrong.values.sum(1)).sum() - entropy) > 3 * error
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = toy(system, warp=0.3)
+    alone = [
+        model.estimate(Batch(TOKENS[b : b + 1], CONTEXT[b : b + 1]), "diffusion", draws=20, seed=9)
+        for b in range(3)
+    ]
+    padded = [torch.cat((x.flip(0), torch.zeros(3, 3).to(x)), 1) for x in (TOKENS, CONTEXT)]
+    monkeypatch.setattr(bounds, "TOKENS_AT_ONCE", 64)  # other chunks of draws, too
+    together = model.estimate(
+        Batch(*padded, torch.tensor([4, 4, 4])), "diffusion", draws=20, seed=9
+    )
+    for b in range(3):
+        assert torch.equal(together.values[2 - b, :4], alone[b].values[0])
+        assert torch.equal(together.standard_error[2 - b], alone[b].standard_error[0])
+    assert not together.values[:, 4:].any()
+    other = model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=20, seed=10)
+    assert not torch.equal(other.values[0], alone[0].values[0])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_networks_give_the_same_in_any_batch(system: str) -> None:
+    model = small_diffusion(system)
+    tokens, context, lengths = question(3, 9)
+    together = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=6, seed=2)
+    for b, n in enumerate(lengths.tolist()):
+        alone = model.estimate(
+            Batch(tokens[b : b + 1, :n], context[b : b + 1, :n]), "diffusion", draws=6, seed=2
+        )
+        torch.testing.assert_close(together.values[b, :n], alone.values[0], atol=1e-11, rtol=0)
+        torch.testing.assert_close(
+            together.standard_error[b], alone.standard_error[0], atol=1e-11, rtol=0
+        )
+
+
+def test_a_network_estimate_is_the_mean_over_all_orders() -> None:
+    """Masked diffusion with a network blind to time is the any-order model: its bound averages the
+    orders' log-probabilities.
+    """
+    model = small_diffusion("mdlm")
+    tokens, context = (
+        torch.tensor([[1, 5, 3, 0, 6]]),
+        torch.tensor([[False, True, False, False, False]]),
+    )
+    orders = torch.tensor([[1, *order] for order in itertools.permutations([0, 2, 3, 4])])
+    exact = (
+        order_log_prob(model, Batch(tokens.expand(24, -1), context.expand(24, -1)), orders)
+        .sum(1)
+        .mean()
+    )
+    estimate = model.estimate(Batch(tokens, context), "diffusion", draws=1500)
+    assert abs(float(estimate.values.sum() - exact)) < 3 * float(estimate.standard_error)
+
+
+def test_the_standard_error_matches_the_spread() -> None:
+    model = toy("mdlm", warp=0.4)
+    estimates = [
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=16, seed=seed)
+        for seed in range(150)
+    ]
+    spread = torch.stack([estimate.values.sum(1) for estimate in estimates]).std(0)
+    claimed = (
+        torch.stack([estimate.standard_error.square() for estimate in estimates]).mean(0).sqrt()
+    )
+    assert bool((claimed > 0.85 * spread).all())
+    assert bool((claimed < 2.0 * spread).all())
+    assert bool(
+        model.estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=1).standard_error.isnan().all()
+    )
+
+
+def test_counts_are_stratified_and_times_follow_them() -> None:
+    targets = torch.ones(1, 8, dtype=torch.bool)
+    masked, t, weight = draw_noise(targets, range(16), 16, seed=0, steps=None)
+    counts = masked.sum(-1)[:, 0]
+    assert sorted(counts.tolist()) == sorted([*range(1, 9)] * 2)
+    assert torch.equal(weight[:, 0], 8.0 / counts.double())
+    many, times, _ = draw_noise(targets, range(4000), 4000, seed=0, steps=None)
+    for k in (1, 4, 8):  # Beta(k, R - k + 1) has mean k / (R + 1)
+        assert abs(float(times[many.sum(-1) == k].mean()) - k / 9) < 0.02
+    frequency = many.double().mean((0, 1))  # every position alike: on average (R + 1) / (2 R)
+    assert float((frequency - 9 / 16).abs().max()) < 0.03
+    _, steps, weights = draw_noise(targets, range(16), 16, seed=0, steps=4000)
+    assert bool((steps > 0).all())
+    # many steps are continuous time
+    torch.testing.assert_close(weights, weight, rtol=2e-3, atol=0.0)
+    assert bool((t <= 1).all())
+
+
+@pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
+def test_given_sequences_and_single_targets(system: str, changes: dict[str, object]) -> None:
+    model = small_diffusion(system, **changes)
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    context = torch.tensor([[True, True, True], [True, False, True]])
+    values, error = model.estimate(Batch(tokens, context), "diffusion", draws=4)
+    assert not values[0].any()
+    assert float(error[0]) == 0.0
+    if system == "mdlm":  # one target: the bound is the marginal, without any noise
+        torch.testing.assert_close(
+            values, model.log_prob(Batch(tokens, context), "ac"), atol=1e-11, rtol=0
+        )
+        assert float(error[1]) < 1e-11
+
+
+def test_draws_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="draws is 0"):
+        toy("mdlm").estimate(Batch(TOKENS, CONTEXT), "diffusion", draws=0)

@@ -1,0 +1,264 @@
+"""Experiments and scales as they are written: whole, the paper's, changed by name;
+slips are told.
+"""
+
+import argparse
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tracformer.cli import find_command
+from tracformer.evaluation.task import Progress
+from tracformer.reproduce import Reproduction
+from tracformer.reproduce.experiment import experiment_names, read_experiment, scale_names
+from tracformer.reproduce.pilots import count_sizes
+
+PAPERS = {
+    "fig1",
+    "fig2",
+    "fig5",
+    "fig6",
+    "fig7",
+    "samples",
+    "claims",
+    *(f"table{n}" for n in (1, 2, 3, 4, 7, 8, 9, 11)),
+}
+OURS = {"fim", "zeroshot", "frequencies", "dense", "everything"}
+STUDY = {"stories", "exact-sources", "scaling", "own-model"}  # at a scale of their own
+COMMANDS = re.findall(
+    r"^tracformer .+$", (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(), re.M
+)
+
+
+def test_the_bundled_experiments_are_the_papers() -> None:
+    assert set(experiment_names()) == PAPERS | OURS | STUDY
+    assert scale_names() == ["mini", "paper", "study", "tiny"]
+    spans = {
+        scale: {
+            t.options["mean"] for n in ("fig5", "fig7") for t in read_experiment(n, scale).tasks
+        }
+        for scale in ("paper", "mini")
+    }
+    assert spans == {"paper": {50, 10, 3}, "mini": {12, 3, 1}}
+
+
+@pytest.mark.parametrize("scale", ["paper", "mini", "tiny"])
+@pytest.mark.parametrize("name", sorted(PAPERS | OURS))
+def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None:
+    experiment = read_experiment(name, scale)
+    assert experiment.tasks
+    for model in experiment.models.values():
+        if model.train:
+            config = model.config("data", "run", 0)
+            assert config.steps > 0
+            assert config.model_config(experiment.vocab_size).max_length >= config.length
+            assert model.mode in config.model_config(experiment.vocab_size).modes
+    longest = 1024 if scale == "paper" else 256 if scale == "mini" else 32
+    for task in experiment.tasks:
+        if task.task != "sizes":
+            assert task.make({}).options.get("length", 5) <= longest
+
+
+@pytest.mark.parametrize("name", sorted(STUDY))
+def test_the_study_is_whole(name: str, tmp_path: Path) -> None:
+    experiment = read_experiment(name)
+    assert experiment.scale == "study"
+    Reproduction(experiment, tmp_path, Progress()).check(network=False)
+    for task in experiment.tasks:
+        if task.options.get("data") in ("stories", "wikipedia"):
+            assert task.options["split"] == "test"  # rates and curves are of the validation text
+    for model in experiment.trained():
+        config = model.config("-", "-", 0)
+        assert config.optimizer.schedule == "wsd"
+        assert model.name in experiment.pace
+
+
+def test_story_models_are_of_one_size_and_see_the_same(tmp_path: Path) -> None:
+    work = Reproduction(read_experiment("stories"), tmp_path, Progress())
+    sizes = []
+    for run in work.runs():
+        config = run.plan.config("-", "-", 0)
+        assert (config.steps, config.batch, config.length, config.data) == (
+            1220,
+            32,
+            128,
+            work.runs()[0].plan.config("-", "-", 0).data,
+        )
+        assert config.contexts == (
+            "" if config.objective in ("ar", "denoise") else "span:p=0.5,mean=12"
+        )
+        if run.plan.name != "frequencies":
+            sizes.append(
+                count_sizes(run.name, "", work.shape(run))
+                .find("parameters_without_embeddings")
+                .value
+            )
+    assert max(sizes) < 1.11 * min(sizes)
+    headline = {run.plan.name for run in work.runs() if run.seed == 2}
+    assert headline >= {
+        "tracformer-car",
+        "dense+neighbours-car",
+        "bart-modern+neighbours",
+        "ac-gpt",
+        "ac-gpt+neighbours",
+    }
+    assert headline >= {"tracformer-ac", "bert-modern", "bert-modern+neighbours"}
+
+
+def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
+    for name in ("everything", "table4"):
+        work = Reproduction(read_experiment(name, "mini"), tmp_path, Progress())
+        shapes = {run.plan.name: work.shape(run) for run in work.runs()}
+        assert shapes.pop("frequencies", None) is not None or name == "table4"  # it has no network
+        sizes = [
+            count_sizes(each, "", shape).find("parameters_without_embeddings").value
+            for each, shape in shapes.items()
+        ]
+        assert max(sizes) < 1.1 * min(sizes)
+        assert all(run.plan.tokens >= 10e6 for run in work.runs())
+
+
+def test_first_seeds_come_first(tmp_path: Path) -> None:
+    runs = Reproduction(read_experiment("fig5", "mini"), tmp_path, Progress()).runs()
+    assert [run.seed for run in runs] == [0] * 5 + [1] * 4 + [2] * 4
+    headline = {run.plan.name for run in runs if run.seed == 2}
+    assert headline == {"tracformer-car", "bart", "tracformer-ac", "bert-bidir"}
+
+
+def test_experiments_put_together_ask_each_question_once() -> None:
+    whole = read_experiment("everything", "mini")
+    assert {"d3pm", "plaid"}.isdisjoint(whole.models)
+    for name in ("fig5", "table11", "zeroshot", "fim"):
+        asked = [
+            (task, model) for task in read_experiment(name, "mini").tasks for model in task.models
+        ]
+        for task, model in asked:
+            (same,) = [
+                each
+                for each in whole.tasks
+                if (each.task, each.mode, each.options) == (task.task, task.mode, task.options)
+            ]
+            assert same.models.count(model) == 1
+    assert whole.paper[:2] == ("fig5", "fig7")
+
+
+def test_training_keys_for_every_model() -> None:
+    models = read_experiment(
+        "fig5", "mini", {"train.precision": "bfloat16", "train.steps": "7"}
+    ).models
+    assert {
+        (model.config("d", "r", 0).precision, model.config("d", "r", 0).steps)
+        for model in models.values()
+    } == {("bfloat16", 7)}
+    longer = (
+        read_experiment("fig5", "mini", {"train.optimizer.beta2": "0.99"})
+        .models["bart"]
+        .config("d", "r", 0)
+        .optimizer
+    )
+    assert (longer.beta2, longer.name, longer.warmup) == (0.99, "muon", 200)
+    paper = [
+        read_experiment("fig5", "paper", change).models["bart"].config("d", "r", 0)
+        for change in ({}, {"train.optimizer.beta2": "0.99"})
+    ]
+    assert (
+        dataclasses.replace(paper[0], optimizer=dataclasses.replace(paper[0].optimizer, beta2=0.99))
+        == paper[1]
+    )
+    records = (
+        read_experiment("fig5", "mini", {"train.data.rows": "records", "train.init": "1e3"})
+        .models["bart"]
+        .config("d", "r", 0)
+    )
+    assert (records.data.rows, records.data.source, records.init) == ("records", "d", "1e3")
+    with pytest.raises(ValueError, match="unknown option 'stps'; did you mean 'steps'"):
+        read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
+
+
+def test_values_of_a_scale_are_changed_by_name() -> None:
+    experiment = read_experiment("table9", "mini", {"values.shown": "0", "values.infills": "7"})
+    assert {(task.options["show"], task.options["sequences"]) for task in experiment.tasks} == {
+        (0, 7)
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_docs_are_understood(command: str) -> None:
+    _, verb, *words = shlex.split(command, comments=True)
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    find_command(verb).add_arguments(parser)
+    arguments = parser.parse_intermixed_args(words)
+    if verb == "reproduce" and arguments.words:
+        name, *changes = arguments.words
+        own = dict(word.split("=", 1) for word in changes)
+        scale = own.pop("scale", "")
+        read_experiment(
+            name,
+            scale,
+            {key: value for key, value in own.items() if key not in ("out", "device", "batch")},
+        )
+
+
+def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "title: Mine\ntasks:\n  - {task: prefixes, models: [gpt2], options: {data: $wikitext, "
+        "length: $short, fractions: [0.5]}}\n"
+    )
+    experiment = read_experiment(
+        str(tmp_path / "mine.yaml"), "tiny", {"models.gpt2": "folder", "seeds": "3,4"}
+    )
+    assert (experiment.name, experiment.models["gpt2"].published, experiment.training_sets()) == (
+        "mine",
+        "folder",
+        [],
+    )
+    assert [data.name for data in experiment.evaluation_sets()] == ["wikitext2"]
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("title: x", "tasks is \\[\\]; list at least one"),
+        ("title: x\ntasks: []\nmodels: []", "unknown option 'models'"),
+        (
+            "title: x\ntasks: [{task: ratios, models: [nobody]}]",
+            r"models are \['nobody'\]; the scale has: tracformer-car, bart",
+        ),
+        (
+            "title: x\ntasks: [{task: ratios, models: [bart], options: {mean: $huge}}]",
+            r"uses \$huge; the scale has: \$wikitext",
+        ),
+        (
+            "title: x\ntasks: [{task: ratios, models: [bart], options: {data: enwik8}}]",
+            "data is 'enwik8'; scale tiny has: wikitext2",
+        ),
+        (
+            "title: x\nparts: [everything]",
+            "experiment everything: tasks is \\[\\]; list at least one",
+        ),
+        (
+            "title: x\nparts: [fig5]\ntasks: [{task: ratios, models: [bart]}]",
+            "give either tasks or parts",
+        ),
+        ("- 1", "is \\[1\\]; it must be a mapping"),
+        ("title: x\ntasks:", "tasks is None; it must be a list"),
+        ("title: x\ntasks: [ratios]", "a task of .* is 'ratios'; it must be a mapping"),
+        (
+            "title: x\ntasks: [{task: ratios, models: 3}]",
+            "models is 3; it must be a list",
+        ),
+        (
+            "title: x\ntasks: [{task: ratios, models: [bart], options: [1, 2]}]",
+            r"options is \[1, 2\]; it must be a group of options",
+        ),
+    ],
+)
+def test_slips_in_an_experiment_of_ones_own_are_told(
+    document: str, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(document)
+    with pytest.raises(ValueError, match=told):
+        read_experiment(str(tmp_path / "mine.yaml"), "tiny")
