@@ -1,12 +1,12 @@
-"""How much the text behind a hole helps: perplexity and accuracy in holes of 8 to 16 tokens, and
-fills to read.
+"""How much the text after a hole helps: perplexity and accuracy in holes of 8 to 16 tokens.
 
     python benchmarks/holes.py stories ar=runs/gpt2 --data held-out.txt
     python benchmarks/holes.py stories --data held-out.txt --fills 50 --beam 16 --reread > fills.md
 
-Windows of held-out text, each with one hole in its middle. Every model is asked in every mode it
-has, on the same windows; models must share a tokeniser. Accuracy: how often the likeliest token is
-the true one, under `car` and `ar` after the true tokens before it. Intervals are 95%, over windows.
+Each window of held-out text has one hole in its middle. Every model is measured in each of its
+modes on the same windows; models must have the same tokenizer. Accuracy is how often the most
+likely token is the true one; in `car` and `ar`, given the true tokens before it. Intervals are 95%,
+over windows. With --fills, fills are printed instead.
 """
 
 import argparse
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 import tracformer
 from tracformer.data.tokenizer import Tokenizer
@@ -34,6 +33,7 @@ from tracformer.generation.samplers import Sampler
 from tracformer.generation.search import search
 from tracformer.model.base import BOUND, EXACT
 from tracformer.model.batch import Batch
+from tracformer.progress import track
 from tracformer.rng import derived_seed
 
 SHORTEST, LONGEST = 8, 16
@@ -42,17 +42,18 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Holes:
-    tokens: Tensor  # (N, T)
-    context: Tensor  # (N, T) bool
+    """Windows of tokens (N, T), and which tokens are given (N, T)."""
+
+    tokens: Tensor
+    context: Tensor
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the windows in batches."""
         yield from zip(self.tokens.split(BATCH), self.context.split(BATCH), strict=True)
 
 
 def cut(text: str, tokenizer: Tokenizer, windows: int, length: int) -> Holes:
-    """The first `windows` stretches of the text; the lengths of holes go round from the shortest to
-    the longest.
-    """
+    """Return the first windows of the text, with holes of all lengths in turn."""
     ids = torch.tensor(tokenizer.encode(text))
     available = len(ids) // length
     if available < 2:
@@ -68,12 +69,9 @@ def cut(text: str, tokenizer: Tokenizer, windows: int, length: int) -> Holes:
 
 @torch.no_grad()
 def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, object]:
-    """Per window: nats, right guesses, tokens.
-
-    Guesses are the likeliest tokens under teacher forcing.
-    """
+    """Return perplexity and accuracy of a model in a mode, with intervals over windows."""
     sums: list[NDArray[np.float64]] = []
-    for tokens, context in tqdm(list(holes.batches()), desc=f"{name} {mode}", leave=False):
+    for tokens, context in track(list(holes.batches()), f"{name} {mode}"):
         given = torch.zeros_like(context) if mode == "ar" else context
         logits = lm.model.logits_at(Batch(tokens, given), mode, ~context).double()
         truth = tokens[~context]
@@ -101,7 +99,7 @@ def measure(lm: LanguageModel, mode: str, holes: Holes, name: str) -> dict[str, 
 
 
 def sampled(lm: LanguageModel, holes: Holes, seed: int) -> Tensor:
-    """(N, T): each filled by one sample of the model itself."""
+    """Return (N, T) windows, each filled by one sample of the model."""
     seeds = [derived_seed(seed, number) for number in range(len(holes.tokens))]
     return fill(
         lm.model,
@@ -113,16 +111,13 @@ def sampled(lm: LanguageModel, holes: Holes, seed: int) -> Tensor:
 
 
 def searched(lm: LanguageModel, holes: Holes, width: int, reread: bool) -> Tensor:
-    """(N, T): each with the most probable filling that a beam of this width finds, or the best of
-    them as the whole text reads too.
+    """Return (N, T) windows, each with the most probable fill that a beam search finds.
+
+    With `reread`, the probability of the whole text counts too.
     """
-    rows = tqdm(
-        list(zip(holes.tokens[:, None], holes.context[:, None], strict=True)),
-        desc=f"beam:{width}",
-        leave=False,
-    )
+    rows = list(zip(holes.tokens[:, None], holes.context[:, None], strict=True))
     chosen = []
-    for row in rows:
+    for row in track(rows, f"beam:{width}"):
         found = search(
             lm.model,
             Batch(*row),
@@ -145,6 +140,7 @@ def searched(lm: LanguageModel, holes: Holes, width: int, reread: bool) -> Tenso
 
 
 def show_fills(lm: LanguageModel, holes: Holes, filled: Tensor) -> None:
+    """Print each fill in its text as Markdown, with the original words."""
     for number, (tokens, context, new) in enumerate(
         zip(holes.tokens, holes.context, filled, strict=True), 1
     ):
@@ -153,10 +149,11 @@ def show_fills(lm: LanguageModel, holes: Holes, filled: Tensor) -> None:
             lm.tokenizer.decode(part.tolist()).replace("\n", " ")
             for part in (tokens[:start], tokens[start:stop], new[start:stop], tokens[stop:])
         )
-        print(f"{number}. …{before[-90:]}**{ours}**{after[:90]}…  \n   (it was:{truth})")
+        print(f"{number}. …{before[-90:]}**{ours}**{after[:90]}…  \n   (original:{truth})")
 
 
 def main() -> None:
+    """Measure models, or print fills."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -168,7 +165,7 @@ def main() -> None:
         "--fills",
         type=int,
         default=0,
-        help="print so many fills of the first model, as markdown, and measure nothing",
+        help="print this number of fills of the first model as Markdown, and measure nothing",
     )
     parser.add_argument(
         "--beam", type=int, default=0, metavar="WIDTH", help="fills by search instead of samples"
@@ -176,13 +173,13 @@ def main() -> None:
     parser.add_argument(
         "--reread",
         action="store_true",
-        help="of the beam's fills that which `tracformer infill --reread` would give",
+        help="choose among the fills of the beam as `tracformer infill --reread` does",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.reread and not (arguments.fills and arguments.beam):
-        parser.error("--reread ranks what a beam found: give --fills and --beam too")
+        parser.error("--reread ranks the fills of a beam: give --fills and --beam too")
     keep_freed_memory()
     named = [pair if "=" in pair else f"{Path(pair).name}={pair}" for pair in arguments.models]
     models = {
@@ -195,8 +192,8 @@ def main() -> None:
         if lm.tokenizer.fingerprint != first.tokenizer.fingerprint
     ]:
         raise SystemExit(
-            f"{different[0]} has another tokeniser than {next(iter(models))}: their tokens do not "
-            "compare"
+            f"{different[0]} has another tokenizer than {next(iter(models))}; compare models with "
+            "the same tokenizer"
         )
     holes = cut(
         arguments.data.read_text(),

@@ -1,17 +1,19 @@
-"""Many clients at once, a fifth of whom hang up midway: every answer is compared with the
-library's.
+"""Load test of the server: many clients, a fifth of which disconnect; every answer is checked.
 
     python -m benchmarks.load runs/stories                            # 64 clients for five minutes
     python -m benchmarks.load runs/stories --clients 8 --minutes 0.5
 
-Starts `tracformer serve` in a process of its own, on this machine's loopback alone. Tasks are drawn
-from a pool whose answers the library has given beforehand, in this process. What batching brings is
-measured first, in rounds, since a machine is not always equally fast: one client; all of them,
-asking a second server which answers one by one (`--rows 1`); all of them, asking the first. Then
-all ask the first for the time that was asked for, and some hang up. Printed are throughput,
-latencies, the server's memory, and how many answers differ: a difference is a tie where a change of
-the logits by 1e-5 leads to it. Ends with code 1 if an answer differs that is no tie, if a client
-got an error, or if the server still holds rows when all have gone.
+It starts `tracformer serve` in another process, on the loopback interface. Tasks are drawn from a
+pool whose answers the library computes first, in this process.
+
+1. The gain of batching is measured in rounds, because the speed of a machine varies: one client;
+   all clients with a second server that answers one request at a time (`--rows 1`); all clients
+   with the first server.
+2. All clients use the first server for the given time, and some disconnect.
+
+Throughput, latencies, the server's memory and the number of different answers are printed. A
+different answer is a tie if a change of the logits by 1e-5 leads to it. The exit code is 1 if an
+answer differs and is no tie, if a client got an error, or if the server still has rows at the end.
 """
 
 import argparse
@@ -39,7 +41,7 @@ ROUNDS = 5
 
 @dataclass
 class Tally:
-    """What the clients found, under one lock."""
+    """What the clients measured; protected by a lock."""
 
     seconds: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # seconds to the first token, of streams
@@ -54,7 +56,7 @@ class Tally:
 
 @contextlib.contextmanager
 def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
-    """Port and process id of a server that is ready."""
+    """Start a server; yield its port and process id when it is ready."""
     command = [
         sys.executable,
         "-m",
@@ -77,8 +79,8 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
             line = process.stderr.readline()
             if not line:
                 raise RuntimeError("the server ended before it was ready")
-            told = json.loads(line)
-            port, ready = told.get("port", port), told["event"] == "ready"
+            entry = json.loads(line)
+            port, ready = entry.get("port", port), entry["event"] == "ready"
         # a full pipe would stop the server
         drain = threading.Thread(target=lambda: [None for _ in process.stderr or ()], daemon=True)
         drain.start()
@@ -90,14 +92,14 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
 
 
 def memory(process: int) -> float:
-    """Megabytes that a process holds; 0 where that cannot be read."""
+    """Return the memory of a process in megabytes; 0 if it cannot be read."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS"))
     return 0.0
 
 
 def processor(process: int) -> float:
-    """Seconds that a process has computed; 0 where that cannot be read."""
+    """Return the processor seconds of a process; 0 if they cannot be read."""
     with contextlib.suppress(OSError), open(f"/proc/{process}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -105,18 +107,20 @@ def processor(process: int) -> float:
 
 
 def samples_of(path: str, answer: Any) -> list[tuple[Any, ...]]:
+    """Return the tokens of each sample of an answer."""
     if path == "/v1/infill":
         return [tuple(result["spans"][0]["token_ids"]) for result in answer["results"]]
     return [tuple(choice["logprobs"]["tokens"]) for choice in answer["choices"]]
 
 
 class Client:
-    """Asks one task after the other until it is told to stop."""
+    """Sends one task after the other."""
 
     def __init__(self, port: int, pool: list[Task]) -> None:
         self.port, self.pool, self.tally = port, pool, Tally()
 
     def run(self, seed: int, until: float, most: int, hang_up: float = HANG_UP) -> None:
+        """Send tasks until a time or a number of requests."""
         dice = random.Random(seed)
         for _ in range(most):
             if time.monotonic() >= until:
@@ -138,7 +142,7 @@ class Client:
         connection.request(
             "POST",
             task.path,
-            json.dumps({**task.asked, "stream": stream}),
+            json.dumps({**task.fields, "stream": stream}),
             {"Content-Type": "application/json"},
         )
         response = connection.getresponse()
@@ -187,11 +191,14 @@ class Client:
 
 @dataclass
 class Spent:
+    """Seconds of a run, processor seconds of the server, and its memory (MB) every few seconds."""
+
     seconds: float = 0.0
-    processor: float = 0.0  # seconds that the server computed
-    memory: list[float] = field(default_factory=list)  # megabytes of the server, every few seconds
+    processor: float = 0.0
+    memory: list[float] = field(default_factory=list)
 
     def add(self, other: "Spent") -> None:
+        """Add another run."""
         self.seconds += other.seconds
         self.processor += other.processor
         self.memory += other.memory
@@ -200,6 +207,7 @@ class Spent:
 def run_clients(
     count: int, minutes: float, most: int, client: Client, seed: int, process: int, hang_up: float
 ) -> Spent:
+    """Run clients in threads until all have finished."""
     begun, before = time.monotonic(), processor(process)
     until = begun + minutes * 60
     threads = [
@@ -216,7 +224,7 @@ def run_clients(
 
 
 def rows_held(port: int) -> float:
-    """Rows and requests that the server still has, when all clients have gone."""
+    """Return the number of rows and requests that the server still has after all clients."""
     for _ in range(100):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         with contextlib.closing(connection):
@@ -231,11 +239,13 @@ def rows_held(port: int) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
+    """Return a percentile of the values, for instance 0.99."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(share * len(ranked)))] if ranked else float("nan")
 
 
 def report(name: str, tally: Tally, spent: Spent) -> None:
+    """Print one line about a run."""
     rate, pace = tally.tokens / spent.seconds, tally.tokens / (spent.processor or math.nan)
     print(
         f"{name:<14} {len(tally.seconds):>6} answers, {tally.hung_up} hung up, {rate:8.1f} "
@@ -249,7 +259,7 @@ def report(name: str, tally: Tally, spent: Spent) -> None:
 
 @dataclass
 class Way:
-    """One way of asking that is compared with others."""
+    """A way to use a server, which is compared with others."""
 
     name: str
     clients: int
@@ -259,6 +269,7 @@ class Way:
     rates: list[float] = field(default_factory=list)  # tokens a second, of each round
 
     def ask(self, minutes: float, most: int, seed: int) -> None:
+        """Run one round."""
         before = self.client.tally.tokens
         spent = run_clients(self.clients, minutes, most, self.client, seed, self.process, 0.0)
         self.spent.add(spent)
@@ -266,7 +277,7 @@ class Way:
 
 
 def compare(ways: Sequence[Way], minutes: float, most: int, seed: int) -> None:
-    """The last way against each of the others, in rounds."""
+    """Compare the last way with each of the others, in rounds."""
     for number in range(ROUNDS):
         for way in ways:
             way.ask(minutes, most, seed + 1000 * number)
@@ -286,17 +297,18 @@ def compare(ways: Sequence[Way], minutes: float, most: int, seed: int) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    """Run the load test; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="a model's folder")
+    parser.add_argument("model", help="folder of a model")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument(
-        "--most", type=int, default=100_000, help="requests of one client (default: 100000)"
+        "--most", type=int, default=100_000, help="requests per client (default: 100000)"
     )
     parser.add_argument("--pool", type=int, default=200, help="different tasks (default: 200)")
-    parser.add_argument("--rows", type=int, default=64, help="the server's (default: 64)")
+    parser.add_argument("--rows", type=int, default=64, help="rows of the server (default: 64)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(words)
     library = Library(arguments.model)

@@ -1,6 +1,4 @@
-"""What the clients of a load run ask: tasks of mixed kinds and lengths, with the
-library's own answers.
-"""
+"""Tasks of a load test, of mixed kinds and lengths, with the library's own answers."""
 
 import random
 import time
@@ -21,34 +19,42 @@ from tracformer.server.streaming import TokenNames
 
 TIE = 1e-5
 LENGTHS = (16, 32, 48, 64)
-# of the infills, each: mode ac, and unknown lengths. Both are whole passes, which batching does not
-# make cheaper
+# Share of the infills in mode ac, and share with unknown lengths. Both need whole passes, which
+# batching does not make cheaper.
 SLOW = 0.01
 
 
 @dataclass(frozen=True)
 class Task:
-    """A request, and what the library answers: each sample's tokens."""
+    """A request and the expected answer.
+
+    Attributes:
+        path: Path of the request.
+        fields: Fields of the request.
+        options: The same as options of the library.
+        expected: The tokens of each sample.
+    """
 
     path: str
-    asked: dict[str, Any]
-    options: dict[str, Any]  # the same for the library
+    fields: dict[str, Any]
+    options: dict[str, Any]
     expected: list[tuple[Any, ...]]
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of all samples."""
         return sum(map(len, self.expected))
 
 
 class Library:
-    """The model in this process, asked as the server is."""
+    """The model in this process, which computes the expected answers."""
 
     def __init__(self, model: str) -> None:
         self.lm = load(model)
         self.names = TokenNames(self.lm)
 
     def answer(self, path: str, options: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """Each sample's tokens: ids or, as OpenAI's protocol has them, names."""
+        """Return the tokens of each sample: ids, or names as in OpenAI's protocol."""
         if path == "/v1/completions":
             return [
                 tuple(self.names[i] for i in sample.token_ids)
@@ -57,11 +63,11 @@ class Library:
         return [result.spans[0].token_ids for result in self.lm.infill(**options)]
 
     def ties(self, task: Task, sample: int, came: tuple[Any, ...]) -> bool:
-        """Does a change of the logits by TIE lead from the expected answer to the one that came?
+        """Return whether a change of the logits by TIE turns the expected answer into this one.
 
-        A token is where its uniform number falls among the cumulative probabilities, in order of
-        ids: what moves such a boundary most is to raise all logits up to an id and to lower those
-        beyond it.
+        The sampler chooses the token at which the cumulative probability, in order of ids, exceeds
+        a uniform number. Such a boundary moves most if all logits up to an id are raised and the
+        others lowered.
         """
         ids = range(self.lm.tokenizer.vocab_size)
         names = ids if task.path == "/v1/infill" else [self.names[i] for i in ids]
@@ -88,7 +94,7 @@ class Library:
 
 
 def make_task(library: Library, dice: random.Random, ids: Sequence[int]) -> Task:
-    """One text of the model's own, with blanks in it; or its beginning, to go on from."""
+    """Return a task: to fill a blank in a text of the model, or to continue its beginning."""
     lm = library.lm
     sampler = dice.choice(
         [{}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 20, "temperature": 1.2}]
@@ -100,7 +106,7 @@ def make_task(library: Library, dice: random.Random, ids: Sequence[int]) -> Task
     )
     if dice.random() < 0.25:
         prompt = list(ids[: dice.randint(1, 20)])
-        asked = {
+        fields = {
             "prompt": prompt,
             "max_tokens": length,
             "temperature": sampler.get("temperature", 1.0),
@@ -109,13 +115,13 @@ def make_task(library: Library, dice: random.Random, ids: Sequence[int]) -> Task
         options = {
             "prompt": prompt,
             "max_tokens": length,
-            "sampler": Sampler(temperature=asked["temperature"]),
+            "sampler": Sampler(temperature=fields["temperature"]),
             "seed": seed,
             "n": n,
         }
         return Task(
             "/v1/completions",
-            {**asked, "seed": seed, "n": n},
+            {**fields, "seed": seed, "n": n},
             options,
             library.answer("/v1/completions", options),
         )
@@ -129,7 +135,7 @@ def make_task(library: Library, dice: random.Random, ids: Sequence[int]) -> Task
         [f"1-{length}" if kind > 1 - SLOW else str(length)],
     )
     order = "random" if mode == "ac" else None
-    asked = {
+    fields = {
         "text": text,
         "n": n,
         "seed": seed,
@@ -149,14 +155,14 @@ def make_task(library: Library, dice: random.Random, ids: Sequence[int]) -> Task
         "sampler": Sampler(**sampler),
     }
     options["order"] = None if order is None else RandomOrder()
-    return Task("/v1/infill", asked, options, library.answer("/v1/infill", options))
+    return Task("/v1/infill", fields, options, library.answer("/v1/infill", options))
 
 
 def make_pool(library: Library, count: int, seed: int) -> tuple[list[Task], float]:
-    """Tasks, and the seconds that the library took over them, one by one."""
+    """Return tasks, and the seconds that the library took for them one after the other."""
     dice = random.Random(seed)
     lm = library.lm
-    # what is no UTF-8 is spelt with more tokens when it is read again
+    # text that is not UTF-8 may have more tokens when it is encoded again
     longest = min(lm.model.config.max_length // 3, 60)
     texts = [
         lm.tokenizer.encode(lm.tokenizer.decode(sample.token_ids, skip_special=True))

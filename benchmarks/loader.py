@@ -1,4 +1,4 @@
-"""What reading data and drawing contexts cost beside a training step of the smallest preset.
+"""Measure what reading data and drawing contexts cost next to a training step of preset `tiny`.
 
 python -m benchmarks.loader
 """

@@ -1,17 +1,15 @@
-"""Train every system on a hidden Markov chain whose conditionals are known: has it learned to read
-its context?
+"""Train every system on a hidden Markov chain with known conditionals: does it use its context?
 
     python benchmarks/take_off.py --systems tracformer-car,ac-gpt      # two of them
-    # all; finished systems are kept
-    python benchmarks/take_off.py --json take-off.json
+    python benchmarks/take_off.py --json take-off.json                 # all; skips finished systems
 
 Each system has about 0.6M parameters and trains for a few minutes on one core, on fresh sequences
 of the exact source `hmm-16`. For three kinds of holes the table shows the gain over the frequencies
-of single symbols, in nats per hidden symbol, beside the exact one, and KL from the exact
+of single symbols, in nats per predicted symbol, next to the exact gain, and KL from the exact
 conditional (for a bound, its excess over the exact joint).
 
-**Take-off gate**: with one symbol hidden and all others given, at least half of the exact gain. A
-system below it is not compared with others anywhere: it did not learn.
+**Take-off gate**: with one symbol predicted and all others given, a system must reach half of the
+exact gain. A system that does not has not learned, and is not compared with others.
 """
 
 import argparse
@@ -55,13 +53,23 @@ OPTIMIZER = OptimizerConfig(name="muon", lr=3e-3, matrix_lr=4e-3, warmup=100, we
 
 @dataclass(frozen=True)
 class System:
+    """A system of about 0.6M parameters.
+
+    Attributes:
+        family: Name in the registry.
+        mode: Mode in which it is measured.
+        shape: Fields of its configuration.
+        objective: Training objective; empty for that of the mode.
+    """
+
     family: str
     mode: str
-    shape: Mapping[str, Any]  # about 0.6M parameters each
-    objective: str = ""  # empty: the mode's own
+    shape: Mapping[str, Any]
+    objective: str = ""
 
     @property
     def trained_by(self) -> str:
+        """The training objective."""
         return self.objective or self.mode
 
 
@@ -120,6 +128,7 @@ SYSTEMS = {
 
 
 def small_model(name: str, source: ExactSource) -> ConditionalModel:
+    """Return a system with random weights."""
     system = SYSTEMS[name]
     kind = find_family(system.family).model_class
     torch.manual_seed(0)
@@ -127,10 +136,7 @@ def small_model(name: str, source: ExactSource) -> ConditionalModel:
 
 
 def train(model: ConditionalModel, source: ExactSource, objective: str, steps: int = STEPS) -> None:
-    """Train on fresh sequences.
-
-    Systems that read a context learn on contexts of one kind; diffusion draws its own noise.
-    """
+    """Train on fresh sequences; all systems that read a context get the same kind of contexts."""
     config = OPTIMIZER
     contexts = "" if objective in ("denoise", "ar") else CONTEXTS
     questioner = Questioner(parse_objective(objective, contexts), seed=0)
@@ -153,7 +159,7 @@ def train(model: ConditionalModel, source: ExactSource, objective: str, steps: i
 
 
 def frequencies(source: ExactSource) -> np.ndarray[Any, Any]:
-    """(V,) log-frequencies of single symbols."""
+    """Return (V,) log-frequencies of single symbols."""
     nothing = np.zeros((1, source.length), np.bool_)
     prior = source.log_marginal(np.zeros((1, source.length), np.int64), nothing)[0]  # (T, V)
     return np.log(np.exp(prior).mean(0))
@@ -183,7 +189,7 @@ def gains(
 
 
 def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, Any]:
-    """Train one system and ask it about every kind of holes."""
+    """Train one system and measure it on every kind of holes."""
     source, system = find_source(SOURCE), SYSTEMS[name]
     model = small_model(name, source)
     began = time.process_time()
@@ -205,7 +211,7 @@ def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, An
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Markdown, one row a system."""
+    """Return a Markdown table with one row for each system."""
     lines = [
         "| system | mode (answer) | parameters | minutes | "
         + " | ".join(f"{hole}: gain (exact), KL" for hole in HOLES)
@@ -227,6 +233,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
+    """Measure the systems that are not in the file yet, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -235,7 +242,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=500)
     parser.add_argument(
         "--json",
-        help="keep each system's figures in this file; those already in it are not measured again",
+        help="file for the figures; systems that are in it are not measured again",
     )
     arguments = parser.parse_args()
     keep_freed_memory()

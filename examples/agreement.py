@@ -1,10 +1,10 @@
-"""Train a small model on generated stories, then fill holes that need both sides.
+"""Train a small model on generated stories, then fill blanks that need the text on both sides.
 
     python examples/agreement.py                # about two minutes
     python examples/agreement.py --steps 100    # a first look
 
-A story's hero, thing and crowd return later in the text (see `toy_stories.py`), so
-every fill can be checked by rule.
+A story's hero, thing and crowd are repeated later in the text (see `toy_stories.py`), so every fill
+can be checked by rule.
 """
 
 import argparse
@@ -14,12 +14,12 @@ import sys
 import torch
 from torch import Tensor
 from toy_stories import follows_the_rules, vocabulary, write_story
-from tqdm import tqdm
 
 from tracformer import Tracformer, TracformerConfig
 from tracformer.devices import keep_freed_memory
 from tracformer.generation.decode import fill
 from tracformer.model.batch import Batch
+from tracformer.progress import ProgressBar
 from tracformer.rng import derived_seed
 
 WORDS = vocabulary()
@@ -29,11 +29,12 @@ CHECKED = 200
 
 
 def draw_stories(rng: random.Random, count: int) -> Tensor:
+    """Return stories as token ids (count, T); a token is a word."""
     return torch.tensor([[IDS[word] for word in write_story(rng)] for _ in range(count)])
 
 
 def draw_context(rng: random.Random, tokens: Tensor) -> Tensor:
-    """Two to five holes of one to eight words in each story."""
+    """Return which words are given: each story has two to five blanks of one to eight words."""
     context = torch.ones_like(tokens, dtype=torch.bool)
     for row in context:
         for _ in range(rng.randint(2, 5)):
@@ -45,11 +46,11 @@ def draw_context(rng: random.Random, tokens: Tensor) -> Tensor:
 def train(
     model: Tracformer, rng: random.Random, steps: int, batch: int = 32, peak: float = 2e-3
 ) -> None:
+    """Train on fresh stories."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()
-    pause = 0.2 if sys.stdout.isatty() else 10.0  # seconds between two drawings of the bar
-    with tqdm(range(steps), desc="training", mininterval=pause, file=sys.stdout) as bar:
-        for step in bar:
+    with ProgressBar("training", steps) as bar:
+        for step in range(steps):
             optimizer.param_groups[0]["lr"] = (
                 peak * min(1.0, (step + 1) / 50) * (1.0 - 0.95 * step / steps)
             )
@@ -59,11 +60,12 @@ def train(
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            bar.set_postfix_str(f"{loss.item():.3f} nats per hidden word", refresh=False)
+            bar.update(note=f"{loss.item():.3f} nats per predicted word")
     model.eval()
 
 
-def show(tokens: Tensor, context: Tensor, filled: Tensor) -> str:
+def format_story(tokens: Tensor, context: Tensor, filled: Tensor) -> str:
+    """Return a story with blanks, and as it was filled."""
     bold, plain = ("\033[1;36m", "\033[0m") if sys.stdout.isatty() else ("[", "]")
     holes = " ".join(
         WORDS[i] if c else "____" for i, c in zip(tokens.tolist(), context.tolist(), strict=True)
@@ -77,11 +79,15 @@ def show(tokens: Tensor, context: Tensor, filled: Tensor) -> str:
 
 
 def main() -> None:
+    """Train, fill and check."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--steps", type=int, default=500, help="of 32 stories each (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=500,
+        help="training steps of 32 stories each (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -89,7 +95,7 @@ def main() -> None:
         parser.error(f"--steps is {arguments.steps}; it must be at least 1")
 
     keep_freed_memory()
-    torch.set_num_threads(1)  # the model is so small that a second thread only waits
+    torch.set_num_threads(1)  # a second thread does not help such a small model
     torch.manual_seed(arguments.seed)
     rng = random.Random(arguments.seed)
     model = Tracformer(
@@ -118,11 +124,11 @@ def main() -> None:
     ).tokens  # sampled from left to right
     guesses = torch.where(context, tokens, torch.randint(len(WORDS), tokens.shape))
     print(
-        f"\nNew stories with holes, and how the model fills them ({SHOWN} of {CHECKED}, the first "
-        "ones):\n"
+        f"\nNew stories with blanks, and how the model fills them (the first {SHOWN} of "
+        f"{CHECKED}):\n"
     )
     for row in range(SHOWN):
-        print(show(tokens[row], context[row], filled[row]))
+        print(format_story(tokens[row], context[row], filled[row]))
     agree = sum(follows_the_rules([WORDS[i] for i in row]) for row in filled.tolist())
     chance = sum(follows_the_rules([WORDS[i] for i in row]) for row in guesses.tolist())
     bits = (
@@ -131,7 +137,7 @@ def main() -> None:
         / 0.6931
     )
     print(f"{agree} of {CHECKED} filled stories keep every agreement (random words: {chance}).")
-    print(f"The true words of the holes cost {bits:.2f} bits each, by exact log-probability.")
+    print(f"The true words of the blanks cost {bits:.2f} bits each, by exact log-probability.")
 
 
 if __name__ == "__main__":

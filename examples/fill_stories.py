@@ -1,8 +1,7 @@
-"""Fill holes in short stories with the model that comes with the package: no training, no download,
-a few seconds.
+"""Fill blanks in short stories with the bundled model: no training, no download, a few seconds.
 
-python examples/fill_stories.py python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He
-cried until [[4-10]] and gave it back."
+python examples/fill_stories.py
+python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [[4-10]]."
 """
 
 import argparse
@@ -24,8 +23,8 @@ ENDINGS = (
     "They [[played]] together and became good friends.",
     "They [[slept]] together and became good friends.",
 )
-# samples of each text, of which the best are shown: probable in their places, and in texts that
-# read well
+# Samples for each text. The best are shown: those that are probable in their places and make the
+# whole text probable.
 DRAWN = 32
 BEHIND = (
     "was afraid of the dark.",
@@ -35,7 +34,7 @@ BEHIND = (
 
 
 def brackets(result: Infilled) -> str:
-    """The text, each filling in brackets."""
+    """Return the text with each fill in brackets."""
     text, last = "", 0
     for span in result.spans:
         words = span.text.lstrip()
@@ -47,6 +46,7 @@ def brackets(result: Infilled) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Fill the given texts, or show what the model can do."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "texts",
         nargs="*",
         metavar="TEXT",
-        help="with blanks: [[5]] tokens, [[3-8]], or [[]] for a length the model chooses",
+        help="text with blanks: [[5]] (5 tokens), [[3-8]] (3 to 8), or [[]] (any length)",
     )
     parser.add_argument("--model", default="stories")
     parser.add_argument("--seed", type=int, default=0)
@@ -74,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.texts:
         return
 
-    print("\nThe text behind a hole matters: the same beginning, three endings.")
+    print("\nThe text after a blank matters: the same beginning with three endings.")
     for behind in BEHIND:
         [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", **options)
         print(f"  {brackets(result)}")
 
-    print("\nHow probable is a word, given both sides?")
+    print("\nHow probable is a word, given the text on both sides?")
     story = "Sam and Mia went to the park with a ball. "
     for ending in ENDINGS:
         scored = lm.score(story + ending)

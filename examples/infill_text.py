@@ -1,5 +1,4 @@
-"""From text to fills: train on generated stories, fill blanks, score words, list candidates, let
-the model choose lengths.
+"""Train on generated stories; then fill blanks, score words, list candidates, choose lengths.
 
     python examples/infill_text.py                       # a few minutes on a CPU
     python examples/infill_text.py --steps 50 --run runs/stories
@@ -29,7 +28,7 @@ STORY = (
 
 
 def train(folder: Path, steps: int) -> tracformer.LanguageModel:
-    """A small model that serves every mode, on ten thousand stories."""
+    """Train a small model for every mode on ten thousand stories."""
     rng = random.Random(0)
     text = folder / "stories.txt"
     text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(10_000)))
@@ -51,6 +50,7 @@ def train(folder: Path, steps: int) -> tracformer.LanguageModel:
 
 
 def show(lm: tracformer.LanguageModel) -> None:
+    """Print what the model answers."""
     blank = STORY.format(thing="[[2]]", who="[[1]]")
     print(f"\n{blank}")
     for filled in lm.infill(blank, 3, seed=1):
@@ -67,7 +67,7 @@ def show(lm: tracformer.LanguageModel) -> None:
             f"{scored.bits_per_byte:.2f} bits per byte"
         )
 
-    print("\nCandidates for each place, given the rest alone:")
+    print("\nCandidates for each position, given the rest of the text only:")
     for marginal in lm.marginals(blank, top=3):
         print(
             "  "
@@ -83,20 +83,24 @@ def show(lm: tracformer.LanguageModel) -> None:
     print("\nHow long is the first blank?")
     for lengths, probability in zip(choice.lengths, choice.probabilities, strict=True):
         print(f"  {lengths[0]} tokens: {probability:.3f}")
-    print(f"  so: {filled.spans[0].text.strip()!r}")
+    print(f"  chosen: {filled.spans[0].text.strip()!r}")
 
     [story] = lm.sample(prompt="Tom carried", seed=3)
     print(f"\nA whole story:\n  {story.text}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Train a model and show what it answers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--steps", type=int, default=600, help="of 32 stories each (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=600,
+        help="training steps of 32 stories each (default: %(default)s)",
     )
-    parser.add_argument("--run", help="the folder to train in, kept (default: a temporary one)")
+    parser.add_argument("--run", help="folder to train in and keep (default: a temporary one)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.run or temporary)

@@ -1,11 +1,11 @@
-"""Your own data: from a FASTA file to filled gaps.
+"""Train on your own data: from a FASTA file to filled gaps.
 
     python examples/own_data.py                 # a few minutes on a CPU
     python examples/own_data.py --fasta my.fasta --steps 2000
 
-Without a file of yours it writes one: minisatellites, a random unit of nine bases repeated five
-times, with a misread base here and there. What is missing in one copy can be read off the others,
-on either side, so the fills can be checked.
+Without --fasta it writes a file of minisatellites: a random unit of nine bases, repeated five
+times, with a few misread bases. What is missing in one copy can be read in the others, on either
+side, so the fills can be checked.
 
 The same from the command line:
 
@@ -29,15 +29,18 @@ UNIT, COPIES, MISREAD = 9, 5, 0.01
 
 
 def write_fasta(path: Path, records: int, rng: random.Random) -> None:
+    """Write random minisatellites as FASTA records."""
     path.write_text("".join(f">minisatellite {number}\n{draw(rng)}\n" for number in range(records)))
 
 
 def draw(rng: random.Random) -> str:
+    """Return a random minisatellite."""
     unit = "".join(rng.choices("ACGT", k=UNIT))
     return "".join(rng.choice("ACGT") if rng.random() < MISREAD else base for base in unit * COPIES)
 
 
 def train(fasta: Path, folder: Path, steps: int) -> tracformer.LanguageModel:
+    """Prepare the file and train a small model."""
     prepare(folder / "data", fasta, "dna")
     words = [
         f"data={folder / 'data'}",
@@ -55,7 +58,7 @@ def train(fasta: Path, folder: Path, steps: int) -> tracformer.LanguageModel:
 
 
 def check(lm: tracformer.LanguageModel, records: int) -> float:
-    """The share of hidden bases that come back."""
+    """Return the share of removed bases that the model restores."""
     rng = random.Random(1)
     whole = [draw(rng) for _ in range(records)]
     starts = [rng.randrange(1, UNIT * COPIES - 6) for _ in whole]
@@ -74,12 +77,16 @@ def check(lm: tracformer.LanguageModel, records: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Train a model and fill gaps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--fasta", help="your own file (default: one is written)")
+    parser.add_argument("--fasta", help="your own file (default: generated sequences)")
     parser.add_argument(
-        "--steps", type=int, default=150, help="of 32 records each (default: %(default)s)"
+        "--steps",
+        type=int,
+        default=150,
+        help="training steps of 32 records each (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
@@ -92,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             [result] = lm.sample()
             print(f"\nA sequence like yours: {result.text}")
         else:
-            print(f"\n{check(lm, 100):.0%} of the hidden bases came back (25% by chance).")
+            print(f"\n{check(lm, 100):.0%} of the removed bases came back (25% by chance).")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def test_own_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     check = module.check
     monkeypatch.setattr(module, "check", lambda lm, records: check(lm, 4))
     module.main(["--steps", "2"])
-    assert "of the hidden bases came back" in capsys.readouterr().out
+    assert "of the removed bases came back" in capsys.readouterr().out
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Pick a device, keep its memory, and choose the precision of sums."""
+"""Choose a device, keep freed memory, and choose the precision of sums."""
 
 import ctypes
 import ctypes.util
@@ -8,7 +8,14 @@ import torch
 
 
 def pick_device(device: str) -> str:
-    """`auto` is a GPU where there is one. A device that this machine has not is an error."""
+    """Return the device to compute on.
+
+    Args:
+        device: "auto" for a GPU if there is one, else the CPU; or a name that PyTorch knows.
+
+    Raises:
+        ValueError: This machine cannot compute on the device.
+    """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -20,11 +27,11 @@ def pick_device(device: str) -> str:
             f"device is {device!r}; it must be auto, cpu, cuda, or another name that PyTorch knows"
         ) from None
     try:
-        torch.empty(1, device=found).item()  # "meta" holds nothing that could be read
-    # builds of PyTorch tell it in different ways
+        torch.empty(1, device=found).item()  # fails for "meta", which has no values
+    # builds of PyTorch raise different errors
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ValueError(
-            f"device is {device!r}, which this machine or its PyTorch cannot compute on; use cpu"
+            f"device is {device!r}, but this machine or its PyTorch cannot compute on it; use cpu"
         ) from None
     return "cpu" if found.type == "cpu" else device  # weights are read to "cpu", not to "cpu:0"
 
@@ -33,12 +40,14 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # names and values of glibc's mallopt(3)
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory instead of handing it back: large tensors then reuse warm
-    pages.
+    """Let the C library keep freed memory, so that large tensors reuse mapped pages.
 
     By default glibc maps every large tensor anew, and the page faults cost more than the arithmetic
     (measured: encoder attention at T = 16384 takes half the time with this, a training step of
-    preset `laptop-long` 0.83 of it). Returns whether it took effect.
+    preset `laptop-long` 0.83 of it).
+
+    Returns:
+        Whether it took effect.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -50,5 +59,5 @@ def keep_freed_memory() -> bool:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32 for the half precisions; every other dtype as it is."""
+    """Return float32 for half precisions, in which sums would be inexact; else the dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,6 +1,4 @@
-"""Small needs around files: write whole or not at all, flush, hash, hold a folder alone, and ask
-for an optional package.
-"""
+"""Files: write atomically, flush, hash, lock a folder; and import optional packages."""
 
 import hashlib
 import importlib
@@ -12,10 +10,11 @@ from typing import Any
 
 
 def write_atomically(path: Path, content: str | Callable[[Path], Any]) -> None:
-    """Write beside, flush to disk, rename: a reader finds the old file or the new one, never half
-    of either.
+    """Write a file so that a reader finds the old file or the new one, never a part of either.
 
-    `content` is the text, or a function that writes a file at the path it is given.
+    Args:
+        path: The file.
+        content: The text, or a function that writes a file at the path that it is given.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -30,15 +29,18 @@ def write_atomically(path: Path, content: str | Callable[[Path], Any]) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, for this process alone; BlockingIOError if another has it.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process; it is created if necessary.
 
-    A process that dies lets it go.
+    The lock ends with the process, even if the process is killed.
+
+    Raises:
+        BlockingIOError: Another process has the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
-    except ImportError:  # Windows has none, and no other lock that a killed process lets go
+    except ImportError:  # Windows has no lock that ends when the process is killed
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -55,19 +57,18 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for the next time."""
+    """Return the folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracformer"
 
 
 def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(path: Path) -> None:
-    """Put a file, or the names inside a folder, on the disk, so that they last
-    through a power cut.
-    """
+    """Flush a file, or the names in a folder, to the disk, so that they survive a power cut."""
     if os.name == "nt" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY)
@@ -78,12 +79,21 @@ def flush(path: Path) -> None:
 
 
 def optional_package(name: str, purpose: str, extra: str) -> Any:
-    """Import a package of an extra, or say what to install."""
+    """Import a package that an extra installs.
+
+    Args:
+        name: The package.
+        purpose: What needs it, for the error message.
+        extra: The extra of `tracformer` that installs it.
+
+    Raises:
+        ImportError: The package is not installed; the message says how to install it.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] != name.partition(".")[0]:
-            raise  # the package is there and broken in itself: its own message says more
+            raise  # the package is there but broken: its own message says more
         raise ImportError(
             f"{purpose} needs the package {name!r}, which is not installed; install it with: pip "
             f"install 'tracformer[{extra}]'",

@@ -89,7 +89,8 @@ def test_a_device_that_cannot_compute_here_is_an_error(name: str) -> None:
     if getattr(torch, name, None) is not None and getattr(torch, name).is_available():
         pytest.skip(f"this machine has {name}")
     with pytest.raises(
-        ValueError, match=f"device is '{name}', which this machine or its PyTorch cannot compute on"
+        ValueError,
+        match=f"device is '{name}', but this machine or its PyTorch cannot compute on it",
     ):
         pick_device(name)
 

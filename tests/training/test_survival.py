@@ -18,7 +18,7 @@ from tests.training.helpers import (
     train,
     weights_of,
 )
-from tracformer.files import held
+from tracformer.files import lock_folder
 from tracformer.model import Tracformer
 
 STEPS = 40
@@ -209,7 +209,7 @@ def test_other_data_are_refused(data: Path, tmp_path: Path) -> None:
 
 def test_a_folder_has_one_run_at_a_time(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with held(run):
+    with lock_folder(run):
         assert f"another process is training in {run}" in train(data, run, "steps=2", code=2)
         assert not list(run.iterdir())
     train(data, run, "steps=2")

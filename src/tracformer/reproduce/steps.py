@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracformer.distributed import Ranks
-from tracformer.files import held
+from tracformer.files import lock_folder
 
 WAIT = 2.0  # seconds between attempts to take a lock
 ENDED, BUSY = -1, -2
@@ -93,7 +93,7 @@ def wait_for_lock(folder: Path) -> Iterator[None]:
     while True:
         with ExitStack() as stack:
             try:
-                stack.enter_context(held(folder))
+                stack.enter_context(lock_folder(folder))
             except BlockingIOError:
                 time.sleep(WAIT)
                 continue
@@ -112,7 +112,7 @@ def _take(left: list[Step], steps: Sequence[Step], locks: Path, lock: ExitStack)
             continue
         with ExitStack() as trial:
             try:
-                trial.enter_context(held(locks / step.name))
+                trial.enter_context(lock_folder(locks / step.name))
             except BlockingIOError:
                 busy = True
                 continue

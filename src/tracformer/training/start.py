@@ -31,7 +31,7 @@ from tracformer.data import (
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
 from tracformer.distributed import Ranks, join_ranks
-from tracformer.files import held, write_atomically
+from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.training.checkpoint import list_checkpoints
@@ -194,7 +194,7 @@ def _locked(run: Path) -> Iterator[None]:
     """Hold the run's lock: two processes in one folder would damage each other's checkpoints."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(run))
+            stack.enter_context(lock_folder(run))
         except BlockingIOError:
             raise ValueError(
                 f"another process is training in {run}; wait until it ends, or use another "
