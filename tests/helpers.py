@@ -9,8 +9,9 @@ from tracformer import Tracformer, TracformerConfig
 
 
 def small_model(attention: str = "blocked", seed: int = 0, **changes: Any) -> Tracformer:
-    """A float64 model with large random weights, biases and norms included: nothing hides behind
-    zeros or small numbers.
+    """Return a float64 model whose weights, biases and norms are large random numbers.
+
+    Zeros or small numbers could hide errors.
     """
     values = {
         "vocab_size": 7,

@@ -1,4 +1,4 @@
-"""The committed figures: the document, its tables, the report's files and the results agree."""
+"""docs/results.md, the README, the files of the report and the committed results agree."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tracformer.report.tables import Cell, Line, Table
 results = script("docs/results.py")
 
 
-def test_tables_and_figures_of_the_documents_are_those_of_the_report() -> None:
+def test_documents_have_the_tables_and_figures_of_the_results() -> None:
     made = results.tables_of(read_results(results.RESULTS))
     assert results.BLOCK.findall(results.DOCUMENT.read_text())
     for path in results.DOCUMENTS:
@@ -22,8 +22,8 @@ def test_tables_and_figures_of_the_documents_are_those_of_the_report() -> None:
         assert results.render(document, made) == document
 
 
-def test_the_report_s_figures_are_those_of_the_results() -> None:
-    """Each file that the document names, cell by cell, from the rows in results/mini."""
+def test_files_of_the_report_have_the_figures_of_the_results() -> None:
+    """Checks each CSV file that the document names, cell by cell."""
     made = results.tables_of(read_results(results.RESULTS))
     named = set(re.findall(r"[\w.+-]+\.csv", results.DOCUMENT.read_text()))
     assert named
@@ -31,7 +31,7 @@ def test_the_report_s_figures_are_those_of_the_results() -> None:
         assert (results.RESULTS / "report" / name).read_text() == made[name].to_csv()
 
 
-def test_files_that_the_document_names_are_there() -> None:
+def test_files_that_the_document_names_exist() -> None:
     document = results.DOCUMENT.read_text()
     for name in re.findall(r"\]\((\.\./results/[^)#]+|pictures/[^)]+)\)", document):
         assert (results.DOCUMENT.parent / name).exists()
@@ -44,7 +44,7 @@ def test_results_hold_no_texts() -> None:
         assert json.loads(path.read_text())["details"] == {}
 
 
-def test_results_are_taken_over_beside_those_that_are_there(tmp_path: Path) -> None:
+def test_new_results_are_added_to_the_stored_ones(tmp_path: Path) -> None:
     kept, earlier, later = (
         Result(
             model,
@@ -70,7 +70,7 @@ def test_results_are_taken_over_beside_those_that_are_there(tmp_path: Path) -> N
     assert (tmp_path / "there" / "report" / "index.html").is_file()
 
 
-def test_a_better_estimate_is_not_replaced_by_a_later_one(tmp_path: Path) -> None:
+def test_a_later_estimate_does_not_replace_a_better_one(tmp_path: Path) -> None:
     good, rough = (
         Result(
             "mdlm #0",
@@ -90,7 +90,9 @@ def test_a_better_estimate_is_not_replaced_by_a_later_one(tmp_path: Path) -> Non
     assert [found.rows[0].value for found in read_results(tmp_path / "there")] == [1.0]
 
 
-def test_what_is_there_outlives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_the_stored_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Result(
         "a",
         "gpt2",
@@ -112,7 +114,7 @@ def test_what_is_there_outlives_a_failure(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "there"]
 
 
-def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
+def test_missing_tables_and_models_are_errors() -> None:
     table = Table("a", "t", ("0.5",), (Line("m", "exact", (Cell(1.5, low=1.0, high=2.0),)),))
     document = "<!-- table a.csv: m -->\n<!-- end -->"
     assert results.render(document, {"a.csv": table}) == (
@@ -125,7 +127,7 @@ def test_a_table_or_a_model_that_is_not_there_is_told() -> None:
         results.render(document, {"b.csv": table})
 
 
-def test_a_sentence_s_figure_comes_from_its_tables_and_its_claim_is_checked() -> None:
+def test_figures_in_sentences_are_computed_and_claims_are_checked() -> None:
     cells = {"a": (50.0, 60.0, 98.5), "b": (100.0, 80.0, 100.0), "c": (150.0, 120.0, 100.0)}
     lines = tuple(
         Line(name, "exact", tuple(Cell(value) for value in values))

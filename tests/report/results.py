@@ -1,4 +1,4 @@
-"""Results as evaluations leave them, and the page of some."""
+"""Results as an evaluation writes them, for the tests of reports."""
 
 import dataclasses
 from pathlib import Path
@@ -18,7 +18,7 @@ def result(
     mode: str = "car",
     **more: Any,
 ) -> Result:
-    """As an evaluation leaves it; `vocab_size`, `config`, `options` and `details` may be given."""
+    """Return a result; `vocab_size`, `config`, `options` and `details` may be given."""
     config = {"vocab_size": more.get("vocab_size", 4096), **more.get("config", {})}
     options = {"data": "wikitext103", "length": 128, "count_eos": False, **more.get("options", {})}
     described = {"parameters": 1000, "parameters_without_embeddings": 900, "config": config}

@@ -1,6 +1,4 @@
-"""Which results make one line of a table, which stand side by side, and what their
-differences are.
-"""
+"""Results to sections: which results are shown, seeds as one line, paired differences."""
 
 import dataclasses
 import math
@@ -74,7 +72,7 @@ def test_seeds_that_differ_widen_the_interval() -> None:
     assert cell == Cell(math.inf, seeds=2)
 
 
-def test_the_same_weights_are_one_seed() -> None:
+def test_weights_that_were_evaluated_twice_are_one_seed() -> None:
     runs = [
         with_hashes(ranges(name, value), weights=weights)
         for name, value, weights in (("m", 60.0, "A"), ("m #0", 60.0, "A"))
@@ -102,7 +100,7 @@ def test_the_same_weights_are_one_seed() -> None:
 
 
 def test_the_newest_of_several_results_is_shown(tmp_path: Path) -> None:
-    """Weights or code have changed since: that is no second training seed."""
+    """Results of changed weights are not further training seeds."""
     made = [ranges("ours", value) for value in (10.0, 12.0)]
     dated = [
         dataclasses.replace(
@@ -126,7 +124,7 @@ def noisy(level: float, draws: int | None, day: int, weights: str = "w") -> Resu
     )
 
 
-def test_estimates_stand_beside_exact_answers_whatever_their_draws(tmp_path: Path) -> None:
+def test_bounds_and_exact_answers_share_a_section(tmp_path: Path) -> None:
     page = write(tmp_path, ratios("ours", "exact", 20.0), noisy(41.0, 4, 2), noisy(43.0, 64, 1))
     assert page.count("<h2>Perplexity against") == 1
     assert "<td>43.50<small>" in page  # made earlier, of more draws
@@ -134,7 +132,7 @@ def test_estimates_stand_beside_exact_answers_whatever_their_draws(tmp_path: Pat
     assert "1 result is left out: newer or more precise results answer the same questions" in page
 
 
-def test_of_several_estimates_the_best_one_stays() -> None:
+def test_of_several_estimates_the_most_precise_is_shown() -> None:
     """The model's own number of draws is 64."""
     rough, own, more, later = (
         noisy(41.0, 4, 3),
@@ -149,7 +147,7 @@ def test_of_several_estimates_the_best_one_stays() -> None:
     assert choose([noisy(40.0, 64, 1, weights="old"), rough]) == [rough]
 
 
-def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them() -> None:
+def test_results_of_a_higher_schema_replace_others_and_are_not_compared_with_them() -> None:
     def of_schema(made: Result, schema: int) -> Result:
         return dataclasses.replace(
             made, manifest={**made.manifest, "schemas": {"family": 1, "task": schema}}
@@ -166,7 +164,7 @@ def test_results_of_a_raised_schema_replace_others_and_never_stand_beside_them()
     assert [section.title.endswith(" (2)") for section in found] == [False, True]
 
 
-def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -> None:
+def test_data_sets_of_an_unconditional_task_are_columns(tmp_path: Path) -> None:
     rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
     asked = (
         ("ours", "ptb"),
@@ -184,7 +182,7 @@ def test_data_sets_of_an_unconditional_task_stand_side_by_side(tmp_path: Path) -
     assert "<th scope='row'>others</th><td class='gap'>-</td><td" in page
 
 
-def test_another_text_or_other_holes_of_the_same_name_are_another_question(tmp_path: Path) -> None:
+def test_results_on_other_data_or_contexts_are_another_section(tmp_path: Path) -> None:
     plain, other = ranges("ours", 10.0), ranges("theirs", 12.0)
     assert len(sections([plain, other])) == 1
     assert len(sections([plain, with_hashes(other, data="e")])) == 2
@@ -199,7 +197,7 @@ def test_another_text_or_other_holes_of_the_same_name_are_another_question(tmp_p
     }
 
 
-def test_texts_of_one_name_have_columns_of_their_own() -> None:
+def test_texts_of_the_same_name_have_separate_columns() -> None:
     rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
     asked = [
         result(model, "unconditional", rows, options={"data": data})
@@ -209,7 +207,7 @@ def test_texts_of_one_name_have_columns_of_their_own() -> None:
     assert tables(section)[0].columns == ("ptb", "1bw", "ptb (2)")
 
 
-def test_perplexities_of_other_tokens_do_not_compete() -> None:
+def test_perplexities_of_different_tokenizers_are_not_ranked() -> None:
     small, large = ranges("bytes", 3.0), with_hashes(ranges("words", 40.0), tokenizer="u")
     assert "**" not in tables(sections([small, large])[0])[0].to_markdown()
     assert "**3.000**" in tables(sections([small, ranges("words", 40.0)])[0])[0].to_markdown()
@@ -259,7 +257,7 @@ def test_differences_of_a_table_are_in_one_unit() -> None:
     assert "perplexity" in same.title
 
 
-def test_differences_are_of_all_seeds_that_kept_their_sums() -> None:
+def test_differences_use_all_seeds_with_sums_per_sequence() -> None:
     three = [ratios(f"a #{i}", "exact", level) for i, level in enumerate((2.0, 9.0, 10.0))]
     other = ratios("b #0", "exact", 5.0)
     table = paired_table(sections([*three, other])[0])

@@ -1,6 +1,4 @@
-"""The page: whole, without the network, with every figure where it belongs and none
-where it does not.
-"""
+"""The page of a report: well-formed, self-contained, with every figure in its place."""
 
 import csv
 import dataclasses
@@ -15,16 +13,17 @@ import pytest
 
 from tests.report.results import RATIOS, ranges, ratios, result, write
 from tracformer.cli import main
-from tracformer.evaluation.result_files import ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report import MOST_NOTES
 from tracformer.report.collect import sections, tables
+from tracformer.report.paper_figures import find_paper_figure, paper_tables
 from tracformer.report.tables import HIGHER, Cell, Line, Table
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
 
 
 class WellFormed(HTMLParser):
-    """Fails where tags do not match; counts them, and keeps the visible words and every address."""
+    """An HTML parser that fails on unmatched tags and collects tags, ids, links and words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ EVERYTHING = [
 ]
 
 
-def test_one_page_without_the_network(tmp_path: Path) -> None:
+def test_the_page_needs_no_network(tmp_path: Path) -> None:
     page = write(tmp_path, *EVERYTHING)
     shown = WellFormed.read(page)
     assert all(address.startswith("#") for address in shown.addresses)
@@ -126,7 +125,7 @@ def test_one_page_without_the_network(tmp_path: Path) -> None:
     assert "noisy (bound)" in "".join(shown.words)
 
 
-def test_the_best_is_marked_within_its_kind_alone(tmp_path: Path) -> None:
+def test_the_best_figure_is_marked_within_its_kind(tmp_path: Path) -> None:
     page = write(
         tmp_path, *EVERYTHING[:4], ratios("worse", "marginal", 6.0, family="bert", mode="ac")
     )
@@ -138,13 +137,13 @@ def test_the_best_is_marked_within_its_kind_alone(tmp_path: Path) -> None:
     assert blocks == [("exact", ["ours", "theirs"]), ("bound", ["noisy"])]
 
 
-def test_a_hopeless_model_does_not_break_the_page(tmp_path: Path) -> None:
+def test_a_huge_perplexity_does_not_break_the_page(tmp_path: Path) -> None:
     assert "useless less ours" in write(
         tmp_path, ratios("ours", "exact", 20.0), ratios("useless", "exact", 9000.0)
     )
 
 
-def test_higher_is_better_where_it_is(tmp_path: Path) -> None:
+def test_the_highest_figure_is_marked_where_higher_is_better(tmp_path: Path) -> None:
     rows = [
         [
             ResultRow(
@@ -163,7 +162,7 @@ def test_higher_is_better_where_it_is(tmp_path: Path) -> None:
     assert "BERTScore by minilm-l6" in page
 
 
-def test_what_a_mode_cannot_do_is_told_however_many_notes_there_are(tmp_path: Path) -> None:
+def test_limits_of_modes_are_shown_among_many_notes(tmp_path: Path) -> None:
     limit = "mode ar does not see what follows a hole"
     noisy, plain = (
         ratios("a", "bound", 41.0, family="mdlm", mode="diffusion"),
@@ -210,7 +209,7 @@ def test_fills_are_escaped_and_highlighted(tmp_path: Path) -> None:
     assert "<mark>x</mark> &amp; <mark>&lt;i&gt;</mark>" in page
 
 
-def test_csv_and_latex_say_the_same_as_the_page(tmp_path: Path) -> None:
+def test_csv_and_latex_files_have_the_figures_of_the_page(tmp_path: Path) -> None:
     write(tmp_path, *EVERYTHING[:4], EVERYTHING[-1])
     table = next((tmp_path / "report").glob("ratios-*-perplexity.csv")).read_text()
     read = list(csv.DictReader(io.StringIO(table)))
@@ -252,14 +251,14 @@ def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
     assert write(tmp_path, *some) == write(tmp_path, *some)
 
 
-def test_bad_input_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty, broken = tmp_path / "empty", tmp_path / "broken"
     empty.mkdir()
     broken.mkdir()
     (broken / "x.json").write_text('{"format": "tracformer-result", ')
     for place, told in (
         (empty, "no results found in"),
-        (broken, "x.json is not a result that can be read"),
+        (broken, "x.json is not a readable result"),
         (tmp_path / "none", "does not exist"),
     ):
         assert main(["report", str(place), "--out", str(tmp_path / "report")]) == 2
@@ -284,3 +283,72 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     assert capsys.readouterr().out.strip() == str(tmp_path / "report" / "index.html")
     assert "<title>Mine &amp; yours</title>" in (tmp_path / "report" / "index.html").read_text()
+
+
+def paper_cells(page: str) -> list[str]:
+    return re.findall(r"<td class='paper'>([^<]*)", page)
+
+
+def test_the_papers_figure_is_shown_for_the_same_question_only(tmp_path: Path) -> None:
+    same = {"vocab_size": 50257}
+    assert paper_cells(write(tmp_path / "same", ranges("ours", 30.0, **same))) == ["29.38"]
+    others = {
+        "tokenizer": ranges("ours", 30.0),
+        "length": ranges("ours", 30.0, **same, options={"length": 256}),
+        "data": ranges("ours", 30.0, **same, options={"data": "wikitext2"}),
+        "end of text": ranges("ours", 30.0, **same, options={"count_eos": True}),
+        "mode": ranges("ours", 30.0, **same, mode="ac"),
+        "rows": ranges("ours", 30.0, **same, options={"rows": "documents"}),
+        "model": ranges("ours", 30.0, **same, family="bart"),
+        "decoder": ranges("ours", 30.0, **same, config={"decoder": "dense"}),
+    }
+    for name, other in others.items():
+        assert paper_cells(write(tmp_path / name, other)) == [], name
+
+
+def test_figures_of_other_scorers_are_not_compared_with_the_papers(tmp_path: Path) -> None:
+    def infilled(metric: str, over: str) -> Result:
+        return result(
+            "ours",
+            "infilling",
+            [ResultRow(metric, {"contexts": "[0.25,0.75]", "over": over}, 0.5, kind="sample")],
+            vocab_size=50257,
+        )
+
+    assert paper_cells(write(tmp_path / "a", infilled("bertscore", "whole"))) == ["0.4640"]
+    assert paper_cells(write(tmp_path / "b", infilled("bertscore[minilm-l6]", "whole"))) == []
+    assert paper_cells(write(tmp_path / "c", infilled("bertscore", "filled"))) == []
+
+
+def test_table_11_is_compared_with_mode_ac() -> None:
+    asked = {
+        "data": "wikitext103",
+        "length": 1024,
+        "spans": "Geometric(50)",
+        "ratio": 0.9,
+        "mode": "ac",
+    }
+    full = find_paper_figure("tracformer-full", "perplexity", asked)
+    assert full is not None
+    assert (full.value, full.place) == (574.73, "Table 11")
+    assert find_paper_figure("tracformer-full", "perplexity", {**asked, "mode": "car"}) is None
+
+
+def test_the_papers_tables_are_complete() -> None:
+    counts = {name: len(table.figures) for name, table in paper_tables().items()}
+    assert counts == {
+        "table1": 24,
+        "table2": 36,
+        "table3": 11,
+        "table4": 30,
+        "table7": 4,
+        "table8": 48,
+        "table9": 12,
+        "table11": 36,
+    }
+    ours = [
+        figure.value
+        for figure in paper_tables()["table2"].figures
+        if figure.model == "tracformer" and figure.setting["data"] == "wikitext103"
+    ]
+    assert ours == [29.38, 29.67, 34.73, 37.73, 24.31, 33.88]

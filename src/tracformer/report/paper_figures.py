@@ -1,7 +1,6 @@
-"""The paper's own numbers, each with the name of its table, for a column beside ours where the
-question is the same.
+"""The numbers that the paper prints, shown beside ours where the question is the same.
 
-`paper_figures.yaml` holds what the paper's tables print, and nothing read off a plot.
+`paper_figures.yaml` holds what the paper's tables print; nothing was read off a plot.
 """
 
 from collections.abc import Mapping
@@ -14,11 +13,11 @@ import yaml
 
 from tracformer.contexts import parse
 
-# GPT-2's vocabulary: a perplexity per token of another tokeniser is another quantity
+# GPT-2's vocabulary: a perplexity per token of another tokenizer is another quantity
 PAPER_TOKENS = 50257
 FULL_ENCODER = "tracformer-full"  # Table 11's second model
-# How Tables 2 and 4 ask each model: CAR for Tracformer (with an empty context in Table 4), a bound
-# of the diffusion models.
+# Modes of Tables 2 and 4: CAR for Tracformer (with an empty context in Table 4), a bound for
+# diffusion models.
 PAPER_MODES = {
     "tracformer": "car",
     "gpt2": "ar",
@@ -28,33 +27,46 @@ PAPER_MODES = {
     "plaid": "diffusion",
 }
 
-# What the paper's questions have in common: text that runs on, and samples of the model itself.
+# What all of the paper's questions have in common: packed text, and plain sampling.
 ALWAYS = {"rows": "packed", "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    table: str  # as in the file: "table2"
-    model: str  # a system's name, or `FULL_ENCODER`
+    """A number that the paper prints.
+
+    Args:
+        table: Name of its table, such as "table2".
+        model: Name of the system, or `FULL_ENCODER`.
+        metric: What it measures.
+        setting: What the paper fixes: data, length, mode, contexts, spans, ratio.
+        value: The number.
+    """
+
+    table: str
+    model: str
     metric: str
-    # data, length, mode, contexts, spans, ratio: whatever the paper fixes
     setting: Mapping[str, Any]
     value: float
 
     @property
     def place(self) -> str:
+        """Where the paper prints it, such as "Table 2"."""
         return place_name(self.table)
 
 
 @dataclass(frozen=True)
 class PaperTable:
+    """A table of the paper."""
+
     name: str
     caption: str
     figures: tuple[PaperFigure, ...]
 
 
 def place_name(name: str) -> str:
-    """
+    """Return the name of a table or figure in words.
+
     >>> place_name("table11"), place_name("fig5"), place_name("claims")
     ('Table 11', 'Figure 5', 'claims')
     """
@@ -66,7 +78,7 @@ def place_name(name: str) -> str:
 
 @cache
 def paper_tables() -> Mapping[str, PaperTable]:
-    """Every table, by name."""
+    """Return every table by name."""
     text = (resources.files("tracformer.report") / "paper_figures.yaml").read_text(encoding="utf-8")
     document: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return {
@@ -80,8 +92,12 @@ def paper_tables() -> Mapping[str, PaperTable]:
 
 
 def find_paper_figure(model: str, metric: str, asked: Mapping[str, Any]) -> PaperFigure | None:
-    """The paper's answer to this question, where it printed one: whatever the paper fixes must be
-    the same in `asked`.
+    """Return the paper's figure for a question, or None if it prints none.
+
+    Args:
+        model: Name of the system, or `FULL_ENCODER`.
+        metric: What is measured.
+        asked: Options of the question. What the paper fixes must be the same here.
 
     >>> asked = {"data": "1bw", "length": 128, "contexts": "[0.10,0.9]", "count_eos": False}
     >>> asked["mode"] = "diffusion"
@@ -119,7 +135,7 @@ def _read_block(table: str, block: Mapping[str, Any]) -> list[PaperFigure]:
 
 
 def _canonical(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Contexts by the name that `parse` gives back, so that [0,0.5] and [0.0,0.50] are the same."""
+    """Return a setting with canonical names of contexts: [0,0.5] and [0.0,0.50] are the same."""
     return {
         key: parse(value).name if key == "contexts" and isinstance(value, str) else value
         for key, value in setting.items()
