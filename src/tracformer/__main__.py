@@ -1,6 +1,4 @@
-"""`python -m tracformer`: the command line, where its script is not on the path, and
-under torchrun.
-"""
+"""`python -m tracformer`: the command line without its script, as torchrun needs it."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Random numbers that are a function of (seed, position, stream): no state, so no batch, cache or
-order can change them.
+"""Random numbers that are a function of (seed, position, stream).
 
+There is no state, so no batch, cache or order can change them.
 Each number is the splitmix64 finaliser applied to its coordinates in turn.
 """
 
@@ -43,8 +43,9 @@ def _words(values: Integers) -> NDArray[np.uint64]:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64: add the golden ratio, then two rounds of xor-shift and multiply
-    (arithmetic modulo 2^64).
+    """Apply splitmix64: add the golden ratio, then two rounds of xor-shift and multiply.
+
+    Arithmetic is modulo 2^64.
     """
     with np.errstate(over="ignore"):
         return scramble(x + np.uint64(0x9E3779B97F4A7C15))

@@ -1,5 +1,6 @@
-"""Show what a model is: system, size, modes and the kind of their answers, tokenizer, files, and
-how it was trained, if its run is there.
+"""Show a model's system, size, modes, tokenizer and files, and how it was trained.
+
+The training is shown if the model lies in the folder of its run.
 
     tracformer info runs/stories
     tracformer info --model runs/stories/best --json

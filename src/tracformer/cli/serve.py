@@ -1,5 +1,7 @@
-"""Serve a model over HTTP, with the native protocol, those of OpenAI (completions), llama.cpp
-(infill) and Mistral (FIM), and a web page to try it on.
+"""Serve a model over HTTP.
+
+The server speaks its own protocol and those of OpenAI (completions), llama.cpp (infill) and Mistral
+(FIM), and has a web page to try the model on.
 
     tracformer serve runs/stories
     TRACFORMER_API_KEY=secret tracformer serve runs/stories --host 0.0.0.0 --port 8080

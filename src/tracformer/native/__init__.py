@@ -39,8 +39,9 @@ class BuildError(Exception):
 
 
 def available() -> bool:
-    """Whether the operations `torch.ops.tracformer.*` are there; the first call of a process builds
-    and loads them.
+    """Return whether the operations `torch.ops.tracformer.*` are available.
+
+    The first call of a process compiles and loads them.
     """
     return load() if _loaded is None else _loaded
 

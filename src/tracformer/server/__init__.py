@@ -1,7 +1,7 @@
-"""An HTTP server for one model: the native protocol, those of OpenAI, llama.cpp and Mistral, and a
-web page.
+"""An HTTP server for one model.
 
-This module holds the settings of a server, which the command line is derived from; it imports none
+It speaks its own protocol and those of OpenAI, llama.cpp and Mistral, and has a web page. This
+module holds the settings of a server, which the command line is derived from; it imports none
 of the server's libraries.
 """
 
