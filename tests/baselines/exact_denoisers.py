@@ -31,13 +31,13 @@ TINY = {
 
 
 def joint(seed: int = 0) -> Tensor:
-    """(81,), far from independent."""
+    """Return the probabilities (81,) of all sequences, far from independent."""
     generator = torch.Generator().manual_seed(seed)
     return (2.0 * torch.randn(len(SEQUENCES), generator=generator, dtype=torch.float64)).softmax(0)
 
 
 def truth(tokens: Tensor, context: Tensor) -> Tensor:
-    """(B,): log p(targets | given) of sequences (B, 4)."""
+    """Return log p(targets | given) (B,) of sequences (B, 4)."""
     agree = SEQUENCES == tokens[:, None]  # (B, 81, 4)
     log = [
         torch.where(hits.all(-1), joint(), 0.0).sum(1).log()
@@ -47,9 +47,9 @@ def truth(tokens: Tensor, context: Tensor) -> Tensor:
 
 
 class _Toy:
-    """States are logits, the head is the identity.
+    """A model whose states are logits and whose head is the identity.
 
-    With `warp`, what the denoiser says is wrong, and differently so at each time.
+    With `warp` its predictions are wrong, and differently so at each time.
     """
 
     warp = 0.0
@@ -125,7 +125,10 @@ SAMPLES = 1200
 
 
 def chi_square(samples: Tensor, probabilities: Tensor) -> float:
-    """Over the outcomes (81,); those expected less than five times are put together."""
+    """Return the normalised chi-square statistic of samples, about standard normal.
+
+    Outcomes expected less than five times are pooled.
+    """
     numbers = (samples * LETTERS ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
     seen = torch.bincount(numbers, minlength=len(SEQUENCES)).double()
     expected = probabilities * len(samples)
@@ -143,10 +146,10 @@ def conditional() -> Tensor:
 
 
 class ToyPlaid(Plaid):
-    """States are logits, the head is the identity. p(x | z_t) by enumeration: joint(x) times the
-    Gaussian density of z_t under x.
+    """A PLAID whose states are logits and whose head is the identity.
 
-    With `warp`, what the denoiser says is wrong.
+    p(x | z_t) is computed by enumeration: joint(x) times the Gaussian density of z_t under x. With
+    `warp` its predictions are wrong.
     """
 
     warp = 0.0
@@ -188,7 +191,7 @@ class ToyPlaid(Plaid):
 
 
 def toy_plaid(warp: float = 0.0, **changes: Any) -> ToyPlaid:
-    """Embeddings in two dimensions, not evenly spread."""
+    """Return a toy whose embeddings in two dimensions are not evenly spread."""
     shape = {
         "vocab_size": LETTERS,
         "max_length": 8,

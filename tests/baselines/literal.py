@@ -26,7 +26,7 @@ def tanh_gelu(x: Tensor) -> Tensor:
 
 
 def turn(vector: Tensor, position: int) -> Tensor:
-    """Rotate-half, base 10^4, of one head's vector."""
+    """Rotate one head's vector (rotate-half, base 10^4)."""
     half = len(vector) // 2
     turned = vector.clone()
     for i in range(half):
@@ -38,7 +38,7 @@ def turn(vector: Tensor, position: int) -> Tensor:
 
 
 def dit_logits(w: dict[str, Tensor], n_head: int, tokens: list[int], sigma: float) -> Tensor:
-    """(T, V + 1) of one sequence, the masks among its tokens."""
+    """Return (T, V + 1) logits of one sequence that contains masks."""
     frequencies = [math.exp(-math.log(1e4) * i / 128) for i in range(128)]
     e = torch.tensor(
         [math.cos(sigma * f) for f in frequencies] + [math.sin(sigma * f) for f in frequencies],
@@ -113,9 +113,7 @@ def sedd_loss(logits: Tensor, x0: int, t: float) -> Tensor:
 
 
 def d3pm_loss(logits: Tensor, x0: int, i: int, T: int) -> Tensor:
-    """T times the divergence of step i, from the two categorical distributions over {x_0, other
-    tokens, mask} themselves.
-    """
+    """Return T times the KL of step i, from the two categorical distributions."""
     p = logits.softmax(0)
     t, s = i / T, (i - 1) / T
     alpha_t, alpha_s = 1 - t, 1 - s
@@ -160,7 +158,7 @@ def literal_log_probs(
     gamma: float,
     guess: list[Tensor] | None,
 ) -> Tensor:
-    """(T, V): the categorical answer at every position."""
+    """Return (T, V) log-probabilities at every position."""
     e = len(read[0])
     alpha, variance = math.sqrt(1 / (1 + math.exp(gamma))), 1 / (1 + math.exp(-gamma))
     inputs = []
@@ -192,10 +190,7 @@ def literal_terms(
     noise: Tensor,
     guessing: bool,
 ) -> list[float]:
-    """What each position costs at time t; t None: the reconstruction.
-
-    Zero where given. noise: (T, e)
-    """
+    """Return each position's cost at time t; t None: the reconstruction term."""
     gamma, table = literal_gamma(w, t or 0.0), literal_table(w)
     alpha, sigma = math.sqrt(1 / (1 + math.exp(gamma))), math.sqrt(1 / (1 + math.exp(-gamma)))
     read = [

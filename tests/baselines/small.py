@@ -1,4 +1,4 @@
-"""Small float64 models with large random weights, so that nothing hides behind zeros."""
+"""Small float64 models with large random weights, so that no term vanishes."""
 
 from typing import Any
 
@@ -66,13 +66,19 @@ UNTIED = [("bart", "car"), ("bert", "ac"), ("bert-bidir", "ac")]
 
 
 def small_baseline(family: str, seed: int = 0, **changes: Any) -> ConditionalModel:
-    """`family` is a family's name, or one with a setting: "bart norm=pre"."""
+    """Return a small model with large random weights.
+
+    Args:
+        family: Name of a system, with settings if any: "bart norm=pre".
+        seed: Seed of the weights.
+        **changes: Further settings.
+    """
     name, *settings = family.split()
     kind = find_family(name).model_class
-    told = {
+    values = {
         key: yaml.safe_load(value) for key, value in (setting.split("=") for setting in settings)
     }
-    model = kind(kind.config_class(**{**SMALL, **told, **changes})).double().eval()
+    model = kind(kind.config_class(**{**SMALL, **values, **changes})).double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -82,8 +88,9 @@ def small_baseline(family: str, seed: int = 0, **changes: Any) -> ConditionalMod
 
 
 def random_question(batch: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, a context with about half given and a target in every row, and lengths of which the
-    first is full.
+    """Return tokens, a context with about half the tokens given, and lengths.
+
+    Every row has a target; the first has the full length.
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(SMALL["vocab_size"], (batch, length), generator=generator)
@@ -109,7 +116,7 @@ TRACFORMER = {"backbone": "tracformer", "n_layer": 4, "n_max": 3}
 
 
 def small_diffusion(system: str, seed: int = 0, **changes: Any) -> DiffusionModel:
-    """A float64 model with large random weights: nothing hides behind zeros."""
+    """Return a float64 diffusion model with large random weights."""
     kind = find_family(system).model_class
     model = kind(kind.config_class(**{**DIFFUSION_SHAPE, **changes})).double().eval()
     generator = torch.Generator().manual_seed(seed)
@@ -145,7 +152,7 @@ PLAID_SHAPE = {
 
 
 def small_plaid(seed: int = 0, **changes: Any) -> Plaid:
-    """A float64 model with large random weights: nothing hides behind zeros.
+    """Return a float64 PLAID with large random weights.
 
     The schedule's ends stay in order.
     """

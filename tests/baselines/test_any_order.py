@@ -108,9 +108,10 @@ def one_pass_log_prob(model: ConditionalModel, batch: Batch, ranks: Tensor) -> T
 
 @pytest.mark.parametrize("family", ["as-arm", "as-arm neighbours=1"])
 def test_marginals_along_an_order_are_its_chain(family: str) -> None:
-    """With two streams the answer does not depend on how the known tokens became known: a given set
-    is read two-sided, so a first target agrees, and so does every target when the model has one
-    layer, where content rows do not depend on what they read.
+    """One pass along an order equals the chain of marginals, in a model of one layer.
+
+    With two streams the prediction does not depend on how the known tokens became known. With one
+    layer this holds for every target, since content rows do not depend on what they read.
     """
     model = small_baseline(f"{family} n_layer=1")
     tokens, context, lengths = random_question(3, 9, seed=4)
@@ -173,7 +174,7 @@ CONTEXT = [True, False, False, True, True, False, True, False, True]
 
 
 def positions_read(family: str, mode: str, t: int) -> set[int]:
-    """Positions whose tokens move the logits at target t."""
+    """Return the positions whose tokens change the logits at target t."""
     model = small_baseline(f"{family} n_layer=1")
     tokens, context = random_question(1, LENGTH)[0], torch.tensor([CONTEXT])
     before = model(Batch(tokens, context), mode)[0, t]
@@ -215,8 +216,9 @@ def test_a_wider_window(window: int) -> None:
 
 
 def test_bart_reads_encoder_features_of_neighbours() -> None:
-    """The decoder's row holds x_{t-1} and positions_read the encoder at t-1 and t+1, whose one layer positions_read
-    one position further.
+    """The decoder reads the encoder at t-1 and t+1, whose one layer reads one position further.
+
+    The decoder's row holds x_{t-1}.
     """
     for t in (t for t, given in enumerate(CONTEXT) if not given):
         near = range(max(0, t - 2), min(LENGTH, t + 3))

@@ -226,9 +226,7 @@ def test_gradients_reach_every_parameter_that_can_matter(system: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_new_model_is_uniform(system: str) -> None:
-    """Published initialisation: zero output, so that every token is as probable as any other;
-    SEDD's scores sum as they should.
-    """
+    """The published initialisation has zero output, so every token is equally probable."""
     kind = find_family(system).model_class
     model = kind(kind.config_class.preset("tiny")).eval()
     tokens = torch.randint(256, (2, 16))
@@ -254,7 +252,7 @@ STEPS = 50
 
 
 def enumerated(system: str, warp: float, tokens: Tensor, context: Tensor) -> float:
-    """The negative bound of one sequence: all subsets of targets, all times."""
+    """Return the negative bound of one sequence, over all subsets of targets and all times."""
     model = toy(system, warp)
     targets = (~context).nonzero()[:, 0].tolist()
     nodes = (
@@ -308,7 +306,7 @@ def test_an_exact_denoiser_gives_the_true_conditional(system: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_wrong_denoiser_costs_more_on_average(system: str) -> None:
-    """Over the true distribution, no model codes better than the truth."""
+    """On average over the true distribution, no model has a better likelihood than the truth."""
     context = torch.tensor([False, True, False, False]).expand(len(SEQUENCES), -1)
     entropy = -(joint() * truth(SEQUENCES, context)).sum()
     right, wrong = (
@@ -362,8 +360,8 @@ def test_networks_give_the_same_in_any_batch(system: str) -> None:
 
 
 def test_a_network_estimate_is_the_mean_over_all_orders() -> None:
-    """Masked diffusion with a network blind to time is the any-order model: its bound averages the
-    orders' log-probabilities.
+    """With a network that ignores time, the bound is the mean over all orders of their
+    log-probability.
     """
     model = small_diffusion("mdlm")
     tokens, context = (

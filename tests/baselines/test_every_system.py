@@ -32,9 +32,7 @@ def test_padding_is_ignored(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize(("family", "mode"), MODES)
 def test_each_logit_depends_only_on_what_its_mode_allows(family: str, mode: str) -> None:
-    """Given positions are answered as if they alone were unknown, so the rule is the
-    same for every t.
-    """
+    """A given position is predicted as if it were the only target, so one rule holds for every t."""
     length = 8
     model = small_baseline(family)
     tokens = random_question(1, length)[0]
@@ -87,7 +85,7 @@ def test_logits_at_equals_forward(family: str, mode: str) -> None:
     [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
 )
 def test_every_parameter_has_a_gradient(family: str, mode: str, tied: bool) -> None:
-    """None is left without a gradient: data-parallel training would stop at it."""
+    """Data-parallel training would stop at a parameter without a gradient."""
     model = small_baseline(family, dropout=0.1, **({} if tied else {"tied": False})).train()
     tokens, context, lengths = random_question(4, 12)
     model.loss(Batch(tokens, context, lengths), mode).backward()
@@ -102,7 +100,7 @@ def test_every_parameter_has_a_gradient(family: str, mode: str, tied: bool) -> N
 def test_every_row_of_the_embedding_has_a_gradient(family: str, mode: str) -> None:
     """No row of the embedding is frozen as padding.
 
-    With a head of its own, a row learns only as an input.
+    With an untied head, a row learns only as an input.
     """
     model = small_baseline(family, tied=False)
     tokens = torch.arange(7)[None]
@@ -192,8 +190,9 @@ def test_without_transformers_the_error_says_what_to_install(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_can_start_as_sinusoids(family: str) -> None:
-    """The same in every table, each row turned against the one before by the same angles;
-    everything else is drawn as before.
+    """Every table is the same, each row rotated against the one before by the same angles.
+
+    Everything else is drawn as before.
     """
     kind = find_family(family).model_class
     models = []
@@ -210,7 +209,7 @@ def test_positions_can_start_as_sinusoids(family: str) -> None:
     moved = [name for name in plain if not torch.equal(plain[name], model[name])]
     assert len(moved) == (2 if family == "bart" else 1)
     for name in moved:
-        table = model[name].detach()[len(model[name]) % 32 :]  # BART's first two rows are nobody's
+        table = model[name].detach()[len(model[name]) % 32 :]  # BART's first two rows are unused
         sines, cosines = table.chunk(2, dim=1)
         assert model[name].requires_grad
         torch.testing.assert_close(sines**2 + cosines**2, torch.full_like(sines, 2 * 0.05**2))

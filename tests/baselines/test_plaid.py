@@ -237,9 +237,7 @@ def test_networks_give_the_same_in_any_batch(self_conditioning: bool) -> None:
 
 
 def test_targets_are_visible_only_through_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tokens with the noise that makes up for them: the network reads the same and says the
-    same, down to its guess of itself.
-    """
+    """Other tokens, with noise that cancels the difference, give the same states and guesses."""
     model = small_plaid()
     tokens, context, lengths = question(3, 9)
     targets = ~context & (torch.arange(9) < lengths[:, None])
@@ -253,7 +251,7 @@ def test_targets_are_visible_only_through_their_noise(monkeypatch: pytest.Monkey
     )
     noise = torch.randn(3, 9, 3, dtype=torch.float64)
     shifted = noise + alpha / sigma * (model.table[tokens] - model.table[others])
-    shifted[context] += 5.0  # nobody noises what is given
+    shifted[context] += 5.0  # given tokens are not noised
     said, states = [], Plaid.states
 
     def spy(self: Plaid, *inputs: Tensor) -> Tensor:
@@ -398,8 +396,9 @@ def test_a_saved_model_loads_unchanged(tmp_path: Path) -> None:
 
 
 def integrated(model: ToyPlaid, tokens: Tensor, context: Tensor) -> float:
-    """The negative bound of one sequence with a single target, without chance: a grid of noise in
-    two dimensions, nodes in time.
+    """Return the negative bound of one sequence with a single target, without sampling.
+
+    The noise is a grid in two dimensions, the times are Gauss-Legendre nodes.
     """
     axis = torch.linspace(-5, 5, 33, dtype=torch.float64)
     noise = torch.cartesian_prod(axis, axis)  # (1089, 2)
@@ -433,9 +432,11 @@ def integrated(model: ToyPlaid, tokens: Tensor, context: Tensor) -> float:
 
 
 def test_an_exact_denoiser_gives_the_truth_and_others_lie_above() -> None:
-    """One target, averaged over the true conditional. What the exact denoiser leaves is what z_1
-    still knows of the token: more, where the noise ends early. Where it begins late nothing is
-    lost, for the last step tells all that is left to tell of a single target.
+    """One target, averaged over the true conditional.
+
+    The gap of the exact denoiser is what z_1 still reveals about the token: more, if gamma_1 is
+    small. If gamma_0 is large nothing is lost, since the reconstruction term has all the
+    information about a single target.
     """
     context = torch.tensor([True, True, False, True])
     rows = torch.tensor([[1, 1, 0, 2], [1, 1, 1, 2], [1, 1, 2, 2]])
@@ -492,9 +493,7 @@ def test_a_wrong_denoiser_costs_more_on_average() -> None:
 
 
 def test_a_new_model_is_uniform() -> None:
-    """Its network says nothing yet, and the density of z is the exact denoiser of
-    independent, uniform tokens.
-    """
+    """A new network outputs zero, and the density of z is the exact denoiser of uniform tokens."""
     torch.manual_seed(0)
     model = Plaid(PlaidConfig.preset("tiny", gamma_0=-8.0, gamma_1=8.0)).eval()
     tokens, context = torch.randint(256, (4, 16)), torch.zeros(4, 16, dtype=torch.bool)

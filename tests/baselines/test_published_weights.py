@@ -156,7 +156,7 @@ def fast_tokenizer(mask: Any, tokens: int = 8) -> dict[str, Any]:
     """The state of a fast tokenizer of transformers 5, around a real one of tokenizers."""
     ids = dict(list(LETTERS.items())[:tokens])
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="a"))
-    inner.add_special_tokens(["[PAD]"])  # an id of its own where the vocabulary has none
+    inner.add_special_tokens(["[PAD]"])  # adds an id if the vocabulary has none
     return {"_tokenizer": inner, "_special_tokens_map": {"bos_token": "a", "mask_token": mask}}
 
 
@@ -200,7 +200,7 @@ def test_text_level_loading_of_published_folders(tmp_path: Path) -> None:
 
 
 def test_the_published_vocabulary_needs_no_mask(tmp_path: Path) -> None:
-    """MDLM's published `config.json` says nothing of the mask; GPT-2's 50257 tokens tell."""
+    """MDLM's published `config.json` does not name the mask; GPT-2's 50257 tokens imply it."""
     model = small_diffusion("mdlm", vocab_size=50257)
     changes = {"vocab_size": 50258, "mask_index": None}
     folder = write_mdlm(tmp_path, published(model, "backbone."), **changes)
@@ -267,8 +267,10 @@ def test_lightning_files(tmp_path: Path) -> None:
     assert same(found, averaged)
     assert same(load_mdlm(file, ema=False), raw)
     assert same(load_mdlm(file, config=config), averaged)
-    told = write_lightning(tmp_path / "told.ckpt", raw, None, tokenizer, time_conditioning=True)
-    assert load_mdlm(told).config.time_conditioning
+    conditioned = write_lightning(
+        tmp_path / "conditioned.ckpt", raw, None, tokenizer, time_conditioning=True
+    )
+    assert load_mdlm(conditioned).config.time_conditioning
 
 
 def test_files_without_a_configuration(tmp_path: Path) -> None:
@@ -362,15 +364,15 @@ def test_such_a_model_is_saved_and_read_in_narrow_types(tmp_path: Path) -> None:
 
 
 def test_a_mask_token_that_is_the_last(tmp_path: Path) -> None:
-    """The same probabilities either way, but the tokenizer has one id more."""
+    """Both readings give the same probabilities, but the tokenizer has one id more."""
     model = small_diffusion("mdlm")
     last = {**LETTERS, "[MASK]": 7, "[PAD]": 2}
     tokenizer = slow_tokenizer(_vocab_str_to_int=last)
     own = load_mdlm(write_lightning(tmp_path / "a.ckpt", model, None, tokenizer))
-    behind = load_mdlm(write_lightning(tmp_path / "b.ckpt", model), mask_token_id=7)
-    assert (own.config.vocab_size, behind.config.vocab_size) == (8, 7)
+    appended = load_mdlm(write_lightning(tmp_path / "b.ckpt", model), mask_token_id=7)
+    assert (own.config.vocab_size, appended.config.vocab_size) == (8, 7)
     assert same(own, model)
-    assert same(behind, model)
+    assert same(appended, model)
 
 
 def test_sedd_with_a_mask_token_of_the_tokenizer(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class LettersConfig(ModelConfig):
 
 
 class Letters(ConditionalModel):
-    """Each target by the letters' frequencies alone."""
+    """Token frequencies."""
 
     config_class = LettersConfig
     answers = {"ac": MARGINAL}  # noqa: RUF012
@@ -152,7 +152,7 @@ TIED = {"bert": 110_907_986, "bert-bidir": 131_522_304}
 
 
 def count(family: str, preset: str, **changes: Any) -> tuple[int, int]:
-    """All parameters, and those that are not in embeddings; nothing is allocated."""
+    """Return the number of all parameters, and of those that are not in embeddings."""
     kind = find_family(family).model_class
     with torch.device("meta"):
         model = kind(kind.config_class.preset(preset, **changes))

@@ -17,15 +17,15 @@ CACHED = [
 
 
 def stepwise(session: object, tokens: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-    """(targets, V) logits; each sequence is asked at its next target, then shown its token."""
+    """Return (targets, V) logits: predict each sequence's next target, then reveal its token."""
     turns = [row.nonzero()[:, 0].tolist() for row in targets]
     logits: dict[tuple[int, int], Tensor] = {}
     for turn in range(max(map(len, turns))):
-        asked = [number for number, mine in enumerate(turns) if turn < len(mine)]
-        places = torch.tensor([turns[number][turn] for number in asked])
-        answer = session.logits(rows[asked], places)
-        logits.update(zip(zip(asked, places.tolist(), strict=True), answer, strict=True))
-        session.reveal(rows[asked], places, tokens[asked, places])
+        active = [number for number, mine in enumerate(turns) if turn < len(mine)]
+        places = torch.tensor([turns[number][turn] for number in active])
+        answer = session.logits(rows[active], places)
+        logits.update(zip(zip(active, places.tolist(), strict=True), answer, strict=True))
+        session.reveal(rows[active], places, tokens[active, places])
     return torch.stack([logits[key] for key in sorted(logits)])
 
 

@@ -186,5 +186,5 @@ def test_a_short_run_of_plaid(tmp_path: Path) -> None:
         "denoise",
     )
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
-    # the ends are learnt
+    # the ends are learned
     assert not torch.equal(model.schedule.bounds, torch.tensor([-3.0, 6.0]) / 7)

@@ -22,7 +22,7 @@ SHAPE = {
 
 
 def masked_batch(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, context, and the tokens with every target as the mask, 7."""
+    """Return tokens, context, and the tokens with every target replaced by the mask, 7."""
     tokens, context, _ = random_question(3, length)
     return tokens, context, tokens.masked_fill(~context, 7)
 
@@ -112,7 +112,7 @@ def test_gpt2() -> None:
 
 
 def test_gpt2_fim() -> None:
-    """The reading of the module's own example, written by hand."""
+    """The example in the module's docstring, written by hand."""
     ours = small_baseline("gpt2-fim")
     assert isinstance(ours, GPT2Fim)
     a, b, c, d, e, f, g, h = 3, 1, 4, 1, 5, 2, 6, 5

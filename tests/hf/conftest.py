@@ -11,9 +11,7 @@ from tracformer.data import Tokenizer, build_tokenizer
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """No reports and no progress bars from transformers; its switches are the
-    process's, so they are put back.
-    """
+    """Silence transformers; its switches are global, so they are restored."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -34,7 +32,7 @@ def core() -> Tracformer:
 
 @pytest.fixture
 def folder(tmp_path: Path, core: Tracformer, tokenizer: Tokenizer) -> Path:
-    """What the core writes: weights, configuration, tokeniser."""
+    """What the core writes: weights, configuration, tokenizer."""
     core.save_pretrained(tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     return tmp_path / "model"

@@ -128,7 +128,7 @@ class Bart(TransformerPeer):
         given = batch.tokens.masked_fill(~batch.context, self.config.mask_id)
         # (B, T, d)
         memory = self.network.encoder(input_ids=given, attention_mask=inside).last_hidden_state
-        decoded = self.network.decoder(  # causal, so that padding on the right is out of sight
+        decoded = self.network.decoder(  # causal, so padding on the right has no effect
             input_ids=shifted_right(batch.tokens, self.config.mask_id),
             encoder_hidden_states=memory,
             encoder_attention_mask=inside,

@@ -410,7 +410,7 @@ class DiffusionModel(Denoiser):
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
         """Return states where all targets are masked, at the time with that share of masks.
 
-        A wanted position that is given takes a run of its own, in which it is masked too; that is
+        Each wanted position that is given takes an extra row, in which it is masked too; that is
         costly.
         """
 

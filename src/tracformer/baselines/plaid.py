@@ -224,7 +224,7 @@ class Plaid(Denoiser):
 
         They predict the marginal of each target given the rest, for a first look and to fill token
         by token; the bound and `ancestral` use the whole model. The noise is a function of the
-        position. A wanted position that is given takes a run of its own, in which it is a target
+        position. Each wanted position that is given takes an extra row, in which it is a target
         too.
         """
         # (1, T, e)

@@ -7,7 +7,7 @@ names in `model.safetensors`.
 - `TracformerPretrainedConfig`: the fields and checks of `TracformerConfig`, and the keys of
   transformers.
 - `TracformerModel`, `TracformerForMaskedLM`: final states, and logits with a loss.
-- `inputs.py`: from transformers' inputs to a `Batch`; `hub.py`: model cards and uploads.
+- `inputs.py`: from transformers' inputs to a `Batch`; `publish.py`: model cards and uploads.
 """
 
 import copy
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from tracformer.attention import implementations
 from tracformer.files import optional_package
-from tracformer.hf.hub import Evaluation, model_card, push_folder, write_model_card
 from tracformer.hf.inputs import IGNORED, read_batch
+from tracformer.hf.publish import Evaluation, model_card, push_folder, write_model_card
 from tracformer.model import Tracformer, likelihood, storage
 from tracformer.model.config import TracformerConfig
 from tracformer.model.storage import FOREIGN_KEYS
@@ -174,7 +174,7 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         evaluation: Evaluation | None = None,
         **options: Any,
     ) -> None:
-        """Write the folder; with `evaluation`, also a model card (`hub.model_card`)."""
+        """Write the folder; with `evaluation`, also a model card (`publish.model_card`)."""
         hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         super().save_pretrained(save_directory, is_main_process, state_dict, **options)
         if evaluation is not None and is_main_process:
@@ -192,7 +192,7 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
     ) -> str:
         """Upload weights, configuration, card and, if given, a tokenizer of either library.
 
-        See `hub.push_folder` for the options.
+        See `publish.push_folder` for the options.
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)

@@ -14,7 +14,7 @@ import tracformer.hf as hf
 from tests.helpers import small_model
 from tracformer import Tracformer
 from tracformer.data import Tokenizer, build_tokenizer
-from tracformer.hf.hub import evaluation_table
+from tracformer.hf.publish import evaluation_table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 EVALUATION = {
