@@ -1,30 +1,13 @@
-"""Text that experiments are run on."""
+"""Data that several files of tests read."""
 
-import random
 from pathlib import Path
 
 import pytest
 
+from tests.evaluation.toys import write_prepared
+
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    words = [
-        "the",
-        "a",
-        "cat",
-        "dog",
-        "sat",
-        "ran",
-        "on",
-        "under",
-        "mat",
-        "house",
-        "and",
-        "then",
-        "saw",
-        "it",
-    ]
-    rng = random.Random(0)
-    path = tmp_path_factory.mktemp("text") / "some.txt"
-    path.write_text("\n".join(" ".join(rng.choices(words, k=12)) + "." for _ in range(200)))
-    return path
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder of 1000 sequences of `small_source`."""
+    return write_prepared(tmp_path_factory.mktemp("text"), 1000)

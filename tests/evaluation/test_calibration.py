@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.toys import (
-    on_ranks,
-    random_mdlm,
-    small_source,
-    small_tokenizer,
-    write_prepared,
-)
+from tests.evaluation.toys import random_mdlm, small_source, small_tokenizer
 from tests.helpers import small_model
 from tracformer.evaluation.calibration import (
     Calibration,
@@ -29,27 +23,14 @@ from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("text"), 1000)
-
-
 def run(
     model: ConditionalModel,
     data: Path,
     mode: str = "ac",
     batch: int = 32,
-    ranks: Any = None,
     **options: Any,
 ) -> Result:
-    subject = Subject(
-        model,
-        small_tokenizer(),
-        "model",
-        mode,
-        batch=batch,
-        **({} if ranks is None else {"ranks": ranks}),
-    )
+    subject = Subject(model, small_tokenizer(), "model", mode, batch)
     task = Calibration(
         **{"data": str(data), "rows": "documents", "length": 5, "mean": 2.0, **options}
     )
@@ -103,16 +84,6 @@ def test_bins_by_hand(data: Path) -> None:
         == len(right)
         == sum(entry["targets"] for entry in result.details[name]["bins"])
     )
-
-
-def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
-    model = small_model(vocab_size=6)
-    once = [row.value for row in run(model, data, sequences=70, bins=4).rows]
-    assert [
-        row.value for row in run(model, data, batch=13, sequences=70, bins=4).rows
-    ] == pytest.approx(once, rel=1e-10)
-    for each in on_ranks(2, lambda ranks: run(model, data, ranks=ranks, sequences=70, bins=4)):
-        assert [row.value for row in each.rows] == pytest.approx(once, rel=1e-10)
 
 
 def test_the_interval_covers_the_true_error() -> None:

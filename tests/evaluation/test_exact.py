@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.toys import on_ranks, random_mdlm
+from tests.evaluation.toys import random_mdlm
 from tests.helpers import small_model
 from tracformer.cli import main
 from tracformer.data import PackedBlocks, PreparedData
@@ -41,12 +41,8 @@ from tracformer.model.batch import Batch
 MODES = ("car", "ac", "ar")
 
 
-def run(
-    model: ConditionalModel, mode: str, batch: int = 32, ranks: Any = None, **options: Any
-) -> Result:
-    subject = Subject(
-        model, None, "model", mode, batch=batch, **({} if ranks is None else {"ranks": ranks})
-    )
+def run(model: ConditionalModel, mode: str, batch: int = 32, **options: Any) -> Result:
+    subject = Subject(model, None, "model", mode, batch)
     return Exact(**options).run(subject, Progress())
 
 
@@ -150,20 +146,6 @@ def test_probability_of_an_end_of_text_is_lost_and_ar_has_kl_full() -> None:
 def test_kl_ignores_what_cannot_occur() -> None:
     true = np.log(np.array([[1.0, 1e-300]]))
     assert kl(true, np.array([[np.log(0.5), -np.inf]]))[0] == pytest.approx(np.log(2))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_neither_batch_nor_ranks_change_a_number(mode: str) -> None:
-    options: dict[str, Any] = {
-        "source": "hmm-4",
-        "sequences": 70,
-        "patterns": ("one", "spans-50%-long"),
-    }
-    model = small_model(vocab_size=8, max_length=64, n_layer=6)
-    once = kls(run(model, mode, batch=70, **options))
-    assert kls(run(model, mode, batch=9, **options)) == pytest.approx(once, rel=1e-10)
-    for each in on_ranks(2, lambda ranks: run(model, mode, batch=16, ranks=ranks, **options)):
-        assert kls(each) == pytest.approx(once, rel=1e-10)
 
 
 def test_a_bound_has_an_excess_and_no_kl() -> None:

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.toys import (
-    on_ranks,
-    random_mdlm,
-    small_source,
-    small_tokenizer,
-    write_prepared,
-)
+from tests.evaluation.toys import random_mdlm, small_source, small_tokenizer
 from tests.helpers import small_model
 from tracformer.evaluation.exact import TruthModel
 from tracformer.evaluation.order_consistency import Orders, along_all_orders, order_log_prob, orders
@@ -23,25 +17,10 @@ from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("text"), 70)
-
-
-def run(
-    model: ConditionalModel, data: Path, batch: int = 32, ranks: Any = None, **options: Any
-) -> Result:
-    subject = Subject(
-        model,
-        small_tokenizer(),
-        "model",
-        "ac",
-        batch=batch,
-        **({} if ranks is None else {"ranks": ranks}),
-    )
-    return Orders(data=str(data), rows="documents", **{"text": "ABBA", **options}).run(
-        subject, Progress()
-    )
+def run(model: ConditionalModel, data: Path, **options: Any) -> Result:
+    subject = Subject(model, small_tokenizer(), "model", "ac")
+    task = Orders(data=str(data), rows="documents", **{"text": "ABBA", **options})
+    return task.run(subject, Progress())
 
 
 @pytest.mark.parametrize("build", [lambda: small_model(vocab_size=6), random_mdlm])
@@ -84,16 +63,6 @@ def test_rows_histogram_and_text(data: Path) -> None:
     assert result.find("log_prob", text="ABBA", order="reverse").value == pytest.approx(
         float(backwards.sum())
     )
-
-
-def test_neither_batch_nor_ranks_change_a_number(data: Path) -> None:
-    model = small_model(vocab_size=6)
-    once = [row.value for row in run(model, data, sequences=70).rows]
-    assert [row.value for row in run(model, data, batch=11, sequences=70).rows] == pytest.approx(
-        once, rel=1e-10
-    )
-    for each in on_ranks(2, lambda ranks: run(model, data, ranks=ranks, sequences=70)):
-        assert [row.value for row in each.rows] == pytest.approx(once, rel=1e-10)
 
 
 def test_a_text_outside_the_alphabet_is_left_out_with_a_note(data: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.evaluation.toys import (
     known_subject,
     on_ranks,
     random_mdlm,
+    small_tokenizer,
     write_lines,
 )
 from tests.helpers import small_model
@@ -150,6 +152,30 @@ def test_ranks_share_the_work_and_agree(task: Task, world: int) -> None:
     )
     assert sum(map(sequences_read, truth)) == 2 * COUNT
     assert all(map(sequences_read, truth))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("calibration:mean=2,bins=4", "ac"),
+        ("orders:text=ABBA", "ac"),
+        *(("exact:source=hmm-4,patterns=one/spans-50%-long", mode) for mode in ("car", "ac", "ar")),
+    ],
+)
+def test_neither_batch_nor_ranks_change_a_figure(data: Path, text: str, mode: str) -> None:
+    options = {"data": str(data), "rows": "documents", "length": 5, "sequences": 70}
+    task = parse_task(text, options)
+    exact = task.name == "exact"
+    model = small_model(vocab_size=8 if exact else 6, max_length=64, n_layer=6)
+
+    def figures(batch: int, **changes: Any) -> list[float]:
+        subject = Subject(model, small_tokenizer(), "m", mode, batch, **changes)
+        return [row.value for row in task.run(subject, Progress()).rows]
+
+    alone = figures(70)
+    assert figures(9) == pytest.approx(alone, rel=1e-10)
+    for shared in on_ranks(2, lambda ranks: figures(16, ranks=ranks)):
+        assert shared == pytest.approx(alone, rel=1e-10)
 
 
 def test_modes_are_checked_before_any_work(task: Task) -> None:

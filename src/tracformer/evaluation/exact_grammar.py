@@ -156,27 +156,28 @@ def _draw_from_rows(weights: Floats, rows: Symbols, rng: np.random.Generator) ->
     return drawn
 
 
-def bracket_grammar(kinds: int = 3, fillers: int = 4, slip: float = 0.05) -> Grammar:
+KINDS, FILLERS, SLIP = 3, 4, 0.05  # kinds of brackets, filler words, and disagreeing brackets
+
+
+def bracket_grammar() -> Grammar:
     """Return a grammar of nested clauses whose closing word agrees with the opening word.
 
         S -> S S | O_i C_i | O_i K_i | filler,   C_i -> S K_i,   O_i, K_i -> one of two words
 
-    A closing word is of another kind with probability `slip`. There are 1 + 3 kinds nonterminals;
-    the words are openers, closers, fillers, in this order.
+    A closing word is of another kind with probability SLIP. There are 1 + 3 KINDS nonterminals; the
+    words are openers, closers, fillers, in this order.
     """
-    if kinds < 2:
-        raise ValueError(f"kinds is {kinds!r}; it must be at least 2, or nothing has to agree")
-    A, V = 1 + 3 * kinds, 4 * kinds + fillers
+    A, V = 1 + 3 * KINDS, 4 * KINDS + FILLERS
     rules, words = np.zeros((A, A, A)), np.zeros((A, V))
     rules[0, 0, 0] = 0.25
     # some fillers are more common
-    words[0, 4 * kinds :] = 0.35 * np.arange(fillers, 0, -1) / (fillers * (fillers + 1) / 2)
-    for i in range(kinds):
+    words[0, 4 * KINDS :] = 0.35 * np.arange(FILLERS, 0, -1) / (FILLERS * (FILLERS + 1) / 2)
+    for i in range(KINDS):
         opener, clause, closer = 1 + 3 * i, 2 + 3 * i, 3 + 3 * i
-        rules[0, opener, clause], rules[0, opener, closer] = 0.3 / kinds, 0.1 / kinds
+        rules[0, opener, clause], rules[0, opener, closer] = 0.3 / KINDS, 0.1 / KINDS
         rules[clause, 0, closer] = 1.0
         words[opener, 2 * i : 2 * i + 2] = 0.7, 0.3
-        kind = np.full(kinds, slip / (kinds - 1))
-        kind[i] = 1.0 - slip
-        words[closer, 2 * kinds : 4 * kinds] = np.outer(kind, (0.6, 0.4)).ravel()
+        kind = np.full(KINDS, SLIP / (KINDS - 1))
+        kind[i] = 1.0 - SLIP
+        words[closer, 2 * KINDS : 4 * KINDS] = np.outer(kind, (0.6, 0.4)).ravel()
     return Grammar(rules, words)

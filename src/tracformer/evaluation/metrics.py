@@ -244,31 +244,31 @@ def clustering_packages() -> tuple[Any, Any]:
     return cluster, optional_package("threadpoolctl", "MAUVE", "eval")
 
 
-def reduce_features(features: Floats, variance: float = VARIANCE) -> Floats:
-    """Return features of unit length, in the fewest directions that hold this variance."""
+def reduce_features(features: Floats) -> Floats:
+    """Return features of unit length, in the fewest directions that hold VARIANCE of them."""
     features = features.astype(np.float64)
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     features = features / np.where(norms > 0, norms, 1)
     centred = features - features.mean(0)
     scales, directions = np.linalg.eigh(centred.T @ centred)  # ascending
     share = np.cumsum(scales[::-1]) / max(scales.sum(), np.finfo(np.float64).tiny)
-    kept = min(int(np.searchsorted(share, variance)) + 1, len(scales))
+    kept = min(int(np.searchsorted(share, VARIANCE)) + 1, len(scales))
     return centred @ directions[:, ::-1][:, :kept]
 
 
-def mauve_of_counts(p: Floats, q: Floats, scaling: float = SCALING) -> float:
+def mauve_of_counts(p: Floats, q: Floats) -> float:
     """Return the area under the divergence curve of two histograms."""
-    x, y = divergence_curve(p, q, scaling)
+    x, y = divergence_curve(p, q)
     # x falls from 1 to 0 along the curve
     return float(np.sum((x[:-1] - x[1:]) * (y[:-1] + y[1:])) / 2)
 
 
-def divergence_curve(p: Floats, q: Floats, scaling: float = SCALING) -> tuple[Floats, Floats]:
+def divergence_curve(p: Floats, q: Floats) -> tuple[Floats, Floats]:
     """Return x and y of the points of the divergence curve, ends included."""
     p, q = p / p.sum(), q / q.sum()
     w = np.linspace(EDGE, 1 - EDGE, POINTS)[:, None]
     r = w * p + (1 - w) * q  # (points, clusters)
-    x, y = (np.exp(-scaling * _divergence(each, r)) for each in (q, p))
+    x, y = (np.exp(-SCALING * _divergence(each, r)) for each in (q, p))
     return np.concatenate([[1.0], x, [0.0]]), np.concatenate([[0.0], y, [1.0]])
 
 
