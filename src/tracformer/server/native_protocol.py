@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.options import InfillOptions, ScoreOptions, flat_options, parse_search
 from tracformer.generation.results import Callback, Infilled, Token
-from tracformer.generation.template import Template, parse, parse_lengths
+from tracformer.generation.template import Template, parse
 from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import QueuedRequest, Send, Service, service_of, usage_of
 from tracformer.server.schema import (
@@ -131,7 +131,7 @@ def check_limits(service: Service, template: Template, options: InfillOptions) -
         service.check_limit(name, getattr(options, name), getattr(limits, name))
     service.check_limit("blanks", len(template.contents), limits.blanks)
     service.check_limit("max_blank", options.max_blank, limits.blank_tokens)
-    for low, high in map(parse_lengths, template.contents):
+    for low, high in template.lengths:
         if high not in (low, None):  # a length that is to be chosen
             service.check_limit("blank", high, limits.blank_tokens)
     if options.search is not None:
