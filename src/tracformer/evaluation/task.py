@@ -133,6 +133,21 @@ class Task(ABC):
     """Base class of tasks. Subclasses are frozen dataclasses; their fields are the options.
 
     Every option has a default and is made by `tracformer.options.option`.
+
+    Example:
+        >>> from tracformer.options import option
+        >>> @dataclass(frozen=True)
+        ... class Size(Task):
+        ...     name = "size"
+        ...     unit: float = option(1.0, "parameters per unit", above=0)
+        ...
+        ...     def run(self, subject: Subject, progress: Progress) -> Result:
+        ...         size = subject.model.num_parameters() / self.unit
+        ...         return self.result(subject, [ResultRow("size", {}, size)])
+        >>> register_task("size", Size)
+        >>> parse_task("size:unit=1e6").options
+        {'unit': 1000000.0}
+        >>> _ = _tasks.pop("size")
     """
 
     name: ClassVar[str]
