@@ -133,8 +133,10 @@ class PartialText:
 
 
 class TokenNames:
-    """Token ids to text; bytes that are no text by themselves are named `bytes:\\xe2\\x82`, as
-    OpenAI does.
+    """Token ids to text, as OpenAI writes tokens.
+
+    Bytes that are not text by themselves are named by their codes, as in "bytes:" and two escaped
+    bytes in hexadecimal.
     """
 
     def __init__(self, lm: LanguageModel) -> None:
