@@ -221,5 +221,5 @@ def test_families_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "data", one_line, "protein", identity=60)
     text = tmp_path / "a.txt"
     text.write_text("some text")
-    with pytest.raises(ValueError, match="for aligned FASTA files"):
+    with pytest.raises(ValueError, match="for aligned sequences"):
         prepare(tmp_path / "data", text, "byte", identity=0.5)
