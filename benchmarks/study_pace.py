@@ -56,13 +56,13 @@ def main(words: list[str] | None = None) -> None:
         for model in experiment.trained():
             if model.train and model.name not in timed:
                 timed[model.name] = time_steps(experiment, model, arguments.steps)
-                told = timed[model.name]
-                hours = model.tokens * len(model.seeds) / told.pace / HOUR
+                timing = timed[model.name]
+                hours = model.tokens * len(model.seeds) / timing.pace / HOUR
                 cost = (
-                    f"{1e3 * told.seconds:7.0f} ms a step  {hours:5.2f} core-hours, "
+                    f"{1e3 * timing.seconds:7.0f} ms a step  {hours:5.2f} core-hours, "
                     f"{len(model.seeds)} seeds"
                 )
-                print(f"{model.name:<34} {told.pace:8,.0f} tokens/s {cost}", flush=True)
+                print(f"{model.name:<34} {timing.pace:8,.0f} tokens/s {cost}", flush=True)
         paces = {model: each.pace for model, each in timed.items()}
         total = core_hours(experiment.training(), paces)
         print(f"{name}: about {total:.1f} core-hours, pilots and all seeds included", flush=True)

@@ -26,7 +26,7 @@ ENDINGS = (
 # Samples for each text. The best are shown: those that are probable in their places and make the
 # whole text probable.
 DRAWN = 32
-BEHIND = (
+ENDS = (
     "was afraid of the dark.",
     "could fly very high in the sky.",
     "loved to swim in the pond.",
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
 
     print("\nThe text after a blank matters: the same beginning with three endings.")
-    for behind in BEHIND:
-        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {behind}", **options)
+    for end in ENDS:
+        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {end}", **options)
         print(f"  {brackets(result)}")
 
     print("\nHow probable is a word, given the text on both sides?")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tracformer.data.hub import NAMED, PARQUET_BRANCH, HubSource, named_source
+from tracformer.data.hub_sources import NAMED, PARQUET_BRANCH, HubSource, named_source
 from tracformer.data.sources import open_sources, whole_documents
 
 datasets = pytest.importorskip("datasets")

@@ -51,7 +51,7 @@ def test_fast_encoders_agree_with_the_saved_file(text: str) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ALL, ids=lambda tokenizer: tokenizer.kind)
-def test_ids_are_contiguous_and_the_mask_stands_behind_them(tokenizer: Tokenizer) -> None:
+def test_ids_are_contiguous_and_the_mask_comes_last(tokenizer: Tokenizer) -> None:
     ids = sorted(Backend.from_str(tokenizer.document).get_vocab().values())
     assert ids == list(range(tokenizer.vocab_size + 1))
     assert tokenizer.mask_id == tokenizer.vocab_size

@@ -137,9 +137,9 @@ class SentencePieceCodec(LibraryCodec):
         super().__init__(backend)
         without = _without_prefix_space(document)
         self.adds_prefix_space = without is not None
-        # Both keep the tokens: `_inside` adds and removes no space. `_spaced` is for text that
-        # begins with white space, if `_inside` would spell the next word as it is spelled behind
-        # a letter.
+        # `_inside` has the same tokens, but adds and removes no prefix space. `_spaced` encodes
+        # text from its first white space on: it is the unchanged tokenizer if white space is
+        # dropped and every word gets a space, as in T5; else it is `_inside`.
         self._inside = self._spaced = backend
         if without is not None:
             self._inside, plain = (_quiet(json.dumps(each)) for each in (without, document))

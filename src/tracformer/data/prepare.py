@@ -172,10 +172,10 @@ def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
         same = True
     # learned from the data, which may have given fewer tokens
     elif wanted == "char" or kind == "bpe":
-        learnt = found.kind == kind and not (
+        learned = found.kind == kind and not (
             argument.isdecimal() and found.vocab_size > int(argument)
         )
-        same = asked == wanted if asked.startswith("bpe:") else learnt
+        same = asked == wanted if asked.startswith("bpe:") else learned
     elif wanted in ("byte", *ALPHABETS) or kind == "char" or Path(wanted).exists():
         same = build_tokenizer(wanted).fingerprint == found.fingerprint
     else:

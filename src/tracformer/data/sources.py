@@ -8,9 +8,9 @@
     open_sources      the same or a named data set, as one source per split
     find_set          the files of a named data set that lie in a local folder
 
-Data sets of the Hugging Face hub are in `hub`. Instead of a download, a named data set may lie in a
-local folder, as a folder of its name with files whose names tell their splits, or as a single file
-of its name:
+Data sets of the Hugging Face hub are in `hub_sources`. Instead of a download, a named data set may
+be in a local folder, as a folder of its name with files whose names tell their splits, or as a
+single file of its name:
 
     FOLDER/wikitext-2/{train,valid,test}.txt     FOLDER/ptb/ptb.{valid,test}.txt
     FOLDER/lambada/test.jsonl                    FOLDER/1bw/dev.txt
@@ -37,7 +37,7 @@ from tracformer.data.documents import (
     format_of,
     read_file,
 )
-from tracformer.data.hub import HUB_PREFIX, NAMED, HubSource, named_source
+from tracformer.data.hub_sources import HUB_PREFIX, NAMED, HubSource, named_source
 from tracformer.data.tinystories import HALVES, HeldOutStories
 from tracformer.data.tinystories import NAME as STORIES
 from tracformer.data.tokenizer import Tokenizer

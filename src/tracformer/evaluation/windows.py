@@ -27,7 +27,7 @@ from tracformer.data import (
     open_sources,
     whole_documents,
 )
-from tracformer.data.hub import HUB_PREFIX
+from tracformer.data.hub_sources import HUB_PREFIX
 from tracformer.data.shards import MANIFEST_FILE, Tokens
 from tracformer.data.sources import with_gaps_of
 from tracformer.data.tokenizer import AlphabetError

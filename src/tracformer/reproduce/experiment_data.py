@@ -23,7 +23,7 @@ from tracformer.data import (
     prepare,
     require_tokenizer,
 )
-from tracformer.data.hub import HUB_PREFIX
+from tracformer.data.hub_sources import HUB_PREFIX
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import reading_of, split_files
 from tracformer.evaluation.exact_sources import PREFIX as EXACT
