@@ -113,6 +113,7 @@ def test_a_short_run_of_masked_diffusion(words: str, data: Path, tmp_path: Path)
         "steps=20",
         "optimizer.lr=1e-2",
         "eval_every=20",
+        "eval_sequences=4",
         "eval_contexts=span:p=0.5,mean=5",
         "ema=0.5",
     )

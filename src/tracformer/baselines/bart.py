@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tracformer.baselines.transformer import (
     TransformerConfig,
-    TransformerPeer,
+    TransformersModel,
     check_norm,
     pick,
     shifted_right,
@@ -55,7 +55,7 @@ class BartConfig(TransformerConfig):
             )
 
 
-class Bart(TransformerPeer):
+class Bart(TransformersModel):
     """BART as published: p(x_t | x_C, x_<t)."""
 
     config: BartConfig

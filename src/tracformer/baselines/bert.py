@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from tracformer.baselines.gpt2 import gpt2_network
 from tracformer.baselines.transformer import (
     TransformerConfig,
-    TransformerPeer,
+    TransformersModel,
     check_norm,
     pick,
     size_presets,
@@ -62,7 +62,7 @@ class BertConfig(TransformerConfig):
         check_norm(self.norm)
 
 
-class Bert(TransformerPeer):
+class Bert(TransformersModel):
     """BERT as published: p(x_t | x_C)."""
 
     config: BertConfig
@@ -158,7 +158,7 @@ class BertBidirConfig(TransformerConfig):
     separate: bool = False
 
 
-class BertBidir(TransformerPeer):
+class BertBidir(TransformersModel):
     """Two directions of GPT-2, joined by an MLP: p(x_t | x_C)."""
 
     config: BertBidirConfig

@@ -1,6 +1,6 @@
 """AC-GPT and Compact: one stack of blocks over an input that puts the given tokens first.
 
-A row of the input is a token at its true position (tokens stand at 1..T, the start token at 0):
+A row of the input is a token at its true position (tokens at 1..T, the start token at 0):
 
     text      a b _ _ e _ g    given a b e g, targets c d f
     prefix    a b e g          the given tokens; each reads the prefix and nothing else

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from tracformer.baselines.pickle_reader import PICKLE_FILE, read_pickle
 from tracformer.baselines.transformer import (
     TransformerConfig,
-    TransformerPeer,
+    TransformersModel,
     pick,
     shifted_right,
     size_presets,
@@ -93,7 +93,7 @@ class GPT2Config(TransformerConfig):
         return self.max_length
 
 
-class GPT2(TransformerPeer):
+class GPT2(TransformersModel):
     """GPT-2: p(x_t | bos, x_<t)."""
 
     config: GPT2Config

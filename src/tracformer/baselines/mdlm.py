@@ -92,7 +92,17 @@ class MDLMConfig(DiffusionConfig):
 
 
 class MDLM(DiffusionModel):
-    """Masked diffusion by cross-entropy: the cost of a masked target is -log p(x_0 | z_t)."""
+    """Masked diffusion by cross-entropy.
+
+    -log p(x_A | x_C) <= integral over t in (0, 1] of (1/t) E[ sum over masked targets of
+                         -log p(x_0 | z_t) ] dt
+
+    `estimate` computes the bound by `diffusion.conditional_bound`.
+
+    Args:
+        config: Shape of the model.
+        attention: Implementation of attention, for a Tracformer network.
+    """
 
     config: MDLMConfig
     config_class = MDLMConfig

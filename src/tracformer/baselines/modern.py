@@ -258,7 +258,7 @@ class CrossBlock(Block):
 class BartModern(ModernModel):
     """A bidirectional encoder and a causal decoder: p(x_t | x_C, x_<t).
 
-    The encoder reads the given tokens. The decoder's row for t holds x_{t-1} and stands at position
+    The encoder reads the given tokens. The decoder's row for t holds x_{t-1} at position
     t; its first row holds the mask.
     """
 

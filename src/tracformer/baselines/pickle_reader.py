@@ -298,7 +298,7 @@ def _refuse(error: Exception, message: str) -> NoReturn:
     if failing or isinstance(error, MemoryError) or "allocate memory" in str(error):
         raise error
     lines = [line.strip() for line in str(error).splitlines()]
-    # torch writes many lines on how to read the file all the same; one of them has the reason
+    # torch's message has many lines of advice; one of them has the reason
     named = [line for line in lines if "GLOBAL" in line or "Unsupported" in line]
     reason = named[0] if named else lines[0] if len(lines) == 1 else ""
     found = f"{type(error).__name__}: {reason}" if reason else type(error).__name__

@@ -141,7 +141,13 @@ SELF_CONDITIONED = 4  # one in four training rows reads a guess
 
 
 class Plaid(Denoiser):
-    """Gaussian diffusion on token embeddings: a bound on the joint log-likelihood."""
+    """Gaussian diffusion on token embeddings e(v), with log p(v | z_t) from the denoiser.
+
+    -log p(x_A | x_C) <= sum over targets of ( -log p(x | z_0) + KL(q(z_1 | x) || N(0, I))
+                         + 1/2 integral of gamma' exp(-gamma) E |e(x) - x^(z_t, t)|^2 dt )
+
+    `terms` computes the first and the third term, `prior` the second, `estimate` the sum.
+    """
 
     config: PlaidConfig
     config_class = PlaidConfig

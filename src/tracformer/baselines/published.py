@@ -47,7 +47,7 @@ from tracformer.model.storage import CONFIG_FILE, WEIGHTS_FILE, compare, load_do
 LOGGER = logging.getLogger(__name__)
 HYDRA_FILE = ".hydra/config.yaml"  # in a run's folder; its weights are in `checkpoints/`
 PREFIX = "backbone."
-FREQUENCIES = "rotary_emb.inv_freq"  # a buffer of theirs, which is computed here
+FREQUENCIES = "rotary_emb.inv_freq"  # a buffer in their files; here it is computed
 TABLE = "vocab_embed.embedding"
 HEAD_BIAS = "output_layer.linear.bias"
 TOKEN_ROWS = (TABLE, "output_layer.linear.weight", HEAD_BIAS)  # one row for each token

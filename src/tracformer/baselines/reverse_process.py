@@ -3,7 +3,7 @@
 A revealed position keeps its token. `scheduled` is for models that reveal at the rate of the
 forward process (MDLM); `posterior` for models that answer themselves how probably a position is
 revealed (SEDD, D3PM). `Draws` holds the random numbers: each is a function of a sequence's seed,
-the position and the step, so that a sequence is filled alike alone and in any batch.
+the position and the step, so that a sequence gets the same tokens alone and in any batch.
 """
 
 from collections.abc import Callable, Sequence

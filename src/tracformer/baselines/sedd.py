@@ -78,7 +78,10 @@ class SEDDConfig(DiffusionConfig):
 
 
 class SEDD(DiffusionModel):
-    """Masked diffusion by score entropy.
+    """Masked diffusion by score entropy, with g = logits - log V.
+
+    -log p(x_A | x_C) <= integral over t in (0, 1] of (1/t) E[ sum over masked targets of
+                         sum_y e^{g_y} - 1 - g_{x_0} ] dt
 
     Mode `ac` normalises the scores over real tokens, at the noise level at which the share of masks
     is that of the sequence.
@@ -160,7 +163,13 @@ class D3PMConfig(DiffusionConfig):
 
 
 class D3PM(DiffusionModel):
-    """Masked diffusion in discrete time; mode `ac` normalises p(x_0) over real tokens."""
+    """Masked diffusion in T discrete steps, t = i/T.
+
+    -log p(x_A | x_C) <= sum over i = 1..T of E[ sum over masked targets of KL_i ]
+                         - sum over targets of log p(x_0 | x at t = 0)
+
+    KL_i is given in the module's docstring. Mode `ac` normalises p(x_0) over real tokens.
+    """
 
     config: D3PMConfig
     config_class = D3PMConfig

@@ -2,7 +2,7 @@
 
 - `attend`, `attend_at`: attention over all allowed keys, or over a few keys per query
 - `DenseModel`: base of models whose attention would show a given position its own token
-- `TransformerConfig`, `TransformerPeer`: base of BART, BERT, BERT-bidir and GPT-2
+- `TransformerConfig`, `TransformersModel`: base of BART, BERT, BERT-bidir and GPT-2
 - `inside_of`, `pick`, `shifted_right`: small tensor helpers
 - `size_presets`: the presets that every baseline has
 """
@@ -175,7 +175,7 @@ class DenseModel(ConditionalModel):
         return each_given_alone(wanted, targets, states)
 
 
-class TransformerPeer(DenseModel):
+class TransformersModel(DenseModel):
     """Base of models that wrap a network of `transformers`, held in `network`."""
 
     config: TransformerConfig
