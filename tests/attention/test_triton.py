@@ -195,7 +195,7 @@ def ask_native() -> list[Any]:
     """What the default does with tensors that its C++ does not serve."""
     layout = Layout(torch.tensor([4]), 4, 1, torch.arange(4))
     q = torch.zeros(1, 4, 1, 8, dtype=torch.bfloat16)
-    functions = "tracformer.attention.triton_kernels"
+    functions = "tracformer.attention.triton"
     with (
         patch(f"{functions}.window_attention", return_value="window"),
         patch(f"{functions}.strided_attention", return_value="strided"),
@@ -255,12 +255,10 @@ def compile_ahead(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tracformer.attention import triton_kernels as strided
-    from tracformer.attention import triton_kernels as window
-    from tracformer.attention.triton_kernels import tile_options
+    from tracformer.attention import triton_kernels
 
-    kernel = getattr(window if name.startswith("window") else strided, name)
-    constants = tile_options(n, size, dtype) | (
+    kernel = getattr(triton_kernels, name)
+    constants = triton.tile_options(n, size, dtype) | (
         {"READINGS": 2} if "READINGS" in kernel.arg_names else {}
     )
     wide = "*fp64" if dtype == torch.float64 else "*fp32"

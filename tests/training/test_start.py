@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers import small_model
 from tests.training.helpers import SMALL, losses, small, weights_of
-from tracformer import Tracformer
+from tracformer import Batch, Tracformer
 from tracformer.data import PreparedData, char_tokenizer, prepare
 from tracformer.training.log import RunLog, plot_runs, read_log
 from tracformer.training.optimizer import Optimizer
@@ -22,10 +22,8 @@ def test_a_grown_vocabulary_keeps_what_was_learnt() -> None:
     new.load_state_dict(grown_weights(old, [0, 1, -1, 2, -1, 3]))  # ids 2 and 4 are new
     tokens, context = torch.tensor([[1, 2, 3, 0]]), torch.tensor([[True, False, True, False]])
     moved = torch.tensor([0, 1, 3, 5])
-    expected = old(tokens, context)
-    torch.testing.assert_close(
-        new(moved[tokens], context)[..., moved], expected, atol=1e-12, rtol=0
-    )
+    found, expected = new(Batch(moved[tokens], context)), old(Batch(tokens, context))
+    torch.testing.assert_close(found[..., moved], expected, atol=1e-12, rtol=0)
 
 
 def test_fine_tuning_with_a_grown_alphabet(

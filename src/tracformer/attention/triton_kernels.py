@@ -1,53 +1,38 @@
-"""Triton kernels of the two attentions, and their gradients.
+"""Triton kernels of the two attentions and their gradients; `attention.triton` launches them.
 
-What the kernels share: tiles of rows in and out of memory, and one tile's part in a softmax and
-in its gradient.
+Tiles. A tile is BLOCK rows of one head, (BLOCK, BLOCK_D), of a tensor (..., H, D) whose rows lie
+`pitch` = H * D apart. Matrix products need powers of two of at least 16, so the columns of BLOCK_D
+beyond D are zero. Sums are computed in the dtype WIDE: float32 for float16 and bfloat16.
 
-A tile is BLOCK rows of one head, (BLOCK, BLOCK_D), of a tensor (..., H, D) whose rows lie `pitch` =
-H * D apart. Products need powers of two, at least 16: what BLOCK_D has beyond D is zero. Sums are
-taken in the dtype WIDE, float32 for the half precisions.
+Encoder window (`window_*`). Query t reads `count` keys t, t - step, t - 2 step, ..., and a few keys
+at single distances. The positions t = c + step * i of one residue class c form a sequence in which
+query i reads the keys i - count < j <= i. A program handles one block of one class: a block of
+queries in the forward pass and for dq, of keys for dk and dv. Each result then has one writer, and
+each sum a fixed order. Tensors are (rows, T, H, D) and contiguous; lse and delta are (rows, T, H);
+`extra` (extras,) holds the single distances.
 
-The multi-scope encoder's window on a GPU: query t reads keys t, t - step, ..., `count` of them, and
-a few at single distances.
-
-Positions t = c + step * i of one residue class c form a sequence in which query i reads keys i -
-count < j <= i. A program takes one block of one class: of queries in the forward and for dq, of
-keys for dk and dv, so that every result has one writer and a sum one order. Tensors are (rows, T,
-H, D) and contiguous; lse and delta (rows, T, H); `extra` (extras,) holds the single distances.
-
-The strided decoder on a GPU: query t reads keys t-1, t-1-s, ... before it and t+1, t+1+s, ... after
-it, in one softmax.
-
-Queries t = c + s * i of one residue class c read the prefix keys c-1 + s * j that lie before them
-and the suffix keys c+1 + s * j that lie after them: the two halves of one row of tiles, whatever
-the block, so that all programs have the same work. The suffix key of text position x is row `length
-- 1 - x` of the mirrored reading.
-
-`place` (B * T,) names the query at a position, -1 for none; a block without queries is left at
-once. q, out and grad are (N, H, D), lse and delta (N, H), k and v (READINGS * B, T, H, D), all
-contiguous. As in the window, every result has one writer.
+Strided decoder (`strided_*`). Query t reads keys t-1, t-1-s, ... before it and t+1, t+1+s, ...
+after it, in one softmax. The queries t = c + s * i of one residue class c read the prefix keys
+c-1 + s * j before them and the suffix keys c+1 + s * j after them. Together these fill one row of
+tiles, whichever the block, so all programs have equal work. The suffix key of text position x is
+row `length - 1 - x` of the mirrored reading. `place` (B * T,) is the number of the query at a
+position, or -1; a block without queries is skipped. q, out and grad are (N, H, D), lse and delta
+(N, H), k and v (READINGS * B, T, H, D), all contiguous.
 """
 
 import os
-from functools import lru_cache
-from typing import Any
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from tracformer.devices import wide
-from tracformer.geometry import KeyRun
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
 def numbered(H, classes, blocks):
-    """This program's (sequence, head, residue class, block of the class): one axis of the grid, the
-    only one without a small limit.
+    """Return this program's sequence, head, residue class and block of the class.
+
+    All are numbered along the first axis of the grid, the only one without a small limit.
     """
     program = tl.program_id(0)
     block = program % blocks
@@ -58,7 +43,7 @@ def numbered(H, classes, blocks):
 
 @triton.jit
 def load_rows(start, rows, present, pitch, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(BLOCK, BLOCK_D), zero where a row is not `present`."""
+    """Load rows (BLOCK, BLOCK_D); zero where a row is not `present`."""
     d = tl.arange(0, BLOCK_D)
     return tl.load(
         start + rows.to(tl.int64)[:, None] * pitch + d[None, :],
@@ -69,6 +54,7 @@ def load_rows(start, rows, present, pitch, D: tl.constexpr, BLOCK_D: tl.constexp
 
 @triton.jit
 def store_rows(start, rows, present, pitch, x, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store x (BLOCK, BLOCK_D) to the rows that are `present`."""
     d = tl.arange(0, BLOCK_D)
     at = start + rows.to(tl.int64)[:, None] * pitch + d[None, :]
     tl.store(at, x.to(start.dtype.element_ty), mask=present[:, None] & (d < D)[None, :])
@@ -76,23 +62,24 @@ def store_rows(start, rows, present, pitch, x, D: tl.constexpr, BLOCK_D: tl.cons
 
 @triton.jit
 def product(left, right, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """left right, `left` rounded to the dtype of `right`, summed in WIDE."""
+    """Return left @ right, with `left` rounded to the dtype of `right`, summed in WIDE."""
     left = left.to(right.dtype)
-    if INTERPRETED:  # it would multiply the bits of bfloat16 numbers; widening changes no number
+    if INTERPRETED:  # it would multiply the bits of bfloat16 numbers; widening is exact
         left, right = left.to(WIDE), right.to(WIDE)
     return tl.dot(left, right, out_dtype=WIDE, input_precision=PRECISION)
 
 
 @triton.jit
 def scores(q, k, allowed, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """q k' / sqrt(D), (queries, keys); -inf where a query does not read a key."""
+    """Return q k' / sqrt(D), (queries, keys); -inf where a query does not read a key."""
     return tl.where(allowed, product(q, tl.trans(k), WIDE, PRECISION) * SCALE, -float("inf"))
 
 
 @triton.jit
 def begun(BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
-    """A softmax that has seen no key: sum of values, sum of weights, and the highest score, finite
-    so that differences exist.
+    """Return the state of a softmax without keys: sum of values, sum of weights, highest score.
+
+    The score is finite, so that differences are defined.
     """
     return (
         tl.zeros((BLOCK, BLOCK_D), WIDE),
@@ -103,8 +90,9 @@ def begun(BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def join_tile(values, weights, top, s, v, WIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """The softmax after a tile of keys with scores s (queries, keys): all that was summed before is
-    rescaled to the new highest score.
+    """Add a tile of keys with scores s (queries, keys) to a softmax.
+
+    Earlier sums are rescaled to the new highest score.
     """
     higher = tl.maximum(top, tl.max(s, 1))
     shrink = tl.exp(top - higher)
@@ -115,7 +103,7 @@ def join_tile(values, weights, top, s, v, WIDE: tl.constexpr, PRECISION: tl.cons
 
 @triton.jit
 def join_single(values, weights, top, s, v):
-    """The same after one key a query: s (queries,), v (queries, BLOCK_D)."""
+    """Add one key for each query to a softmax: s (queries,), v (queries, BLOCK_D)."""
     higher = tl.maximum(top, s)
     shrink = tl.exp(top - higher)
     p = tl.exp(s - higher)
@@ -124,8 +112,9 @@ def join_single(values, weights, top, s, v):
 
 @triton.jit
 def finished(values, weights, top):
-    """The mean value of each query and the logsumexp of its scores; both zero for a
-    query without keys.
+    """Return the mean value of each query and the logsumexp of its scores.
+
+    Both are zero for a query without keys.
     """
     some = weights > 0
     weights = tl.where(some, weights, 1.0)
@@ -136,10 +125,10 @@ def finished(values, weights, top):
 def slopes(
     s, grad, v, lse, delta, SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Weights p = exp(s - lse) again, and the gradient of the products q k': p (grad v' - delta) /
-    sqrt(D), delta = grad . out.
+    """Return the weights p = exp(s - lse) and the gradient of the products q k'.
 
-    s: (queries, keys); grad: (queries, BLOCK_D); v: (keys, BLOCK_D); lse, delta: (queries,).
+    The gradient is p (grad v' - delta) / sqrt(D) with delta = grad . out. Shapes: s (queries,
+    keys), grad (queries, BLOCK_D), v (keys, BLOCK_D), lse and delta (queries,).
     """
     p = tl.exp(s - lse[:, None])
     return p, p * (product(grad, tl.trans(v), WIDE, PRECISION) - delta[:, None]) * SCALE
@@ -151,6 +140,7 @@ def window_forward(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute the attention of a block of queries, and the logsumexp of their scores."""
     row, head, c, block = numbered(H, step, blocks)
     first, pitch = row * T * H + head, H * D
     q, k, v, out, lse = q + first * D, k + first * D, v + first * D, out + first * D, lse + first
@@ -163,10 +153,10 @@ def window_forward(
         tl.maximum(block * BLOCK - count + 1, 0), tl.minimum(block * BLOCK + BLOCK, n), BLOCK
     ):
         j = start + tl.arange(0, BLOCK)
-        behind = i[:, None] - j[None, :]
+        distance = i[:, None] - j[None, :]
         key = load_rows(k, c + j * step, j < n, pitch, D, BLOCK_D)
         value = load_rows(v, c + j * step, j < n, pitch, D, BLOCK_D)
-        s = scores(query, key, (behind >= 0) & (behind < count), SCALE, WIDE, PRECISION)
+        s = scores(query, key, (distance >= 0) & (distance < count), SCALE, WIDE, PRECISION)
         values, weights, top = join_tile(values, weights, top, s, value, WIDE, PRECISION)
     for e in range(extras):
         at = t - tl.load(extra + e)
@@ -186,7 +176,7 @@ def window_backward_queries(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = grad . out, which the gradients of keys want too."""
+    """Compute dq, and delta = grad . out, which the gradients of keys need too."""
     row, head, c, block = numbered(H, step, blocks)
     first, pitch = row * T * H + head, H * D
     grad, q, k, v, out, grad_q = (
@@ -210,10 +200,10 @@ def window_backward_queries(
         tl.maximum(block * BLOCK - count + 1, 0), tl.minimum(block * BLOCK + BLOCK, n), BLOCK
     ):
         j = start + tl.arange(0, BLOCK)
-        behind = i[:, None] - j[None, :]
+        distance = i[:, None] - j[None, :]
         key = load_rows(k, c + j * step, j < n, pitch, D, BLOCK_D)
         value = load_rows(v, c + j * step, j < n, pitch, D, BLOCK_D)
-        allowed = (behind >= 0) & (behind < count) & (t < T)[:, None]
+        allowed = (distance >= 0) & (distance < count) & (t < T)[:, None]
         _, ds = slopes(
             scores(query, key, allowed, SCALE, WIDE, PRECISION),
             slope,
@@ -242,8 +232,10 @@ def window_backward_keys(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv: key j is read by the queries j <= i < j + count of its class, and by those at the
-    single distances after it.
+    """Compute dk and dv.
+
+    Key j is read by the queries j <= i < j + count of its class, and by those at the single
+    distances after it.
     """
     row, head, c, block = numbered(H, step, blocks)
     first, pitch = row * T * H + head, H * D
@@ -265,12 +257,12 @@ def window_backward_keys(
     for start in range(block * BLOCK, tl.minimum(block * BLOCK + BLOCK + count - 1, n), BLOCK):
         i = start + tl.arange(0, BLOCK)
         at = c + i * step
-        behind = i[:, None] - j[None, :]
+        distance = i[:, None] - j[None, :]
         query = load_rows(q, at, i < n, pitch, D, BLOCK_D)
         slope = load_rows(grad, at, i < n, pitch, D, BLOCK_D)
         logsum = tl.load(lse + at * H, mask=i < n, other=0.0)
         inner = tl.load(delta + at * H, mask=i < n, other=0.0)
-        allowed = (behind >= 0) & (behind < count) & (i < n)[:, None]
+        allowed = (distance >= 0) & (distance < count) & (i < n)[:, None]
         p, ds = slopes(
             scores(query, key, allowed, SCALE, WIDE, PRECISION),
             slope,
@@ -305,6 +297,7 @@ def strided_forward(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Compute the attention of a block of queries, and the logsumexp of their scores."""
     b, head, c, block = numbered(H, stride, blocks)
     pitch = H * D
     t = c + (block * BLOCK + tl.arange(0, BLOCK)) * stride
@@ -349,7 +342,7 @@ def strided_backward_queries(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, and delta = grad . out, which the gradients of keys want too."""
+    """Compute dq, and delta = grad . out, which the gradients of keys need too."""
     b, head, c, block = numbered(H, stride, blocks)
     pitch = H * D
     t = c + (block * BLOCK + tl.arange(0, BLOCK)) * stride
@@ -396,11 +389,10 @@ def strided_backward_keys(
     D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
     SCALE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a reading's slots c-1 + s * j, in the reading's own order: read by its queries c
-    + s * i, i >= j.
+    """Compute dk and dv of the slots c-1 + s * j of a reading, in its own order.
 
-    The classes c = 0 .. s-1 hold each slot once, so that a key that nobody reads is written too:
-    zero.
+    They are read by the queries c + s * i with i >= j. The classes c = 0 .. s-1 hold each slot
+    once, so that the gradient of a key without queries is written too, as zero.
     """
     row, head, c, block = numbered(H, stride, blocks)
     pitch = H * D
@@ -430,151 +422,3 @@ def strided_backward_keys(
         total_v += product(tl.trans(p), slope, WIDE, PRECISION)
     store_rows(grad_k + first, at, there, pitch, total_k, D, BLOCK_D)
     store_rows(grad_v + first, at, there, pitch, total_v, D, BLOCK_D)
-
-
-TILE = 2**13  # bytes; a kernel holds up to six tiles in shared memory
-
-
-def window_attention(q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
-    """Attention over the keys that `run` describes. All (B, T, H, D); rows read left to right."""
-    return _TritonWindow.apply(q, k, v, run)
-
-
-def strided_attention(
-    q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
-) -> Tensor:
-    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,).
-
-    Returns (N, H, D).
-    """
-    return _TritonStrided.apply(q, k, v, stride, rows, lengths)
-
-
-def tile_options(n: int, D: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What a kernel is compiled for, over classes of n positions: tiles of 16 to 64 rows, where
-    possible within TILE bytes.
-    """
-    block_d = max(16, triton.next_power_of_2(D))
-    largest = max(16, min(64, TILE // (block_d * dtype.itemsize)))
-    return {
-        "D": D,
-        "BLOCK": max(16, min(largest, triton.next_power_of_2(n))),
-        "BLOCK_D": block_d,
-        "SCALE": D**-0.5,
-        "WIDE": tl.float64 if dtype == torch.float64 else tl.float32,
-        "PRECISION": product_precision(),
-    }
-
-
-def product_precision() -> str:
-    """How float32 products are taken: exactly, unless PyTorch's own setting allows TF32."""
-    matmul = torch.backends.cuda.matmul
-    # newer versions of PyTorch; the older question may fail there
-    if hasattr(matmul, "fp32_precision"):
-        return "tf32" if matmul.fp32_precision == "tf32" else "ieee"
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-
-
-@lru_cache(maxsize=256)
-def _distances(extra: tuple[int, ...], device: torch.device) -> Tensor:
-    # never empty: a kernel wants an address
-    return torch.tensor(extra or (0,), dtype=torch.int32, device=device)
-
-
-class _TritonWindow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
-        q, k, v = (x.contiguous() for x in (q, k, v))
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide(q.dtype))
-        _launch_window(window_forward, (q, k, v, out, lse), q, run)
-        ctx.run = run
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        grad, delta = grad.contiguous(), torch.empty_like(lse)
-        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
-        _launch_window(
-            window_backward_queries, (grad, q, k, v, out, lse, delta, grad_q), q, ctx.run
-        )
-        _launch_window(
-            window_backward_keys, (grad, q, k, v, lse, delta, grad_k, grad_v), q, ctx.run
-        )
-        return grad_q, grad_k, grad_v, None
-
-
-def _launch_window(kernel: Any, tensors: tuple[Tensor, ...], q: Tensor, run: KeyRun) -> None:
-    rows, T, H, D = q.shape
-    n = -(-T // run.step)
-    options = tile_options(n, D, q.dtype)
-    blocks = -(-n // options["BLOCK"])
-    extra = _distances(run.extra, q.device)
-    with torch.cuda.device_of(q):
-        kernel[(rows * H * run.step * blocks,)](
-            *tensors, extra, T, H, run.step, run.count, blocks, len(run.extra), **options
-        )
-
-
-class _TritonStrided(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
-    ) -> Tensor:
-        q, k, v, lengths = (x.contiguous() for x in (q, k, v, lengths))
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
-        place = rows.new_full((len(lengths) * k.shape[1],), -1, dtype=torch.int32)
-        place[rows] = torch.arange(len(rows), dtype=torch.int32, device=rows.device)
-        ctx.stride = stride
-        _launch_strided(
-            strided_forward,
-            (q, k, v, out, lse, place, lengths),
-            k,
-            stride,
-            READINGS=len(k) // len(lengths),
-        )
-        ctx.save_for_backward(q, k, v, out, lse, place, lengths)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *where = ctx.saved_tensors
-        grad, delta = grad.contiguous(), torch.empty_like(lse)
-        grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
-        readings = len(k) // len(where[1])
-        tensors = (grad, q, k, v, out, lse, delta, grad_q, *where)
-        _launch_strided(strided_backward_queries, tensors, k, ctx.stride, READINGS=readings)
-        _launch_strided(
-            strided_backward_keys,
-            (grad, q, k, v, lse, delta, grad_k, grad_v, *where),
-            k,
-            ctx.stride,
-            slots=readings,
-        )
-        return grad_q, grad_k, grad_v, None, None, None
-
-
-def _launch_strided(
-    kernel: Any,
-    tensors: tuple[Tensor, ...],
-    k: Tensor,
-    stride: int,
-    slots: int = 0,
-    **constants: int,
-) -> None:
-    """One program a block of queries of a sequence, or with `slots` one a block of slots of each of
-    so many readings.
-    """
-    T, H, D = k.shape[1:]
-    B = len(tensors[-1])
-    stride = min(stride, T)  # more classes than positions would be empty
-    n = T // stride + 1  # class 0 of the slots begins one before the first
-    options = tile_options(n, D, k.dtype)
-    blocks = -(-n // options["BLOCK"])
-    with torch.cuda.device_of(k):
-        kernel[((slots or 1) * B * H * stride * blocks,)](
-            *tensors, B, T, H, stride, blocks, **constants, **options
-        )
