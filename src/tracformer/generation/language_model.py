@@ -431,13 +431,29 @@ def load(
     weights: str = "float32",
     **options: Any,
 ) -> LanguageModel:
-    """A model's folder, a run's folder (its `best` or else its `model`), the name of a bundled
-    model, or an id OWNER/NAME of the hub.
+    """Load a model with its tokenizer.
 
-    Published weights of GPT-2, SEDD and MDLM are read as well; `tokenizer` names one where none
-    lies beside the weights. `weights` rounds a Tracformer's to "bfloat16" or "int8", see
-    `LanguageModel.lean`. `options` go to the reader of the weights: for published MDLM and SEDD,
-    `mask_token_id=` and `ema=` (see `baselines.published`).
+    Args:
+        where: Model folder, run folder (its best checkpoint, or else its last), name of a bundled
+            model, or hub id OWNER/NAME. Published weights of GPT-2, SEDD and MDLM can be loaded.
+        tokenizer: Tokenizer for weights that come without one.
+        device: Device to load the model on.
+        dtype: Data type of the weights.
+        weights: "float32", or "bfloat16" or "int8" to round a Tracformer's weights for faster
+            generation from left to right.
+        **options: Options of the reader of published weights, such as `mask_token_id` and `ema`.
+
+    Returns:
+        The model, ready to fill and score texts.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: The folder holds no model, or model and tokenizer do not fit.
+
+    Example:
+        >>> import tracformer
+        >>> tracformer.load("stories").model.config.modes
+        ('car', 'ac', 'ar')
     """
     check_kind(weights)
     return LanguageModel(

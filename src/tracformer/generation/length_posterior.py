@@ -1,12 +1,12 @@
-"""How long a blank of unknown length should be.
+"""Choose the length of a blank whose length is not given.
 
-The probability of a filling given its blank falls with every token, so lengths cannot be compared
+The probability of a fill given its blank falls with every token, so lengths cannot be compared
 by it. What can be compared is the mass of a length: all that the model, read from left to right,
 gives to the texts with k tokens in the blank,
 
-    M_k = sum over fillings f in F_k of p(prefix, f, suffix, end of text),
+    M_k = sum over fills f in F_k of p(prefix, f, suffix, end of text),
 
-p being mode `ar`, which knows no length beforehand, and F_k the fillings of k tokens that are
+p being mode `ar`, which knows no length beforehand, and F_k the fills of k tokens that are
 allowed: no end of text in a blank, a word start where a space moved into the blank, the caller's
 banned and allowed tokens. Texts of different length are different documents, so the masses add up;
 times a prior over k they give, normalised, the posterior of k. (Without the end of text, for a
@@ -16,7 +16,7 @@ nested: M_k is then the probability of going on for at least k tokens, which nev
 
 The sum is estimated by importance sampling, with mode `car`, which sees both sides, as the
 proposal. Each target t has a set A_t of allowed tokens, the same whatever the other tokens are, so
-F_k is their product. A filling is drawn token by token from
+F_k is their product. A fill is drawn token by token from
 
     q'(f) = product over t of  q(f_t | given, f_<t) / Z_t(f_<t),
     Z_t(f_<t) = sum over v in A_t of q(v | given, f_<t),
@@ -52,39 +52,51 @@ from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms
 
-# (layout, position) -> the tokens that may stand there, or None for all
+# (layout, position) -> the tokens that are allowed there, or None for all
 Only = Callable[[int, int], Sequence[int] | None]
 Range = tuple[int, int]
 
-MOST = 256  # length vectors that are weighed
-PROPOSALS = 2**40  # a family of seeds beyond any number of samples
+MOST = 256  # maximum number of vectors that are weighed
+PROPOSALS = 2**40  # index of a family of seeds, beyond any number of samples
 
 
 class LengthVectors(NamedTuple):
-    """Length vectors, one length a blank."""
+    """K candidate choices of lengths; each vector has one length per blank."""
 
     vectors: list[tuple[int, ...]]
-    log_prior: Tensor  # (K,) what multiplies the mass when they are ranked
-    # (K,) what multiplies it when one is sampled: the prior or, where they were drawn from it, how
-    # often each came
+    log_prior: Tensor  # (K,) weight of each when they are ranked
+    # (K,) weight of each when one is sampled: the prior or, if the vectors were drawn from the
+    # prior, how often each was drawn
     log_share: Tensor
 
 
 class Masses(NamedTuple):
+    """Estimated probability of each vector of lengths."""
+
     log_masses: Tensor  # (K,) float64: log of the unbiased estimate
-    # (K,) of the logs, by the delta method: the relative standard error of the mass
+    # (K,) of the logarithms, by the delta method: the relative standard error of the mass
     standard_errors: Tensor
 
 
 def can_weigh(model: ConditionalModel) -> bool:
+    """Return whether a model has the modes that weighing lengths needs."""
     return {"car", "ar"} <= set(model.config.modes)
 
 
 def candidates(
     ranges: Sequence[Range], room: int, prior: Prior | None = None, seed: int = 0, most: int = MOST
 ) -> LengthVectors:
-    """All length vectors of at most `room` tokens together or, if there are more than `most`, that
-    many drawn from the prior.
+    """Return the choices of lengths to weigh.
+
+    Args:
+        ranges: Smallest and largest length of each blank.
+        room: Maximum number of tokens in all.
+        prior: Weight of each length; None: all alike.
+        seed: Random seed.
+        most: Maximum number of vectors; if there are more, this many are drawn from the prior.
+
+    Raises:
+        ValueError: The prior gives no weight to any length that fits.
     """
     weights = [_prior_weights(prior, low, high) for low, high in ranges]
     if (
@@ -121,9 +133,7 @@ def candidates(
 
 
 def middle(ranges: Sequence[Range], room: int) -> tuple[int, ...]:
-    """The middle of each range, the longest shortened until all fit: for models that
-    cannot weigh lengths.
-    """
+    """Return the middle of each range, shortened until all fit; for models that cannot weigh."""
     lengths = [(low + high) // 2 for low, high in ranges]
     while sum(lengths) > room:
         spare = [length - low for length, (low, _) in zip(lengths, ranges, strict=True)]
@@ -182,9 +192,9 @@ def masses(
 
 
 def summarise(log_ratios: Tensor) -> Masses:
-    """log of the mean of exp(log_ratios) (K, draws), and its standard error."""
+    """Return the log of the mean of exp(log_ratios) (K, draws), and its standard error."""
     draws = log_ratios.shape[1]
-    # a filling the model calls impossible has ratio zero
+    # a fill that is impossible under the model has ratio zero
     top = log_ratios.amax(1, keepdim=True).clamp(min=-1e300)
     ratios = (log_ratios - top).exp()
     mean = ratios.mean(1)
@@ -194,10 +204,17 @@ def summarise(log_ratios: Tensor) -> Masses:
 def choose(
     found: LengthVectors, weighed: Masses, how: str, seeds: Sequence[int]
 ) -> list[LengthChoice]:
-    """One choice a seed.
+    """Choose one vector of lengths per seed.
 
-    `sample`: by the posterior, each with its own random number. `rank`: the likeliest, the next
-    likeliest, ...
+    Args:
+        found: The candidates.
+        weighed: Their estimated probabilities.
+        how: "sample" draws from the posterior with each seed; "rank" gives seed i the i-th most
+            likely vector.
+        seeds: Seeds of the samples.
+
+    Raises:
+        ValueError: No candidate has any probability under the model.
     """
     if how not in LENGTHS:
         raise ValueError(f"lengths is {how!r}; allowed: {', '.join(LENGTHS)}")
@@ -238,10 +255,7 @@ def _renumbered(only: Only | None, numbers: Sequence[int]) -> Only | None:
 
 
 def _prior_weights(prior: Prior | None, low: int, high: int) -> NDArray[np.float64]:
-    """(high - low + 1,) of total 1 (or 0).
-
-    A blank of fixed length has nothing to choose, so the prior is not asked.
-    """
+    """Return normalized weights (high - low + 1,); a fixed length ignores the prior."""
     if prior is None or low == high:
         values = [1.0] * (high - low + 1)
     elif isinstance(prior, Mapping):
@@ -269,9 +283,7 @@ def _log_prior(
 
 
 def _grid(lengths: Sequence[Sequence[int]], room: int) -> Iterator[tuple[int, ...]]:
-    """Every vector of at most `room` in all, each blank's length one of its own,
-    which are in rising order.
-    """
+    """Yield every vector with one of the ascending lengths per blank and at most `room` in all."""
     if not lengths:
         yield ()
         return
@@ -284,7 +296,7 @@ def _grid(lengths: Sequence[Sequence[int]], room: int) -> Iterator[tuple[int, ..
 def _tails(
     weights: Sequence[tuple[NDArray[np.float64], int]], room: int
 ) -> list[NDArray[np.float64]]:
-    """tails[i][r]: the weight of all ways to give blanks i, i+1, ... at most r tokens together."""
+    """Return tails: tails[i][r] is the weight of giving blanks i, i+1, ... at most r tokens."""
     tails = [np.ones(room + 1)]
     for values, low in reversed(weights):
         tail = np.zeros(room + 1)
@@ -297,8 +309,9 @@ def _tails(
 def _draw(
     ranges: Sequence[Range], weights: Sequence[NDArray[np.float64]], room: int, seed: int, most: int
 ) -> list[tuple[int, ...]]:
-    """Vectors from the prior, given that they fit: blank by blank, each length weighed by what it
-    leaves for the rest.
+    """Draw vectors from the prior, given that they fit.
+
+    Blank by blank, each length is weighted by the weight of what it leaves for the others.
     """
     tails = _tails([(w, low) for w, (low, _) in zip(weights, ranges, strict=True)], room)
     u = uniforms([seed] * (most * len(ranges)), range(1, most * len(ranges) + 1), LENGTH).view(

@@ -1,8 +1,12 @@
-"""Whose turn it is: in AC generation any position may come next, and every target that is filled
-becomes context for the rest.
+"""Orders of filling: which open positions are filled in the next step.
 
-An order looks only at what is already revealed (and at its own random numbers), so a sample's
-probability is exact given its order.
+In mode `ac` any position may come next, and every filled token becomes context for the rest. An
+order depends only on the tokens filled so far and on its own random numbers, so the probability of
+a sample is exact given its order.
+
+- `Order`: the interface. `LeftToRight`, `RandomOrder`, `ByConfidence`, `GivenOrder`, `Ancestral`.
+- `parse_order`, `order_options`: from and to the names that the command line and HTTP use.
+- `orders_in`: the orders of a batch, checked against the mode.
 """
 
 import math
@@ -16,27 +20,42 @@ from torch import Tensor
 from tracformer.rng import ORDER, TIME, uniforms
 
 CONFIDENCES = ("probability", "entropy", "margin")
-MOST_STEPS = 2**53  # times are uniform numbers of 53 bits
+MOST_STEPS = 2**53  # times are uniform numbers with 53 bits
 
 
 class Order(Protocol):
-    looks: bool  # does it need the logits of every open position?
+    """Chooses the positions that are filled in the next step."""
+
+    looks: bool  # whether it needs the logits of every open position
 
     def turn(
         self, positions: Tensor, logits: Tensor | None, seed: int, most: int | None = None
     ) -> Tensor:
-        """Which of one sequence's open `positions` (M,), ascending, are filled now, as indices into
-        them; at least one.
+        """Return the positions of one sequence that are filled now, at least one.
 
-        Of more than `most` only the first, by the order's own rank. `logits` (M, V) are the model's
-        own at these positions, where the order looks.
+        Args:
+            positions: (M,) open positions, ascending.
+            logits: (M, V) the model's logits at these positions, if the order looks at them.
+            seed: The sequence's seed.
+            most: Maximum number of positions; the order's own ranking decides which. None: all.
+
+        Returns:
+            Indices into `positions`, ascending.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LeftToRight:
-    """The first k open positions. With k = 1 the chain rule, exactly."""
+    """Fill from left to right. With k = 1 this is exactly the chain rule.
+
+    Args:
+        k: Number of tokens per step.
+
+    Example:
+        >>> LeftToRight(2).turn(torch.tensor([3, 5, 8]), None, seed=0).tolist()
+        [0, 1]
+    """
 
     k: int = 1
     looks = False
@@ -52,7 +71,15 @@ class LeftToRight:
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """A random permutation, a function of the seed alone; k at a time."""
+    """Fill in a random order that depends on the seed alone.
+
+    Args:
+        k: Number of tokens per step.
+
+    Example:
+        >>> len(RandomOrder(2).turn(torch.tensor([3, 5, 8]), None, seed=0))
+        2
+    """
 
     k: int = 1
     looks = False
@@ -69,11 +96,21 @@ class RandomOrder:
 
 @dataclass(frozen=True)
 class ByConfidence:
-    """The k positions the model is surest of, or all above a threshold (and at least the surest).
+    """Fill the positions first at which the model is most confident.
 
-    Among equals the leftmost: where nothing is given a model may be equally sure everywhere.
-    `probability`: of the likeliest token. `entropy`: minus the entropy, in nats. `margin`:
-    likeliest less second likeliest.
+    Of equally confident positions the leftmost comes first.
+
+    Args:
+        by: Measure of confidence. "probability": that of the most likely token; "entropy": minus
+            the entropy, in nats; "margin": the probability of the most likely token minus that of
+            the second.
+        k: Number of tokens per step.
+        threshold: Instead of k, fill all positions at least this confident, and at least one.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 1.0], [0.0, 9.0]])
+        >>> ByConfidence().turn(torch.tensor([3, 5]), logits, seed=0).tolist()
+        [1]
     """
 
     by: str = "probability"
@@ -99,7 +136,7 @@ class ByConfidence:
         assert logits is not None
         sure = self.confidence(logits).cpu()
         grain = 1e-10 if logits.dtype == torch.float64 else 1e-5
-        # rounding noise may not decide between equals
+        # round, so that rounding noise does not decide between equals
         ranked = (sure / grain).round().argsort(descending=True, stable=True)
         if self.threshold is None:
             return ranked[: self.k][:most].sort().values
@@ -107,6 +144,7 @@ class ByConfidence:
         return above[:most].sort().values if len(above) else ranked[:1]
 
     def confidence(self, logits: Tensor) -> Tensor:
+        """Return the confidence (M,) of each position from its logits (M, V)."""
         log_probs = logits.double().log_softmax(-1)
         if self.by == "entropy":
             return (log_probs.exp() * log_probs.clamp(min=-1e30)).sum(-1)
@@ -120,9 +158,15 @@ class ByConfidence:
 
 @dataclass(frozen=True)
 class GivenOrder:
-    """The caller's own: positions of the sequence in the order of their turns; k at a time.
+    """Fill in a given order.
 
-    Those not named come last, left to right.
+    Args:
+        positions: Positions of the sequence. Those that are missing come last, left to right.
+        k: Number of tokens per step.
+
+    Example:
+        >>> GivenOrder((8, 3)).turn(torch.tensor([3, 5, 8]), None, seed=0).tolist()
+        [2]
     """
 
     positions: tuple[int, ...]
@@ -144,11 +188,17 @@ class GivenOrder:
 
 @dataclass(frozen=True)
 class Ancestral:
-    """Masked diffusion's sampler in `steps` equal steps of time.
+    """Fill as the reverse process of masked diffusion does, in equal steps of time.
 
-    Under its reverse process each target is revealed at a uniform time of its own, so all that the
-    process decides besides the tokens is in which step each position's time falls; a step in which
-    none falls changes nothing and needs no model.
+    Under the reverse process each target is filled at a uniform random time of its own, so a step
+    fills the positions whose times fall into it. Steps without any are skipped.
+
+    Args:
+        steps: Number of steps.
+
+    Example:
+        >>> Ancestral(1).turn(torch.tensor([3, 5, 8]), None, seed=0).tolist()
+        [0, 1, 2]
     """
 
     steps: int
@@ -173,10 +223,17 @@ class Ancestral:
 def parse_order(
     text: str | None, k: int = 1, threshold: float | None = None, steps: int = 0
 ) -> Order:
-    """An order by its name: left-to-right, random, ancestral, or a confidence (probability,
-    entropy, margin).
+    """Return the order of a name.
 
-    Without a name: ancestral if steps are given, else from left to right.
+    Args:
+        text: left-to-right, random, ancestral, probability, entropy or margin. None: ancestral if
+            steps are given, else left-to-right.
+        k: Number of tokens per step.
+        threshold: Threshold of an order by confidence.
+        steps: Number of steps of the order ancestral; 0: 64.
+
+    Raises:
+        ValueError: The name is unknown, or a number does not go with it.
     """
     if text is None:
         text = "ancestral" if steps else "left-to-right"
@@ -226,6 +283,7 @@ def order_options(order: Order) -> dict[str, Any]:
 
 
 def orders_for(order: Order | Sequence[Order], batch: int) -> list[Order]:
+    """Return one order for each sequence of a batch."""
     if isinstance(order, str):
         raise ValueError(
             f"order is {order!r}; give an order itself, for instance ByConfidence('entropy'), or "
@@ -239,6 +297,7 @@ def orders_for(order: Order | Sequence[Order], batch: int) -> list[Order]:
 
 
 def orders_in(mode: str, order: Order | Sequence[Order] | None, batch: int) -> list[Order]:
+    """Return one order for each sequence of a batch, or raise ValueError if the mode has none."""
     orders = orders_for(LeftToRight() if order is None else order, batch)
     if mode != "ac" and any(each != LeftToRight() for each in orders):
         raise ValueError(

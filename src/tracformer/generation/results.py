@@ -1,6 +1,10 @@
-"""What the text level answers with: plain frozen records, each with `to_dict()` for JSON.
+"""Results of text-level functions: frozen records, each with `to_dict()` for JSON.
 
-Log-probabilities are natural logarithms, the model's own, before temperature or any other change of
+- `Infilled`, `Scored`, `Sampled`, `Marginal`: what `LanguageModel` returns, with their parts
+  `Span`, `Candidate` and `LengthChoice`.
+- `Token`: one token as it arrives; `Callback`, `TokenCallback`: functions that receive tokens.
+
+Log-probabilities are natural logarithms, the model's own, before temperature or any other change by
 the sampler.
 """
 
@@ -13,16 +17,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Record:
+    """Base class of results."""
+
     def to_dict(self) -> dict[str, Any]:
-        """Names to numbers, strings, lists and dicts, as JSON has them; an infinite or undefined
-        number becomes None.
-        """
+        """Return the fields as JSON has them; infinite and undefined numbers become None."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True)
 class Candidate(Record):
-    """One of the likeliest tokens of a position."""
+    """One of the most likely tokens of a position."""
 
     token_id: int
     text: str
@@ -30,16 +34,23 @@ class Candidate(Record):
     log_prob: float
 
 
-# of each token, likeliest first; empty where none were asked for
+# of each position, most likely first; empty if none were asked for
 Candidates = tuple[tuple[Candidate, ...], ...]
 
 
 @dataclass(frozen=True)
 class Span(Record):
-    """One blank's filling, or one marked part. `text[start:stop]` of the result is its text; its
-    tokens start at `first_token` of the sequence. A token that is half of a UTF-8 character shows
-    as U+FFFD in `tokens`; in `text` the halves come together. `candidates`, where they were asked
-    for: the likeliest tokens in each token's place, likeliest first.
+    """A filled blank, or a marked part of a scored text.
+
+    Args:
+        start: Where it begins in the text of the result.
+        stop: Where it ends: its text is `text[start:stop]` of the result.
+        text: Its text.
+        token_ids: Its tokens.
+        tokens: Text of each token; a part of a UTF-8 character is shown as U+FFFD.
+        log_probs: Log-probability of each token.
+        first_token: Position of its first token in the sequence.
+        candidates: Most likely tokens at each position, if they were asked for.
     """
 
     start: int
@@ -53,16 +64,19 @@ class Span(Record):
 
     @property
     def log_prob(self) -> float:
+        """Log-probability of all tokens."""
         return math.fsum(self.log_probs)
 
 
 @dataclass(frozen=True)
 class LengthChoice(Record):
-    """How a length was chosen: by `log_weights`, one for each candidate, the logarithm of
-    (estimated mass times prior).
+    """How the lengths of blanks were chosen.
 
-    A candidate is one length a blank, in the order of the blanks, fixed ones too. `standard_errors`
-    are those of the log-weights.
+    Args:
+        lengths: The candidates; each has one length per blank, fixed ones included.
+        log_weights: Logarithm of estimated probability times prior, for each candidate.
+        standard_errors: Standard errors of the log-weights.
+        chosen: The candidate that was chosen.
     """
 
     lengths: tuple[tuple[int, ...], ...]
@@ -72,21 +86,36 @@ class LengthChoice(Record):
 
     @property
     def log_probabilities(self) -> tuple[float, ...]:
-        """The weights, normalised over the candidates."""
+        """The log-weights, normalised over the candidates."""
         top = max(self.log_weights)
         total = top + math.log(math.fsum(math.exp(weight - top) for weight in self.log_weights))
         return tuple(weight - total for weight in self.log_weights)
 
     @property
     def probabilities(self) -> tuple[float, ...]:
+        """The weights, normalised over the candidates."""
         return tuple(math.exp(value) for value in self.log_probabilities)
 
 
 @dataclass(frozen=True)
 class Infilled(Record):
-    """A text with its blanks filled. `log_prob` is of all fillings together, given the rest and
-    their lengths: exact under `car` and `ar`; under `ac` exact given the order, one token a step.
-    `token_ids` is the whole sequence, with the end of text where it was given.
+    """A text with its blanks filled.
+
+    Args:
+        text: The whole text.
+        spans: The filled blanks.
+        log_prob: Log-probability of all fills together, given the rest and their lengths. Exact
+            under `car` and `ar`; under `ac` exact given the order, one token per step.
+        seed: Seed of this sample.
+        mode: Mode that was used.
+        token_ids: The whole sequence, with the end of text where it was given.
+        length_choice: How the lengths of blanks were chosen, if they were not fixed.
+        note: What a reader of this result must know, such as an approximation.
+
+    Example:
+        >>> result = Infilled("a cat", (), -0.5, 0, "car", (1, 2))
+        >>> result.to_dict()["log_prob"]
+        -0.5
     """
 
     text: str
@@ -96,43 +125,82 @@ class Infilled(Record):
     mode: str
     token_ids: tuple[int, ...]
     length_choice: LengthChoice | None = None
-    note: str = ""  # what the reader of this result must know: an approximation, a fall-back
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Scored(Record):
-    """Marked parts given the rest.
+    """The score of the marked parts of a text, given the rest.
 
-    `kind` says what the numbers are: exact joint, marginal of each token, or bound on the joint.
+    Args:
+        text: The whole text.
+        spans: The marked parts.
+        log_prob: Log-probability of all marked parts.
+        tokens: Number of marked tokens.
+        bits_per_byte: Bits per byte of the marked text in UTF-8.
+        perplexity: Perplexity per token.
+        mode: Mode that was used.
+        kind: "exact" (joint probability), "marginal" (of each token) or "bound" (on the joint).
+        standard_error: Standard error of `log_prob`, where it is estimated.
+        note: What a reader of this result must know.
+
+    Example:
+        >>> Scored("a cat", (), -2.0, 1, 0.7, 7.4, "car", "exact").kind
+        'exact'
     """
 
     text: str
     spans: tuple[Span, ...]
     log_prob: float
-    tokens: int  # how many were marked
-    bits_per_byte: float  # of the marked text in UTF-8
-    perplexity: float  # a token
+    tokens: int
+    bits_per_byte: float
+    perplexity: float
     mode: str
     kind: str
-    standard_error: float | None = None  # of log_prob, where it is estimated
+    standard_error: float | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Marginal(Record):
-    """The likeliest tokens of one blank position, likeliest first."""
+    """The most likely tokens of one position of a blank.
 
-    position_in_text: int  # which token of the sequence
-    blank: int  # which blank, from 0
-    index: int  # which of the blank's tokens, from 0
+    Args:
+        position_in_text: Position in the token sequence.
+        blank: Number of the blank, from 0.
+        index: Number of the token in the blank, from 0.
+        candidates: The tokens, most likely first.
+
+    Example:
+        >>> Marginal(3, 0, 0, (Candidate(7, " cat", 0.5, -0.69),)).candidates[0].text
+        ' cat'
+    """
+
+    position_in_text: int
+    blank: int
+    index: int
     candidates: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True)
 class Sampled(Record):
-    """A text from its prompt on. `token_ids` and `log_probs` are of all that was generated, end of
-    text included where it came (`ended`). Where a stop string came it is named in `stopped`, and
-    `text` ends before it.
+    """A text that was sampled, prompt included.
+
+    Args:
+        text: The text, cut before a stop string.
+        token_ids: The sampled tokens, end of text included.
+        log_probs: Log-probability of each sampled token.
+        log_prob: Log-probability of all of them.
+        seed: Seed of this sample.
+        ended: Whether the end of text was sampled.
+        mode: Mode that was used.
+        note: What a reader of this result must know.
+        stopped: The stop string that ended the text, if one did.
+        candidates: Most likely tokens at each position, if they were asked for.
+
+    Example:
+        >>> Sampled("a cat", (2,), (-0.5,), -0.5, 0, False, "ar").ended
+        False
     """
 
     text: str
@@ -166,6 +234,10 @@ class Token(Record):
         blank: Number of the blank in the text, from 0.
         index: Number of the token in the blank, from 0.
         token: The token's own text.
+
+    Example:
+        >>> Token(0, 3, 7, -0.5, token=" cat").to_dict()["token"]
+        ' cat'
     """
 
     sample: int

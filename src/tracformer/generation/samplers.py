@@ -1,9 +1,12 @@
 """From logits to a token: temperature, truncation, repetition control, constraints, and one uniform
 number.
 
-A token is the inverse of the cumulative distribution, in order of ids, at the row's own uniform
-number: one number a position, whatever else is in the batch. Everything is computed in float64, so
-that a batch changes a choice only where the numbers all but touch.
+- `choose`: draw one token for each row of logits, in compiled code where there is some.
+- `adjusted`, `truncated`, `permitted`: the steps from logits to the distribution that is sampled.
+
+A token is drawn by inverting the cumulative distribution, in order of ids, at the uniform number of
+its row and position; so it does not depend on the rest of the batch. Everything is computed in
+float64: the batch changes a choice only where numbers are almost equal.
 """
 
 from collections.abc import Sequence
@@ -20,40 +23,39 @@ from tracformer.rng import inverse_cdf
 
 __all__ = ["PLAIN", "Chosen", "Pick", "Sampler", "adjusted", "choose", "permitted", "truncated"]
 
-NUCLEUS_FIRST = 1024  # candidates that are sorted before all of them are
+NUCLEUS_FIRST = 1024  # number of tokens sorted first; all are sorted only if these do not suffice
 NOTHING_LEFT = (
-    "no token is left to choose from: what is banned, allowed, required and not to be repeated "
-    "contradicts itself here"
+    "no token is left to choose from: the banned, allowed and required tokens and no_repeat_ngram "
+    "contradict each other here"
 )
 
 
 @dataclass(frozen=True)
 class Pick:
-    """One row's question beyond its logits."""
+    """How one row's token is drawn, besides its logits."""
 
     sampler: Sampler
     uniform: float
-    left: Sequence[int] = ()  # the tokens right before the position, as far as they are known
-    seen: Sequence[int] = ()  # every known token of the sequence
-    # at this position only these: constraints of the caller, and required tokens whose time has
-    # come
+    left: Sequence[int] = ()  # the known tokens right before the position
+    seen: Sequence[int] = ()  # all known tokens of the sequence
+    # the tokens allowed at this position: by the caller, or required tokens that must come here
     only: Sequence[int] | None = None
-    # at this position not this one: an end, while required tokens are missing
-    never: int | None = None
+    never: int | None = None  # not allowed here: an end while required tokens are missing
 
 
 class Chosen(NamedTuple):
+    """The drawn tokens and their log-probabilities."""
+
     tokens: Tensor  # (N,)
-    # (N,) float64: with which log-probability each was drawn, of the sampler's distribution
-    drawn: Tensor
-    own: Tensor  # (N,) float64: the model's own log-probability of each, whatever the sampler
+    drawn: Tensor  # (N,) float64, under the sampler's distribution
+    own: Tensor  # (N,) float64, under the model's own distribution
 
 
 def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
-    """A token a row of logits (N, V).
+    """Draw one token for each row of logits (N, V).
 
-    Compiled code chooses where there is some, but for rows whose choice depends on tokens before
-    it.
+    Rows whose distribution depends on earlier tokens are drawn by plain code, others by compiled
+    code if it is available.
     """
     compiled = logits.device.type == "cpu" and logits.dtype == torch.float32 and native.ready()
     slow = [row for row, pick in enumerate(picks) if pick.sampler.needs_history or not compiled]
@@ -71,9 +73,9 @@ def choose(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
 
 
 def _plain(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
-    """Rows that share a sampler are computed together."""
+    """Draw tokens in plain PyTorch; rows that share a sampler are computed together."""
     chosen = torch.empty(len(picks), dtype=torch.int64, device=logits.device)
-    # the likeliest comes for certain
+    # greedy rows keep zero: the most likely token is certain
     drawn, own = (
         torch.zeros(len(picks), dtype=torch.float64, device=logits.device) for _ in range(2)
     )
@@ -128,9 +130,7 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
 
 
 def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
-    """(N, V) float64: the logits of the distribution that is sampled, minus infinity
-    where it may not go.
-    """
+    """Return float64 logits (N, V) of the sampled distribution; -inf for excluded tokens."""
     scores = logits.to(torch.float64, copy=True)
     V = scores.shape[1]
     _check_ids(sampler, V)
@@ -146,12 +146,12 @@ def adjusted(logits: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> Tensor:
         raise ValueError(NOTHING_LEFT)
     if sampler.temperature == 0:
         return scores
-    # less the best, no temperature is too low for float64
+    # subtract the maximum, so that no temperature is too low for float64
     return truncated((scores - best) / sampler.temperature, sampler)
 
 
 def permitted(scores: Tensor, sampler: Sampler) -> Tensor:
-    """scores (N, V), changed in place: minus infinity at tokens that the sampler never takes."""
+    """Set scores (N, V) of tokens that the sampler excludes to -inf, in place; return them."""
     if sampler.banned:
         scores[:, list(sampler.banned)] = -torch.inf
     if sampler.allowed:
@@ -160,10 +160,7 @@ def permitted(scores: Tensor, sampler: Sampler) -> Tensor:
 
 
 def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
-    """top-k, then top-p, then min-p, each on what the one before left.
-
-    The likeliest token always stays.
-    """
+    """Return scores truncated by top-k, then top-p, then min-p; the most likely token is kept."""
     if 0 < sampler.top_k < scores.shape[1]:
         least = scores.topk(sampler.top_k, dim=1).values[:, -1:]
         scores = scores.masked_fill(scores < least, -torch.inf)
@@ -179,9 +176,7 @@ def truncated(scores: Tensor, sampler: Sampler) -> Tensor:
 
 
 def _nucleus_floor(scores: Tensor, top_p: float) -> Tensor:
-    """(N, 1): the lowest score of the smallest set of likeliest tokens whose
-    probabilities reach top_p.
-    """
+    """Return (N, 1), the lowest score of the most likely tokens with total probability top_p."""
     total = scores.logsumexp(1, keepdim=True)
     count = min(NUCLEUS_FIRST, scores.shape[1])
     while True:
@@ -208,7 +203,7 @@ def _penalise(scores: Tensor, sampler: Sampler, picks: Sequence[Pick]) -> None:
 
 
 def _would_repeat(left: Sequence[int], n: int) -> set[int]:
-    """Tokens that would complete an n-gram which already stands in `left`."""
+    """Return the tokens that would complete an n-gram that `left` already contains."""
     if n == 0 or len(left) < n - 1:
         return set()
     ending = tuple(left[len(left) - (n - 1) :])
@@ -231,7 +226,7 @@ def _all_but(ids: tuple[int, ...], vocab_size: int, device: torch.device) -> Ten
 def _forbidden(
     banned: tuple[int, ...], allowed: tuple[int, ...], only: tuple[int, ...] | None, vocab_size: int
 ) -> Tensor:
-    """(V,): which tokens these rules exclude together."""
+    """Return (V,) bool, True for tokens that these rules exclude."""
     here = torch.device("cpu")
     mask = torch.zeros(vocab_size, dtype=torch.bool)
     mask[list(banned)] = True

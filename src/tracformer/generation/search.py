@@ -1,8 +1,10 @@
-"""The most probable fillings, by exact search over the chain rule.
+"""Search for the most probable fills of one sequence, by the chain rule.
 
-Log-probabilities are never positive, so what a partial filling has so far bounds all of its
-completions from above. Best-first search opens the partial fillings with the highest bounds; once
-no open bound exceeds a complete filling, that filling is proven best.
+- `search`: best-first search, which is exact, or beam search, which is approximate.
+
+Log-probabilities are never positive, so the log-probability of a partial fill is an upper bound for
+all of its completions. Best-first search expands the partial fills with the highest bounds. Once no
+open bound exceeds a complete fill, that fill is proven to be the most probable.
 """
 
 import heapq
@@ -21,17 +23,19 @@ from tracformer.model.base import EXACT, ConditionalModel, check_batch
 from tracformer.model.batch import Batch
 
 METHODS = ("best-first", "beam")
-# children remembered of an opened node; should search want more of them, the node is asked again
+# children kept of an expanded node; if the search needs more, the node is expanded again
 SIBLINGS = 64
 
 
 @dataclass(frozen=True)
 class Found:
+    """A fill that a search found."""
+
     tokens: Tensor  # (T,)
     log_prob: float  # the model's own, of all targets given the rest
-    log_probs: Tensor  # (T,) each target's share, zero where given. float64
-    proven: bool  # no filling that is not in the list before this one is more probable
-    expanded: int  # nodes that the whole search opened
+    log_probs: Tensor  # (T,) float64, of each target; zero where given
+    proven: bool  # no fill except those before it in the list is more probable
+    expanded: int  # nodes that the whole search expanded
 
 
 @torch.no_grad()
@@ -49,14 +53,25 @@ def search(
     cached: bool = True,
     open_session: Callable[[Batch, str], Session] | None = None,
 ) -> list[Found]:
-    """At most `n` different fillings of one sequence's targets, the most probable first.
+    """Return the most probable fills of one sequence, most probable first.
 
-    `best-first` is exact and opens `width` nodes at once. Past `budget` opened nodes it gives up,
-    and says so by `proven=False`: then the list holds what was complete by then or, if nothing was,
-    the best open nodes completed greedily. `beam` keeps the `width` best partial fillings of each
-    length, and has proven something only if it never dropped one. `banned` tokens are never used,
-    `only(0, position)` restricts a position; the tokens at targets are ignored.
-    `open_session`: who answers instead of the model itself (see `runner.Runner.session`).
+    Args:
+        model: The model.
+        batch: One sequence; the tokens at targets are ignored.
+        mode: A mode whose joint probability is exact.
+        method: "best-first" is exact. "beam" keeps the `width` best partial fills of each length;
+            its fills are proven only if it never dropped one.
+        width: Number of partial fills expanded in one pass.
+        budget: Best-first search gives up after expanding this many nodes. It then returns what is
+            complete or, if nothing is, the best open nodes completed greedily, with `proven=False`.
+        n: Maximum number of fills to return; all differ.
+        banned: Token ids that are never used.
+        only: The tokens allowed at (0, position), or None for all.
+        cached: Use the model's cache where it has one for the mode.
+        open_session: Opens the session that runs the model; by default in the calling thread.
+
+    Raises:
+        ValueError: The batch does not fit, the mode is not exact, or an option is wrong.
     """
     if len(batch) != 1:
         raise ValueError(
@@ -92,6 +107,7 @@ def search(
 
 
 def require_exact(model: ConditionalModel, mode: str) -> None:
+    """Raise a ValueError unless the mode has an exact joint probability."""
     if model.answers.get(mode) != EXACT:
         exact = ", ".join(name for name in model.config.modes if model.answers.get(name) == EXACT)
         raise ValueError(
@@ -101,21 +117,21 @@ def require_exact(model: ConditionalModel, mode: str) -> None:
 
 
 class _Node(NamedTuple):
-    """The first few targets, filled."""
+    """A partial fill: tokens of the first few targets."""
 
     prefix: tuple[int, ...] = ()
-    shares: tuple[float, ...] = ()  # log-probability of each
-    bound: float = 0.0  # their sum: no completion exceeds it
+    shares: tuple[float, ...] = ()  # log-probability of each token
+    bound: float = 0.0  # their sum; no completion exceeds it
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """A node and its likeliest children, best first."""
+    """An expanded node and its most likely children, best first."""
 
     node: _Node
     children: list[tuple[int, float]]  # token, log-probability
-    tried: frozenset[int] = frozenset()  # children that came before these
-    more: bool = False  # are there others, all less probable?
+    tried: frozenset[int] = frozenset()  # tokens of more likely children, returned earlier
+    more: bool = False  # whether there are other children, all less likely
 
     def child(self, rank: int) -> _Node:
         token, value = self.children[rank]
@@ -123,14 +139,14 @@ class _Opened:
         return _Node((*node.prefix, token), (*node.shares, value), node.bound + value)
 
     def bound(self, rank: int) -> float | None:
-        """Of the children from `rank` on; None if there are none."""
+        """Return the bound of the children from `rank` on; None if there are none."""
         if rank < len(self.children):
             return self.node.bound + self.children[rank][1]
         return self.node.bound + self.children[-1][1] if self.more else None
 
 
 class _Tree:
-    """All fillings, target by target from left to right."""
+    """The tree of all fills, target by target from left to right."""
 
     def __init__(self, session: Session, positions: list[int], choices: list[Tensor]) -> None:
         self.session, self.positions, self.choices = session, positions, choices
@@ -140,10 +156,7 @@ class _Tree:
         return len(node.prefix) == len(self.positions)
 
     def open(self, asked: Sequence[_Opened], most: int) -> list[_Opened]:
-        """The next best `most` children of each node, beyond those tried.
-
-        One forked session answers for all.
-        """
+        """Expand nodes in one pass: return the next best `most` children of each."""
         device = self.choices[0].device
         session = self.session.select([0] * len(asked))
         known = [
@@ -164,7 +177,7 @@ class _Tree:
         ]
 
     def children(self, log_probs: Tensor, asked: _Opened, most: int) -> _Opened:
-        """log_probs: (V,), over the whole vocabulary whatever the choices."""
+        """Return a node's best children from log-probabilities (V,) of the whole vocabulary."""
         ids = self.choices[len(asked.node.prefix)]
         if asked.tried:
             ids = ids[~torch.isin(ids, torch.tensor(sorted(asked.tried), device=ids.device))]
@@ -174,11 +187,11 @@ class _Tree:
 
 
 def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Node, bool]]:
-    """Complete fillings, each with whether it is proven."""
-    tick = count()  # among equals the deeper, then the earlier
-    # (-bound, -depth, tick, opened, rank): all children from `rank` on
+    """Return complete fills, each with whether it is proven."""
+    tick = count()  # of equal bounds the deeper node comes first, then the earlier
+    # (-bound, -depth, tick, opened, rank) stands for all children from `rank` on
     queue: list[tuple[float, int, int, _Opened, int]] = []
-    best: list[_Node] = []  # the n best complete fillings so far
+    best: list[_Node] = []  # the n best complete fills so far
 
     def promising(bound: float) -> bool:
         return len(best) < n or bound > best[-1].bound
@@ -189,7 +202,7 @@ def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Nod
             heapq.heappush(queue, (-bound, -len(opened.node.prefix), next(tick), opened, rank))
 
     def take() -> _Opened:
-        """The best open node, to be asked; its next sibling takes its place in the queue."""
+        """Take the best open node; its next sibling takes its place in the queue."""
         *_, opened, rank = heapq.heappop(queue)
         if rank == len(opened.children):
             return _again(opened)
@@ -201,7 +214,7 @@ def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Nod
         for opened in tree.open(asked, max(n, SIBLINGS)):
             if len(opened.node.prefix) + 1 < len(tree.positions):
                 push(opened, 0)
-            else:  # of one node's complete children only the n best can matter
+            else:  # only the n best complete children of a node can matter
                 leaves = [opened.child(rank) for rank in range(min(n, len(opened.children)))]
                 best = sorted([*best, *leaves], key=lambda leaf: -leaf.bound)[:n]
         asked = []
@@ -215,13 +228,14 @@ def _best_first(tree: _Tree, n: int, width: int, budget: int) -> list[tuple[_Nod
 
 
 def _again(opened: _Opened) -> _Opened:
-    """The same node, to be asked for the children that come after these."""
+    """Return a node that is to be expanded again, for the children after these."""
     return replace(
         opened, tried=opened.tried | {token for token, _ in opened.children}, children=[]
     )
 
 
 def _greedily(tree: _Tree, asked: list[_Opened]) -> list[_Node]:
+    """Return nodes completed with the most likely token at each target."""
     done: list[_Node] = []
     while asked:
         nodes = [opened.child(0) for opened in tree.open(asked, 1)]
@@ -231,7 +245,7 @@ def _greedily(tree: _Tree, asked: list[_Opened]) -> list[_Node]:
 
 
 def _beam(tree: _Tree, n: int, width: int) -> list[tuple[_Node, bool]]:
-    """Level by level; the last level is not opened, so what is dropped there costs no proof."""
+    """Search level by level. What is dropped at the last level does not affect the proof."""
     beams, dropped = [_Node()], False
     while not tree.complete(beams[0]):
         last = len(beams[0].prefix) + 1 == len(tree.positions)
@@ -249,7 +263,7 @@ def _choices(
     banned: Sequence[int],
     only: Callable[[int, int], Sequence[int] | None] | None,
 ) -> Tensor:
-    """Ids that may stand at the position, ascending."""
+    """Return the token ids allowed at a position, ascending."""
     named = only(0, position) if only is not None else None
     for what, ids in (("banned", banned), ("allowed", named or ())):
         if wrong := [i for i in ids if not 0 <= i < vocab_size]:

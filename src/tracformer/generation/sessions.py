@@ -1,8 +1,7 @@
-"""What the filling loop asks of a model: the logits of some positions, given all that is known so
-far.
+"""Sessions: logits of some positions, given all tokens known so far.
 
-A session has a fixed number of rows, one a sequence; sequences come and go. Where a model has a
-cache for the mode, that is its session; any other model answers by whole passes.
+A session has a fixed number of rows. Each holds one sequence; sequences are admitted and released.
+If a model has a cache for the mode, the cache is the session; `WholePasses` serves any other model.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,12 @@ from torch import Tensor
 from tracformer.model.base import EXACT, ConditionalModel
 from tracformer.model.batch import Batch
 
-AT_ONCE = 16  # sequences of a whole pass
+AT_ONCE = 16  # sequences per whole pass
 
 
 class Session(Protocol):
+    """What the scheduler and the search need of a model."""
+
     def admit(self, batch: Batch) -> Tensor:
         """Take in sequences and return the rows (N,) that hold them, ascending."""
         ...
@@ -27,22 +28,22 @@ class Session(Protocol):
         ...
 
     def logits(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """(N, vocab_size) at N pairs of a row and a position, ascending."""
+        """Return logits (N, vocab_size) at N pairs of a row and a position, ascending."""
         ...
 
-    def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None: ...
+    def reveal(self, rows: Tensor, positions: Tensor, tokens: Tensor) -> None:
+        """Make tokens known at N pairs of a row and a position."""
+        ...
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
-        """A session of some of the sequences, in any order and number; what happens to it does not
-        touch this one.
-        """
+        """Return an independent session of some of the sequences, which may be repeated."""
         ...
 
 
 class WholePasses:
-    """Any model, any mode.
+    """A session that runs the whole model for each question; for any model and mode.
 
-    Unless the mode is a chain rule of its own, what is revealed counts as given.
+    Where a mode is not a chain rule itself, tokens that become known count as given.
     """
 
     def __init__(self, model: ConditionalModel, mode: str, rows: int, length: int) -> None:
@@ -59,7 +60,7 @@ class WholePasses:
             raise ValueError(f"{N} sequences do not fit: {len(self.free)} rows are free")
         rows = torch.tensor(self.free[:N], device=batch.device)
         given = batch.given()
-        # what is not known yet must not matter
+        # zero unknown tokens, so that they cannot matter
         self.tokens[rows, :T] = batch.tokens.masked_fill(~given, 0).to(self.tokens.dtype)
         self.context[rows, :T], self.lengths[rows] = given, batch.lengths
         self.free = self.free[N:]
@@ -100,8 +101,9 @@ class WholePasses:
 def empty_session(
     model: ConditionalModel, mode: str, rows: int, length: int, *, cached: bool = True
 ) -> Session:
-    """The model's cache where it has one for the mode and `cached` allows, else whole passes.
-    Whether the weights were trained for the mode is the caller's to check.
+    """Return an empty session: the model's cache, if it has one for the mode, or whole passes.
+
+    The caller checks that the weights were trained for the mode.
     """
     session: Session | None = model.empty_cache(mode, rows, length) if cached else None
     return session or WholePasses(model, mode, rows, length)

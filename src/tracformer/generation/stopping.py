@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class StopStrings:
-    """A `stop` of the filling loop (see `job.Stop`), for rows written from left to right. End of
-    text ends a row too.
+    """A `stop` function of `fill`, for rows written from left to right.
 
-    read: the text of tokens from the first on. skip: so many characters at the start belong to the
-    prompt, which has nothing to stop.
-    required: strings count only behind the last of these tokens to come.
+    Args:
+        strings: Strings that end a row.
+        read: Returns the text of a row's tokens from the first on.
+        end: The token that ends a text; it ends a row too.
+        skip: Number of characters at the start that belong to the prompt, where nothing stops.
+        required: Strings count only after the last of these tokens.
+
+    Raises:
+        ValueError: A string is empty, or `strings` is itself a string.
     """
 
     def __init__(
@@ -35,9 +40,8 @@ class StopStrings:
             frozenset(required),
         )
         self.written: dict[int, list[int]] = defaultdict(list)  # of each row
-        # A token may hold as little as one byte, so a string that ends with the newest token began
-        # within so many tokens; a few more, since at the edge of what is decoded a character may be
-        # cut.
+        # A token holds at least one byte, so a string that ends with the newest token began within
+        # this many tokens; 4 more, since a character may be cut where decoding begins.
         self.reach = max((len(string.encode()) for string in self.strings), default=0) + 4
 
     def __call__(self, row: int, position: int, token: int) -> bool:
@@ -49,9 +53,7 @@ class StopStrings:
         return any(string in recent for string in self.strings) and self.cut(ids)[1] is not None
 
     def cut(self, ids: Sequence[int]) -> tuple[str, str | None]:
-        """The text of all tokens, end of text left out, before the first string that stops it; and
-        which that is.
-        """
+        """Return the text of tokens before the first stop string, and that string."""
         text = self.read(ids)
         if not self.required <= set(ids):
             return text, None
@@ -60,8 +62,12 @@ class StopStrings:
 
 
 def cut(text: str, strings: Sequence[str], skip: int) -> tuple[str, str | None]:
-    """The text before the first stop string in it, and which that is; of several in one place, the
-    first that was named.
+    """Return the text before the first stop string in it, and that string or None.
+
+    Args:
+        text: The text.
+        strings: Stop strings. Of several at one place the first one counts.
+        skip: Number of characters at the start that are not searched.
     """
     found = [
         (at, number)

@@ -1,13 +1,13 @@
 """Token ids to text: spaces, bytes, and the bytes of each token.
 
-What a tokeniser's tokens look like: which begin with a space, which are not text at all.
+- `Spelling`: how a tokenizer's tokens are written: which begin with a space, which are not text,
+  what tokens add to a text.
+- `spelled_bytes`: how many bytes of text each token stands for, for bits per byte.
 
-Byte-level BPE (ours, GPT-2's) and SentencePiece spell a word together with the space before it;
-WordPiece puts spaces between words, whose tokens have none. So the space in front of a blank
-belongs to the blank, else the model would be asked for a word without its space right behind a
-space without its word, which it never saw.
-
-How many bytes of text a token stands for: what makes bits per byte comparable between tokenisers.
+Byte-level BPE (ours, GPT-2's) and SentencePiece write a word together with the space before it;
+WordPiece puts spaces between words, whose tokens have none. So the space before a blank belongs to
+the blank: otherwise the model would have to predict a word without its space after a space without
+its word, which it never saw in training.
 """
 
 import json
@@ -24,7 +24,8 @@ from tracformer.data.make_tokenizer import byte_symbols
 from tracformer.data.tokenizer import FOREIGN, Tokenizer, is_byte_level, spells_spaces
 from tracformer.generation.results import Candidate, Candidates, Token
 
-HALF = "\ufffd"  # what stands for bytes that are no character, or not yet
+HALF = "\ufffd"  # shown for bytes that are not, or not yet, a character
+# characters of scripts that are written without spaces between words
 UNSPACED = (
     ("\u0e00", "\u0eff"),
     ("\u3040", "\u30ff"),
@@ -32,11 +33,15 @@ UNSPACED = (
     ("\uf900", "\ufaff"),
     ("\U00020000", "\U0003ffff"),
 )
-NEAR = 16  # words before others that may change how these are spelt
+NEAR = 16  # number of tokens before others that may change their text
 
 
 class Spelling:
-    """Facts about one tokeniser."""
+    """How the tokens of a tokenizer are written.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         document = json.loads(tokenizer.document)
@@ -53,10 +58,10 @@ class Spelling:
         )
         self._texts: dict[int, str] = {}
         self._byte_level = tokenizer.kind != "byte" and is_byte_level(document.get("decoder"))
-        # Is the text of tokens that of each, one after the other? Else they are spelt by what is
-        # before them.
+        # True: the text of several tokens is their texts joined. False: the text of a token depends
+        # on the tokens before it (WordPiece).
         self.apart = tokenizer.kind != FOREIGN or spells_spaces(document.get("decoder"))
-        # Has white space no token? Then nobody knows from the tokens what stood between two words.
+        # True: white space has no token, so tokens do not say what stood between two words
         self.dropped = (
             tokenizer.kind == FOREIGN
             and not self._byte_level
@@ -65,19 +70,19 @@ class Spelling:
 
     @property
     def moves_spaces(self) -> bool:
-        """Does a space before a blank belong to the blank?"""
+        """Whether a space before a blank moves into the blank."""
         return bool(self.word_starts)
 
     def may_move_from(self, text: str) -> bool:
-        """May a space move from behind this beginning of a text?
+        """Return whether a space after this beginning of a text may move into a blank.
 
-        Before the first token of all, some tokenisers would not show it.
+        Some tokenizers drop a space before the first token of a text.
         """
         return self._byte_level or bool(self.tokenizer.encode(text))
 
     @cached_property
     def word_starts(self) -> tuple[int, ...]:
-        """Tokens of one space and then something that is not white space."""
+        """Tokens that begin with one space, followed by something that is not white space."""
         if self._byte_level:
             spelled = bytes_of(self.tokenizer.tokens())
             starts = [
@@ -94,8 +99,11 @@ class Spelling:
         return tuple(i for i in starts if i not in self.added)
 
     def token(self, token_id: int, first: bool = False) -> str:
-        """One token's own text, with its space where it begins a word and is not the first of all;
-        half a UTF-8 character is U+FFFD.
+        """Return a token's text. A part of a UTF-8 character is shown as U+FFFD.
+
+        Args:
+            token_id: The token.
+            first: It is the first token of the sequence, where some tokenizers drop a space.
         """
         if first:
             return self.tokenizer.decode([token_id])
@@ -108,8 +116,13 @@ class Spelling:
     def filling(
         self, text: str, given: Sequence[int], ids: Sequence[int], moved: bool = False
     ) -> str:
-        """What the tokens `ids` add to a text whose tokens are `given`; `moved`: the text's last
-        space is not in it, but belongs here.
+        """Return what tokens add to a text.
+
+        Args:
+            text: The text.
+            given: The text's tokens.
+            ids: The tokens that follow.
+            moved: A space was removed from the end of the text and belongs to these tokens.
         """
         added = self._added(given, ids, inside=bool(given))
         if not moved:
@@ -123,8 +136,10 @@ class Spelling:
     def behind(
         self, text: str, given: Sequence[int], ids: Sequence[int], moved: bool = False
     ) -> tuple[str, str]:
-        """A text, and what the tokens add to it as `filling` does; but a character that began in it
-        and ends in `ids` goes to these.
+        """Return a text and what tokens add to it.
+
+        As `filling`, but a character whose bytes begin in the text and end in `ids` is moved to the
+        second part.
         """
         sure = text.rstrip(HALF)
         if text != sure:
@@ -145,14 +160,14 @@ class Spelling:
         return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(ids)
 
     def _apart_from(self, text: str, added: str) -> bool:
-        """Where white space is no token: does the space before what is added stand in the text?"""
+        """Return whether a space stands between a text and what is added, if no token says so."""
         if not text or text[-1].isspace():
             return False
         return self.apart or (self._divides and _in_word(text[-1]) and _in_word(added[1:2]))
 
     @cached_property
     def _divides(self) -> bool:
-        """Are two words without a space between them not those two?"""
+        """Whether two words joined without a space are tokenized as something else."""
         return self._ids(self.tokenizer.decode(self._word) * 2) != self._word * 2
 
     def _ids(self, text: str) -> list[int]:
@@ -163,7 +178,7 @@ class Spelling:
 
     @cached_property
     def _word(self) -> list[int]:
-        """A token to stand before others."""
+        """A token that is a word, to decode others after it."""
         words = (
             i
             for i in range(self.tokenizer.vocab_size)
@@ -172,9 +187,7 @@ class Spelling:
         return list(islice(words, 1))
 
     def candidates(self, token_ids: Tensor, log_probs: Tensor) -> list[Candidates]:
-        """What models give as (B, T, top), in words; where there is no token (-1)
-        there is no candidate.
-        """
+        """Return candidates from token ids and log-probabilities (B, T, top); id -1 has none."""
         return [
             tuple(
                 self._listed(zip(*position, strict=True))
@@ -216,13 +229,15 @@ class Spelling:
 
 
 def _in_word(character: str) -> bool:
-    """Of a script that divides words by spaces."""
+    """Return whether a character belongs to a script that separates words by spaces."""
     return character.isalnum() and not any(low <= character <= high for low, high in UNSPACED)
 
 
 def bytes_of(tokens: Iterable[str]) -> list[bytes]:
-    """Byte-level vocabularies write each byte as one printable character; a token with any other
-    character is not text: no bytes.
+    """Return the bytes of each token of a byte-level vocabulary.
+
+    Such vocabularies write each byte as one printable character. A token with any other character
+    is not text and gets no bytes.
     """
     byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     return [
@@ -233,8 +248,9 @@ def bytes_of(tokens: Iterable[str]) -> list[bytes]:
 
 @lru_cache(maxsize=8)
 def spelled_bytes(tokenizer: Tokenizer) -> list[bytes] | None:
-    """Each real token's own bytes, none for end of text and other special tokens; None where tokens
-    do not spell bytes one for one.
+    """Return the bytes of each token, empty for end of text and other special tokens.
+
+    None if the tokens of this tokenizer do not stand for fixed bytes.
     """
     document = json.loads(tokenizer.document)
     if tokenizer.kind == "char":
