@@ -317,7 +317,7 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
     assert make(letters, modes=("ac",)).infill("a[[1]]")[0].mode == "ac"
     left = make(letters, modes=("ar",)).infill("a[[1]]b")[0]
     assert left.mode == "ar"
-    assert "does not see what follows" in left.note
+    assert "does not see the text after a blank" in left.note
     with pytest.raises(ValueError, match="trained for: ac"):
         make(letters, modes=("ac",)).infill("a[[1]]", mode="car")
 

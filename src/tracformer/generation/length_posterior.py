@@ -246,8 +246,8 @@ def _log_ratios(
     filled = runner.fill(batch, "car", sampler=rules, seed=seeds, only=only)
     assert filled.drawn is not None
     whole = Batch(filled.tokens, torch.zeros_like(batch.context), batch.lengths)
-    log_p = runner.call(lambda: runner.model.log_prob(whole, "ar"))
-    return log_p.double().sum(1).cpu() - filled.drawn.sum(1)
+    log_p = runner.call(lambda: runner.model.log_prob(whole, "ar")).double().sum(1).cpu()
+    return log_p - filled.drawn.sum(1)
 
 
 def _renumbered(only: Only | None, numbers: Sequence[int]) -> Only | None:
