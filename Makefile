@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves; a second call starts at once.
+# `make demo` and `make test` create the virtual environment on first use.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +8,10 @@ READY := $(VENV)/.ready
 .PHONY: help demo test soak lint bench clean
 
 help:
-	@echo "make demo    fill holes in stories with the bundled model (seconds)"
+	@echo "make demo    fill blanks in stories with the bundled model (seconds)"
 	@echo "make test    linters, type checker and tests"
-	@echo "make soak    the long tests: many kills, training against exact conditionals"
-	@echo "make bench   speed and memory of attention, training and generation, against rivals (half an hour)"
+	@echo "make soak    long tests: interrupted training, training against exact conditionals"
+	@echo "make bench   speed and memory of attention, training and generation (half an hour)"
 	@echo "make clean   remove the virtual environment and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/fill_stories.py
 
-# One thread a process: the tests' models are tiny, and some tests run several processes.
+# One thread per process: the models are tiny, and some tests run several processes.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
