@@ -193,3 +193,26 @@ def test_wrong_arguments_of_rows_are_errors(split: Split) -> None:
     ):
         PackedBlocks(split, 5).get(np.array([2, 4]))
     assert PackedBlocks(split, 5).get(np.array([], np.int64))[0].shape == (0, 5)
+
+
+def test_weighted_examples_appear_in_proportion() -> None:
+    weights = np.array([1.0, 0.5, 0.25, 0.25, 2.0, 0.0])
+    order = ExampleOrder(6, 3, weights)
+    epochs = [order.indices(epoch * 6, 6) for epoch in range(400)]
+    counts = np.array([np.bincount(epoch, minlength=6) for epoch in epochs])
+    exact = weights * 6 / weights.sum()
+    assert (counts >= np.floor(exact)).all()
+    assert (counts <= np.ceil(exact)).all()
+    assert np.allclose(counts.mean(0), exact, atol=0.1)
+    assert np.array_equal(np.concatenate(epochs[:2]), ExampleOrder(6, 3, weights).indices(0, 12))
+
+
+def test_rows_of_a_family_are_weighted_by_their_neighbours(tmp_path: Path) -> None:
+    texts = ["ACDEF", "ACDEF", "ACDEG", "WWWWW"]
+    data = prepare(tmp_path / "d", TextSource(texts), "protein-aligned", validation=0.0)
+    split = data.split("train")
+    assert np.allclose(Records(split, 5, 0.8).weights, [1 / 3, 1 / 3, 1 / 3, 1.0])
+    assert Records(split, 5).weights is None
+    data = prepare(tmp_path / "e", TextSource(["ACD", "AC"]), "protein-aligned", validation=0.0)
+    with pytest.raises(ValueError, match="all of one length"):
+        Records(data.split("train"), 5, 0.8)

@@ -102,14 +102,15 @@ def sequence_weights(rows: Bytes, identity: float = 0.8) -> NDArray[np.float64]:
         rows: (N, columns) letters as bytes.
         identity: Share of the columns from which two rows count as neighbours.
     """
+    distinct, origin, copies = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
     letters = np.unique(rows)
-    indicators = (rows[:, :, None] == letters).reshape(len(rows), -1).astype(np.float32)
+    indicators = (distinct[:, :, None] == letters).reshape(len(distinct), -1).astype(np.float32)
     least = identity * rows.shape[1] - 1e-3
     neighbours = [
-        (indicators[start : start + BLOCK] @ indicators.T >= least).sum(1)
-        for start in range(0, len(rows), BLOCK)
+        (indicators[start : start + BLOCK] @ indicators.T >= least) @ copies
+        for start in range(0, len(distinct), BLOCK)
     ]
-    return np.asarray(1.0 / np.concatenate(neighbours), np.float64)
+    return np.asarray(1.0 / np.concatenate(neighbours)[origin.ravel()], np.float64)
 
 
 def _fasta_rows(path: Path) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tracformer.data.alignment import sequence_weights
 from tracformer.data.shards import Array, Split
 from tracformer.rng import scramble
 
@@ -26,17 +27,24 @@ class ExampleOrder:
     the whole stream, across the ends of epochs, so no example is dropped. A batch is a stretch of
     the stream; ranks that divide it among them read the same examples, however many they are.
 
+    With weights, an epoch has n examples too: each appears about n * weight / (sum of the weights)
+    times, rounded up or down at random anew in each epoch.
+
     Args:
         n: Number of examples.
         seed: Seed of the order, 0 to 2^64-1.
+        weights: (n,) weight of each example; None: all alike.
     """
 
-    def __init__(self, n: int, seed: int) -> None:
+    def __init__(self, n: int, seed: int, weights: NDArray[np.float64] | None = None) -> None:
         if n < 1:
             raise ValueError(f"there are {n} examples to order; at least one is needed")
         if not 0 <= seed < 2**64:
             raise ValueError(f"seed is {seed!r}; it must be in 0..2^64-1")
+        if weights is not None and n > LARGEST_TABLE:
+            raise ValueError(f"{n} examples cannot be weighted; at most {LARGEST_TABLE} can")
         self.n, self.seed = n, seed
+        self._ends = None if weights is None else np.cumsum(weights) * (n / weights.sum())
         self._tables: dict[int, Array] = {}
 
     def indices(self, start: int, count: int) -> Array:
@@ -65,7 +73,12 @@ class ExampleOrder:
             generator = np.random.Generator(
                 np.random.Philox(key=np.array([self.seed, epoch], np.uint64))
             )
-            self._tables[epoch] = generator.permutation(self.n)
+            drawn = generator.permutation(self.n)
+            if self._ends is not None:  # systematic sampling: n equal steps from a random start
+                steps = np.arange(self.n) + generator.random()
+                examples = np.searchsorted(self._ends, steps, side="right").clip(max=self.n - 1)
+                drawn = examples[drawn]
+            self._tables[epoch] = drawn
         return self._tables[epoch][offset : offset + count]
 
 
@@ -90,9 +103,13 @@ def permuted(positions: NDArray[np.uint64], n: int, seed: int, epoch: int) -> Ar
 
 
 class Examples(Protocol):
-    """Numbered rows of at most `length` tokens; shorter rows are padded with end of text."""
+    """Numbered rows of at most `length` tokens; shorter rows are padded with end of text.
+
+    `weights` (rows,) say how often each row is read in training; None: all alike.
+    """
 
     length: int
+    weights: NDArray[np.float64] | None
 
     def __len__(self) -> int: ...
 
@@ -111,6 +128,8 @@ class PackedBlocks:
         split: The split.
         block_size: Length T of every row.
     """
+
+    weights = None
 
     def __init__(self, split: Split, block_size: int) -> None:
         _check_length("block_size", block_size)
@@ -139,9 +158,11 @@ class Records:
     Args:
         split: The split.
         max_length: Largest length of a row.
+        identity_weights: For sequences of an aligned family: weight a row by 1 / number of rows
+            that agree with it in at least this share of the columns. 0: all alike.
     """
 
-    def __init__(self, split: Split, max_length: int) -> None:
+    def __init__(self, split: Split, max_length: int, identity_weights: float = 0.0) -> None:
         _check_length("max_length", max_length)
         self.split, self.length = split, max_length
         self._starts = np.asarray(split.index[:-1])
@@ -150,6 +171,19 @@ class Records:
         self._ends = np.cumsum(-(-(np.diff(split.index) - 1) // max_length))
         if len(self) == 0:
             raise ValueError(f"split {split.name!r} has no document with a token in it")
+        self.weights = self._identity_weights(identity_weights) if identity_weights else None
+
+    def _identity_weights(self, identity: float) -> NDArray[np.float64]:
+        tokens, lengths = self.get(np.arange(len(self)))
+        if (lengths != lengths[0]).any():
+            raise ValueError(
+                "identity weights need the rows of an alignment, all of one length; those of split "
+                f"{self.split.name!r} have from {lengths.min()} to {lengths.max()} tokens: use a "
+                "tokenizer with gaps, such as protein-aligned, and a length that holds a whole row"
+            )
+        if tokens.max() > 255:
+            raise ValueError("identity weights need an alphabet of letters, not words")
+        return sequence_weights(tokens.astype(np.uint8), identity)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -165,7 +199,11 @@ class Records:
 
 
 def open_examples(
-    split: Split, length: int, rows: str = "packed", cross_documents: bool = True
+    split: Split,
+    length: int,
+    rows: str = "packed",
+    cross_documents: bool = True,
+    identity_weights: float = 0.0,
 ) -> Examples:
     """Return the rows of a split that a training configuration names.
 
@@ -175,9 +213,10 @@ def open_examples(
         rows: "packed" for blocks of equal length, "records" for one document per row.
         cross_documents: Whether a packed row may span several documents. The model has no mask
             between documents, so False gives each row to a part of one document.
+        identity_weights: See `Records`.
     """
     if rows == "records":
-        return Records(split, length)
+        return Records(split, length, identity_weights)
     if rows != "packed":
         raise ValueError(f"rows is {rows!r}; allowed: packed, records")
     return PackedBlocks(split, length) if cross_documents else Records(split, length)

@@ -56,7 +56,7 @@ class Stream:
         lockstep: bool = False,
     ) -> None:
         self.rows, self.questioner, self.ranks = rows, questioner, ranks
-        self.order = ExampleOrder(len(rows), seed)
+        self.order = ExampleOrder(len(rows), seed, rows.weights)
         self.batch = batch
         self.micro_batch = micro_batch
         self.every_mode = (

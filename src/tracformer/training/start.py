@@ -263,7 +263,11 @@ def _open_data(
 
 def _rows(config: TrainConfig, data: PreparedData, split: str) -> Examples:
     return open_examples(
-        data.split(split), config.length, config.data.rows, config.data.cross_documents
+        data.split(split),
+        config.length,
+        config.data.rows,
+        config.data.cross_documents,
+        config.data.identity_weights if split == "train" else 0.0,
     )
 
 

@@ -118,9 +118,20 @@ class DataConfig:
         choices=("packed", "records"),
     )
     cross_documents: bool = option(True, "let a packed row contain parts of several documents")
+    identity_weights: float = option(
+        0.0,
+        "aligned records: weight a sequence by 1 / number of sequences that agree with "
+        "it in at least this share of the columns, such as 0.8; 0: all alike",
+        above=0,
+        high=1,
+    )
 
     def __post_init__(self) -> None:
         check_options(self, "data.")
+        if self.identity_weights and self.rows != "records":
+            raise ValueError(
+                f"data.identity_weights is {self.identity_weights!r}; it needs data.rows=records"
+            )
         parse_validation(self.validation)
 
 
@@ -234,7 +245,8 @@ class TrainConfig:
             for key, value in dataclasses.asdict(self.optimizer).items()
             if key != "warmup"
         }
-        rows = {f"data.{key}": getattr(self.data, key) for key in ("rows", "cross_documents")}
+        reading = ("rows", "cross_documents", "identity_weights")
+        rows = {f"data.{key}": getattr(self.data, key) for key in reading}
         return {**{key: getattr(self, key) for key in keys}, **optimizer, **rows}
 
     def to_dict(self) -> dict[str, Any]:
