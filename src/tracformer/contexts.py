@@ -1,42 +1,24 @@
-"""Which tokens are given: laws of span lengths, context strategies, and the strings that name them.
-
-How long a span is: the two laws of Algorithm 1.
-
-A law is its log cdf, log F(n) = log P(length <= n) for n = 1, 2, ...: in logs a hole far shorter
-than the usual span keeps its true, tiny chance of being filled.
-
-Algorithm 1 of the paper: targets in spans that do not overlap, in bounded time.
-
-The paper proposes a start and a length and rejects what overlaps, which hardly ever ends once every
-hole is shorter than the usual span. Here proposals come in blocks, and a block proposes only what
-fits between the spans that stood when it began. What fits now also fitted then, so the accepted
-proposals follow the paper's law; and the first proposal of each block is always accepted.
-
-The strategies: each draws which tokens of a sequence are given, and has a name that `parse` reads
-back.
+"""Context strategies: laws of which tokens of a sequence are given, and the names of these laws.
 
 A context is (T,) bool, True where the token is given; the others are the targets, of which there is
-always at least one. Numbers are read as the decimals they print as, so that 0.29 of 100 tokens is
-29, not floor(28.999...).
-
-One seed, one stream of contexts: sequence i of the stream has its own randomness, whoever draws it
-and beside whichever others.
-
-Strings that name a strategy, in configurations and on the command line.
+always at least one. `parse` reads a strategy from a string, as configurations and the command line
+write it; `Strategy.name` is that string again:
 
 empty                                        nothing is given
-span:p=0.5,mean=50                           Algorithm 1, geometric lengths
-span:p=0.5,mean=15,sd=3,law=dlogistic        Algorithm 1, discretised logistic lengths
+span:p=0.5,mean=50                           Algorithm 1, geometric span lengths
+span:p=0.5,mean=15,sd=3,law=dlogistic        Algorithm 1, discretised logistic span lengths
 mixed                                        Algorithm 2
 [0.1,0.4]&[0.6,0.9]                          these fractions of the sequence are targets
 prefix:0.5                                   the first half is given
 middle                                       the targets are one run between two uniform cuts
-random:0.3                                   30% of the tokens are targets, anywhere
-tokens:1                                     one target, anywhere; all other tokens are given
-uniform                                      any number of targets, anywhere
+random:0.3                                   30% of the tokens are targets, at random positions
+tokens:1                                     one target at a random position
+uniform                                      a uniform number of targets at random positions
 0.7*span:p=0.5,mean=50+0.3*uniform           a mixture; the weights sum to 1
 
-How the given set C is drawn, and the strings that name a way to draw it.
+Numbers are read as the decimals that they print as, so that 0.29 of 100 tokens is 29, not
+floor(28.999...). `draw_contexts` draws a batch from a seed: sequence i of the stream has its own
+generator (`sequence_rng`), so its context does not depend on the rest of the batch.
 """
 
 import math
@@ -44,9 +26,8 @@ import numbers
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -54,153 +35,17 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST = 1e9  # of mean and sd: beyond any sequence, and far from the limits of float64
-NARROWEST = 1e-3  # of sd: a length that never varied could not fill every hole
-
-
-@dataclass(frozen=True)
-class Geometric:
-    """P(n) = (1/m) (1 - 1/m)^(n-1) from n = 1, whose mean is m."""
-
-    mean: float
-
-    def __post_init__(self) -> None:
-        _check_mean(self.mean)
-
-    def log_cdf(self, n: NDArray[np.float64]) -> NDArray[np.float64]:
-        """F(n) = 1 - (1 - 1/m)^n."""
-        if self.mean == 1:
-            return np.zeros_like(n)
-        return np.log(-np.expm1(n * math.log1p(-1 / self.mean)))
-
-
-@dataclass(frozen=True)
-class DLogistic:
-    """A logistic variable of mean m and standard deviation sigma, rounded to the nearest integer,
-    or to 1 if that is less than 1.
-
-    P(n) = G(n + 1/2) - G(n - 1/2) for n > 1 and P(1) = G(3/2), where G(x) = 1 / (1 + exp(-(x - m) /
-    s)) and s = sigma sqrt(3) / pi. The mean and the deviation are those before rounding.
-    """
-
-    mean: float
-    sd: float
-
-    def __post_init__(self) -> None:
-        _check_mean(self.mean)
-        if not NARROWEST <= self.sd <= LONGEST:
-            raise ValueError(f"sd is {self.sd!r}; it must lie in [{NARROWEST:g}, {LONGEST:g}]")
-
-    def log_cdf(self, n: NDArray[np.float64]) -> NDArray[np.float64]:
-        """F(n) = G(n + 1/2)."""
-        scale = self.sd * math.sqrt(3) / math.pi
-        return -np.logaddexp(0.0, -(n + 0.5 - self.mean) / scale)
-
-
-LengthLaw = Geometric | DLogistic
-
-
-def log_cdf_table(law: LengthLaw, length: int) -> NDArray[np.float64]:
-    """log F(1), log F(2), ...: `length` entries or more.
-
-    No entry depends on how many there are, so nearby lengths share a table.
-    """
-    return _log_cdf_table(law, 1 << (length - 1).bit_length())
-
-
-@lru_cache(maxsize=128)
-def _log_cdf_table(law: LengthLaw, size: int) -> NDArray[np.float64]:
-    table = law.log_cdf(np.arange(1.0, size + 1))
-    table.setflags(write=False)
-    return table
-
-
-def _check_mean(mean: float) -> None:
-    if not 1 <= mean <= LONGEST:
-        raise ValueError(f"mean is {mean!r}; a mean span length must lie in [1, {LONGEST:g}]")
-
-
-Span = tuple[int, int]  # start and end, zero-based, end excluded
-
-
-def target_count(length: int, p: float) -> int:
-    """max(1, round(p T)), by Python's `round`: a half goes to the even neighbour."""
-    return max(1, round(p * length))
-
-
-def draw_spans(
-    length: int, count: int, law: LengthLaw, rng: np.random.Generator, block: int | None = None
-) -> tuple[list[Span], NDArray[np.bool_]]:
-    """Algorithm 1: the spans in the order drawn, and (T,) bool, True in a span: exactly `count`
-    times.
-
-    `block` is how many proposals are made at once: a matter of speed, not of law.
-    """
-    log_cdf = log_cdf_table(law, length)
-    masked = bytearray(length)  # whose find() tests a whole span at once
-    as_array = np.frombuffer(masked, np.bool_)  # (T,), the same memory
-    ones = b"\1" * length
-    if block is None:
-        block = max(64, length // 32, round(count / law.mean))
-    spans: list[Span] = []
-    missing = count
-    while missing > 0:
-        for start, end in propose(as_array, log_cdf, block, rng):
-            if masked.find(1, start, end) >= 0:  # it overlaps a span of this block
-                continue
-            masked[start:end] = ones[start:end]
-            spans.append((start, end))
-            missing -= end - start
-            if missing <= 0:
-                break
-    if missing < 0:  # trim the last span to the exact count
-        start, end = spans[-1]
-        spans[-1] = (start, end + missing)
-        as_array[end + missing : end] = False
-    return spans, as_array
-
-
-def propose(
-    masked: NDArray[np.bool_], log_cdf: NDArray[np.float64], count: int, rng: np.random.Generator
-) -> Iterator[Span]:
-    """`count` independent (start, end): a uniform start and a length by the law, given that they
-    meet no masked position.
-    """
-    free, log_fits = free_starts(masked, log_cdf)
-    cumulative = np.cumsum(np.exp(log_fits - log_fits.max()))
-    chosen = cumulative.searchsorted(rng.random(count) * cumulative[-1], side="right")
-    chosen = np.minimum(chosen, len(free) - 1)  # a product may round up to the sum
-    starts = free[chosen]
-    # P(n) / F(r) for n <= r, by the inverse cdf with log u = -Exponential.
-    lengths = 1 + log_cdf.searchsorted(log_fits[chosen] - rng.standard_exponential(count))
-    ends = np.minimum(starts + lengths, len(masked))
-    return zip(starts.tolist(), ends.tolist(), strict=True)
-
-
-def free_starts(
-    masked: NDArray[np.bool_], log_cdf: NDArray[np.float64]
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """The free positions, and for each the log of the chance that a span starting there fits.
-
-    With r free cells up to the next span that is log F(r). After the last span end = min(start + n,
-    T) lets every length fit.
-    """
-    length = len(masked)
-    nowhere = 2 * length
-    next_masked = np.minimum.accumulate(np.where(masked, np.arange(length), nowhere)[::-1])[::-1]
-    free = np.flatnonzero(~masked)
-    room = next_masked[free] - free
-    return free, np.where(room <= length, log_cdf[np.minimum(room, length) - 1], 0.0)
-
+from tracformer.options import did_you_mean
+from tracformer.spans import DLogistic, Geometric, LengthLaw, draw_spans, target_count
 
 Context = NDArray[np.bool_]
 
 
 class Strategy(ABC):
-    """A law of contexts: immutable, comparable, and named by a string."""
+    """A law of contexts. Strategies are immutable and comparable."""
 
     def draw(self, length: int, rng: np.random.Generator) -> Context:
-        """(length,) bool, True where given."""
+        """Draw a context (length,), bool, True where given."""
         if not isinstance(length, numbers.Integral) or length < 1:
             raise ValueError(f"length is {length!r}; a context needs at least one token")
         return self._draw(int(length), rng)
@@ -208,7 +53,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The canonical string: `parse(strategy.name) == strategy`."""
+        """The canonical string, for which `parse(strategy.name) == strategy`."""
 
     @abstractmethod
     def _draw(self, length: int, rng: np.random.Generator) -> Context: ...
@@ -231,7 +76,7 @@ class Empty(Strategy):
 
 @dataclass(frozen=True)
 class Spans(Strategy):
-    """Algorithm 1: exactly max(1, round(pT)) targets, in spans whose lengths follow a law."""
+    """Exactly max(1, round(pT)) targets, in spans whose lengths follow a law (Algorithm 1)."""
 
     p: float
     law: LengthLaw
@@ -255,7 +100,7 @@ class Spans(Strategy):
 
 @dataclass(frozen=True)
 class RandomRatio(Strategy):
-    """Exactly max(1, round(pT)) targets, every such set being as probable as any other."""
+    """Exactly max(1, round(pT)) targets; all such sets are equally probable."""
 
     p: float
 
@@ -272,8 +117,9 @@ class RandomRatio(Strategy):
 
 @dataclass(frozen=True)
 class RandomTokens(Strategy):
-    """Exactly `count` targets (all tokens of a shorter sequence), every such set
-    equally probable.
+    """Exactly `count` targets; all such sets are equally probable.
+
+    In a shorter sequence, all tokens are targets.
     """
 
     count: int
@@ -292,11 +138,10 @@ class RandomTokens(Strategy):
 
 @dataclass(frozen=True)
 class UniformRatio(Strategy):
-    """The masking of diffusion: k targets, k uniform on 1..T, every set of k being as probable as
-    any other.
+    """The masking of diffusion models: k targets for k uniform on 1..T, at random positions.
 
-    Masking each token with chance u, u ~ U(0, 1), has this law, given that at least one token is
-    masked.
+    Masking each token with probability u for u ~ U(0, 1) has this law, given that at least one
+    token is masked.
     """
 
     @property
@@ -309,7 +154,7 @@ class UniformRatio(Strategy):
 
 @dataclass(frozen=True)
 class Prefix(Strategy):
-    """The first floor(fT) tokens are given, the rest are targets."""
+    """The first floor(fT) tokens are given and the rest are targets."""
 
     fraction: float
 
@@ -330,11 +175,10 @@ class Prefix(Strategy):
 
 @dataclass(frozen=True)
 class Ranges(Strategy):
-    """Fixed targets: floor(aT) <= t < floor(bT), zero-based, for each range (a, b). Kept in
-    ascending order.
+    """Fixed targets: floor(aT) <= t < floor(bT), zero-based, for each range (a, b).
 
-    A range so narrow that it holds no position of a short sequence takes the one in which its
-    middle lies.
+    Ranges are sorted. A range that would hold no position of a short sequence holds the position
+    of its middle.
     """
 
     ranges: tuple[tuple[float, float], ...]
@@ -373,9 +217,7 @@ class Ranges(Strategy):
 
 @dataclass(frozen=True)
 class Middle(Strategy):
-    """One run of targets between two distinct cuts, each pair of cuts being as
-    probable as any other.
-    """
+    """One run of targets between two distinct cuts; all pairs of cuts are equally probable."""
 
     @property
     def name(self) -> str:
@@ -389,9 +231,9 @@ class Middle(Strategy):
 
 @dataclass(frozen=True)
 class Mixture(Strategy):
-    """Each sequence draws one of the parts by weight, then its context from that part.
+    """Draw one of the parts by weight for each sequence, then the context from that part.
 
-    A mixture among the parts is spread out.
+    Mixtures among the parts are flattened.
     """
 
     weights: tuple[float, ...]
@@ -449,14 +291,12 @@ def _random_subset(length: int, targets: int, rng: np.random.Generator) -> Conte
 
 @lru_cache(maxsize=4096)
 def _floor(fraction: float, length: int) -> int:
-    """floor(fraction * length) without rounding, the fraction being the decimal that
-    it prints as.
-    """
+    """Return floor(fraction * length), exact for the decimal that the fraction prints as."""
     return math.floor(Fraction(_decimal(fraction)) * length)
 
 
 def _decimal(value: float) -> str:
-    """The shortest decimal that reads back as this number."""
+    """Return the shortest decimal that reads back as this number."""
     return repr(float(value)).removesuffix(".0")
 
 
@@ -473,14 +313,16 @@ def _check_ratio(p: float) -> None:
 MIXED = Mixture((0.3, 0.2, 0.5), (Empty(), Spans(0.85, Geometric(50)), Spans(0.5, Geometric(50))))
 
 
-# Other uses of the same seed and index, elsewhere, must not see the same numbers.
+# Separates these random numbers from other uses of the same seed and index.
 _PURPOSE = int.from_bytes(b"contexts")
 _WORDS = 2**64
 
 
 def sequence_rng(seed: int, index: int) -> np.random.Generator:
-    """The generator of sequence `index`: Philox keyed by (seed, index) itself, which is cheaper
-    than hashing the two by SeedSequence.
+    """Return the random generator of one sequence of a stream.
+
+    It is Philox keyed by (seed, index) directly, which is cheaper than hashing them by
+    SeedSequence.
     """
     for what, value in (("seed", seed), ("index", index)):
         if not 0 <= value < _WORDS:
@@ -497,17 +339,23 @@ def draw_contexts(
     indices: Sequence[int] | NDArray[np.integer],
     width: int | None = None,
 ) -> Context:
-    """(B, T) bool, True where given: row b is for sequence `indices[b]` of the stream, of
-    `lengths[b]` tokens.
+    """Draw the contexts of a batch, (B, T) bool, True where given.
 
-    T is the longest length, or `width`. Padding counts as given: it is never a target. To see a
-    sequence under a new context each epoch, count the index on instead of starting again from 0.
+    Padding counts as given. For new contexts in each epoch, continue counting indices instead of
+    starting again from 0.
+
+    Args:
+        strategy: Law of the contexts.
+        lengths: True length of each sequence.
+        seed: Seed of the stream.
+        indices: Number of each sequence in the stream.
+        width: T; None: the longest length.
     """
     lengths, indices = [int(n) for n in lengths], [int(i) for i in indices]
     if not lengths or len(lengths) != len(indices):
         raise ValueError(
-            f"there are {len(lengths)} lengths and {len(indices)} indices; give one of each to a "
-            "sequence, at least one sequence"
+            f"there are {len(lengths)} lengths and {len(indices)} indices; give one of each for "
+            "every sequence, and at least one sequence"
         )
     longest = max(lengths)
     width = longest if width is None else width
@@ -519,13 +367,19 @@ def draw_contexts(
     return contexts
 
 
+_PLAIN = {"empty": Empty(), "middle": Middle(), "mixed": MIXED, "uniform": UniformRatio()}
+_ONE_NUMBER: dict[str, Callable[[float], Strategy]] = {"prefix": Prefix, "random": RandomRatio}
 LAWS = ("geometric", "dlogistic")
 SPAN_KEYS = ("p", "mean", "sd", "law")
 
 
 def parse(text: str) -> Strategy:
-    """The strategy that `text` names; a ValueError quotes the text and says what is allowed.
+    """Return the strategy that a string names.
 
+    Raises:
+        ValueError: The string is not a strategy; the message quotes it and says what is allowed.
+
+    Example:
     >>> parse("prefix:0.5")
     Prefix(fraction=0.5)
     >>> parse("span: mean=50, p=0.50").name
@@ -560,14 +414,22 @@ def _parse_one(text: str) -> Strategy:
     if text.strip().startswith("["):
         return _parse_ranges(text)
     name, colon, values = (part.strip() for part in text.partition(":"))
-    if name not in _PARSERS:
-        raise ValueError(
-            f"no strategy is called {name!r}{_nearest(name, _PARSERS)}; known: "
-            f"{', '.join(_PARSERS)}, [a,b]&[c,d]"
-        )
     if colon and not values:
         raise ValueError(f"nothing follows the colon of {text.strip()!r}")
-    return _PARSERS[name](values)
+    if name in _PLAIN:
+        if values:
+            raise ValueError(f"{name!r} takes no values, but {values!r} follows it")
+        return _PLAIN[name]
+    if name in _ONE_NUMBER:
+        if not values:
+            raise ValueError(f"{name!r} needs a number, such as {name}:0.5")
+        return _ONE_NUMBER[name](_number(name, values))
+    if name == "span":
+        return _parse_span(values)
+    if name == "tokens":
+        return _parse_tokens(values)
+    known = (*_PLAIN, *_ONE_NUMBER, "span", "tokens", "[a,b]&[c,d]")
+    raise ValueError(f"unknown strategy {name!r}{did_you_mean(name, known)}")
 
 
 def _parse_span(values: str) -> Strategy:
@@ -580,9 +442,7 @@ def _parse_span(values: str) -> Strategy:
                 "span:p=0.5,mean=50"
             )
         if key not in SPAN_KEYS:
-            raise ValueError(
-                f"a span has no {key!r}{_nearest(key, SPAN_KEYS)}; allowed: {', '.join(SPAN_KEYS)}"
-            )
+            raise ValueError(f"a span has no {key!r}{did_you_mean(key, SPAN_KEYS)}")
         if key in fields:
             raise ValueError(f"{key!r} is given twice")
         fields[key] = value
@@ -595,7 +455,7 @@ def _parse_span(values: str) -> Strategy:
 def _length_law(fields: dict[str, str]) -> LengthLaw:
     mean, law = _number("mean", fields["mean"]), fields.get("law", "geometric")
     if law not in LAWS:
-        raise ValueError(f"law is {law!r}{_nearest(law, LAWS)}; allowed: {', '.join(LAWS)}")
+        raise ValueError(f"law is {law!r}{did_you_mean(law, LAWS)}")
     if law == "dlogistic":
         if "sd" not in fields:
             raise ValueError(
@@ -624,42 +484,10 @@ def _parse_ranges(text: str) -> Ranges:
     return Ranges(tuple(ranges))
 
 
-def _plain(name: str, strategy: Strategy) -> Callable[[str], Strategy]:
-    """A strategy without numbers."""
-
-    def build(values: str) -> Strategy:
-        if values:
-            raise ValueError(f"{name!r} takes no values, but {values!r} follows it")
-        return strategy
-
-    return build
-
-
-def _one_number(name: str, build: Callable[[float], Strategy]) -> Callable[[str], Strategy]:
-    def read(values: str) -> Strategy:
-        if not values:
-            raise ValueError(f"{name!r} needs a number, such as {name}:0.5")
-        return build(_number(name, values))
-
-    return read
-
-
 def _parse_tokens(values: str) -> Strategy:
     if not values.isdecimal():
         raise ValueError(f"tokens is {values!r}; it must be a positive integer, as in tokens:1")
     return RandomTokens(int(values))
-
-
-_PARSERS: dict[str, Callable[[str], Strategy]] = {
-    "empty": _plain("empty", Empty()),
-    "middle": _plain("middle", Middle()),
-    "mixed": _plain("mixed", MIXED),
-    "prefix": _one_number("prefix", Prefix),
-    "random": _one_number("random", RandomRatio),
-    "span": _parse_span,
-    "tokens": _parse_tokens,
-    "uniform": _plain("uniform", UniformRatio()),
-}
 
 
 def _number(what: str, text: str) -> float:
@@ -667,30 +495,3 @@ def _number(what: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{what} is {text.strip()!r}; it must be a number") from None
-
-
-def _nearest(word: str, known: tuple[str, ...] | dict[str, Callable[[str], Strategy]]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-__all__ = [
-    "MIXED",
-    "Context",
-    "DLogistic",
-    "Empty",
-    "Geometric",
-    "LengthLaw",
-    "Middle",
-    "Mixture",
-    "Prefix",
-    "RandomRatio",
-    "RandomTokens",
-    "Ranges",
-    "Spans",
-    "Strategy",
-    "UniformRatio",
-    "draw_contexts",
-    "parse",
-    "sequence_rng",
-]

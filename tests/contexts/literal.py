@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tracformer.contexts import DLogistic, Geometric, LengthLaw
+from tracformer.spans import DLogistic, Geometric, LengthLaw
 
 Span = tuple[int, int]
 K = TypeVar("K", bound=Hashable)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.contexts import literal
-from tracformer.contexts import (
+from tracformer.spans import (
     DLogistic,
     Geometric,
     LengthLaw,

@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracformer.contexts import Empty, UniformRatio, draw_contexts, parse, sequence_rng
+from tracformer.contexts import (
+    Empty,
+    UniformRatio,
+    draw_contexts,
+    parse,
+    sequence_rng,
+)
 
 STRATEGY = parse("0.3*uniform+0.7*span:p=0.5,mean=4")
 LENGTHS = [30, 17, 30, 1, 24, 8, 30, 29]

@@ -278,7 +278,7 @@ def test_the_peak_of_memory_is_measured() -> None:
 def test_wrong_options_of_speed_raise() -> None:
     with pytest.raises(ValueError, match="rounds is 0; it must be at least 1"):
         parse_task("speed:rounds=0")
-    with pytest.raises(ValueError, match="no strategy is called 'hole'"):
+    with pytest.raises(ValueError, match="unknown strategy 'hole'"):
         parse_task("speed:holes=hole")
     with pytest.raises(ValueError, match="takes at most 16 tokens"):
         Speed().run(Subject(small_model(), None, "model", "car"), Progress())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracformer.contexts import Geometric, Spans
+from tracformer.contexts import Spans
 from tracformer.evaluation.bootstrap import LEVEL, ratio, resampled, share_interval
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Floats, by_sequence
@@ -26,6 +26,7 @@ from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Sequences, TextTask
 from tracformer.model.batch import Batch
 from tracformer.options import option
+from tracformer.spans import Geometric
 
 LOGITS_AT_ONCE = 2**25  # 256 MiB in float64
 # sums over the targets in a bin; `variance` is that of c (1 - c)

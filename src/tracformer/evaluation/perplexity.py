@@ -19,10 +19,7 @@ from typing import Any
 import numpy as np
 
 from tracformer.contexts import (
-    DLogistic,
     Empty,
-    Geometric,
-    LengthLaw,
     Prefix,
     Spans,
     Strategy,
@@ -38,6 +35,7 @@ from tracformer.evaluation.windows import Flags, Sequences, TextTask, Windows
 from tracformer.model.base import BOUND
 from tracformer.options import option
 from tracformer.rng import derived_seed
+from tracformer.spans import DLogistic, Geometric, LengthLaw
 
 TENTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 PAPER_RANGES = {  # targets, in the order of the paper's rows
