@@ -120,7 +120,7 @@ def test_systems_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         "108.7M",
         "car (exact)",
         "diffusion (bound)",
-        "does not see what follows a hole",
+        "does not see the text after a blank",
     ):
         assert words in out
 

@@ -31,7 +31,7 @@ def test_score_says_what_the_model_says(tracformer: Caller) -> None:
 
 def test_the_kind_of_a_score_is_said(tracformer: Caller) -> None:
     assert "(ac: sum of marginals" in tracformer("score", "abc [[de]]", "--mode", "ac")
-    assert "(mode ar does not see what follows a hole)" in tracformer(
+    assert "(mode ar does not see the text after a blank)" in tracformer(
         "score", "abc [[de]]", "--mode", "ar"
     )
     ar = tracformer.json("score", "[[ab]]cd", "--mode", "ar")[0]["log_prob"]

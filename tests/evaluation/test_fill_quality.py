@@ -297,7 +297,7 @@ def test_only_the_papers_encoders_have_plain_names() -> None:
 
 def test_the_limits_of_a_mode_are_in_the_note(tokenizer: Tokenizer, data: str) -> None:
     rows = task_of(data).run(subject_of(tokenizer, "ar"), Progress()).rows
-    assert all(row.note.startswith("mode ar does not see what follows a hole; ") for row in rows)
+    assert all(row.note.startswith("mode ar does not see the text after a blank; ") for row in rows)
 
 
 def test_another_tokenizer_fills_the_same_stretches(tokenizer: Tokenizer, data: str) -> None:

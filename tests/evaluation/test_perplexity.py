@@ -164,7 +164,7 @@ def test_the_limits_of_a_mode_are_in_the_note(lines: str) -> None:
     result = task("ranges", lines, sequences=3).run(
         subject(small_baseline("gpt2", max_length=32, vocab_size=6), "ar"), Progress()
     )
-    assert {row.note for row in result.rows} == {"mode ar does not see what follows a hole"}
+    assert {row.note for row in result.rows} == {"mode ar does not see the text after a blank"}
 
 
 def test_a_bound_has_draws_and_a_standard_error(lines: str) -> None:

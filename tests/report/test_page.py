@@ -163,7 +163,7 @@ def test_the_highest_figure_is_marked_where_higher_is_better(tmp_path: Path) -> 
 
 
 def test_limits_of_modes_are_shown_among_many_notes(tmp_path: Path) -> None:
-    limit = "mode ar does not see what follows a hole"
+    limit = "mode ar does not see the text after a blank"
     noisy, plain = (
         ratios("a", "bound", 41.0, family="mdlm", mode="diffusion"),
         ratios("b", "exact", 20.0, family="gpt2", mode="ar"),

@@ -62,7 +62,7 @@ class Aligned(ModernModel):
     config_class = AlignedConfig
     extra_rows = 2  # the mask, and the start token
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
-    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+    limits = {"ar": "does not see the text after a blank"}  # noqa: RUF012
 
     def __init__(self, config: AlignedConfig) -> None:
         super().__init__(config)

@@ -230,7 +230,7 @@ class AcGpt(GivenFirst):
     config: AcGptConfig
     config_class = AcGptConfig
     answers = {"car": EXACT, "ar": EXACT}  # noqa: RUF012
-    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+    limits = {"ar": "does not see the text after a blank"}  # noqa: RUF012
 
 
 class Compact(GivenFirst):
@@ -239,7 +239,7 @@ class Compact(GivenFirst):
     config: CompactConfig
     config_class = CompactConfig
     answers = {"car": EXACT, "ac": MARGINAL, "ar": EXACT}  # noqa: RUF012
-    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+    limits = {"ar": "does not see the text after a blank"}  # noqa: RUF012
 
 
 # ---- which rows there are

@@ -99,7 +99,7 @@ class GPT2(TransformersModel):
     config: GPT2Config
     config_class = GPT2Config
     answers = {"ar": EXACT}  # noqa: RUF012
-    limits = {"ar": "does not see what follows a hole"}  # noqa: RUF012
+    limits = {"ar": "does not see the text after a blank"}  # noqa: RUF012
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -344,8 +344,8 @@ class GPT2Fim(GPT2):
     config_class = GPT2FimConfig
     answers = {"car": EXACT, "ar": EXACT}  # noqa: RUF012
     limits = {  # noqa: RUF012
-        "car": "does not see how long a hole is while it fills it",
-        "ar": "does not see what follows a hole",
+        "car": "does not see the length of a blank while filling it",
+        "ar": "does not see the text after a blank",
     }
 
     def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
