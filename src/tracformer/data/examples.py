@@ -129,7 +129,7 @@ class PackedBlocks:
         block_size: Length T of every row.
     """
 
-    weights = None
+    weights: NDArray[np.float64] | None = None
 
     def __init__(self, split: Split, block_size: int) -> None:
         _check_length("block_size", block_size)
