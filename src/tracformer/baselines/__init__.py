@@ -66,7 +66,18 @@ _families: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-    """Add a system, or replace the one of the same name."""
+    """Add a system to the registry, or replace the one of the same name.
+
+    It is then trained, loaded, evaluated and listed by its name, like those of this package.
+
+    Args:
+        family: Name, module and class of the system; the module is imported on first use.
+
+    Example:
+        >>> summary = "token frequencies, independent of the given tokens"
+        >>> module = "tracformer.baselines.frequencies"
+        >>> register(Family("frequencies", module, "Frequencies", "ac", summary))
+    """
     _families[family.name] = family
 
 
