@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 from toy_stories import follows_the_rules, vocabulary, write_story
 
-from tracformer import Tracformer, TracformerConfig
+from tracformer import Batch, Tracformer, TracformerConfig, fill
 from tracformer.devices import keep_freed_memory
-from tracformer.generation.decode import fill
-from tracformer.model.batch import Batch
 from tracformer.progress import ProgressBar
 from tracformer.rng import derived_seed
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from toy_stories import follows_the_rules, write_story
 
 import tracformer
-from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
+from tracformer import Ancestral, ByConfidence, LeftToRight, RandomOrder
+from tracformer.generation.orders import Order
 from tracformer.generation.template import write
 from tracformer.training.start import start
 from tracformer.training.train_config import load_config

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tracformer
-from tracformer.generation.results import Infilled
-from tracformer.generation.samplers import Sampler
+from tracformer import Infilled, Sampler
 
 TEXTS = (
     "Once upon a time, there was a little girl named Lily. She wanted to [[6]], but the rain would "

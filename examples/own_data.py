@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tracformer
-from tracformer.data import prepare
+from tracformer import prepare
 from tracformer.training.start import start
 from tracformer.training.train_config import load_config
 

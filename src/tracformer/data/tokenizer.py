@@ -80,6 +80,14 @@ class Tokenizer:
     Attributes:
         eot_id: Id of end of text.
         mask_id: Id of the mask, the highest id.
+
+    Example:
+        >>> from tracformer.data import char_tokenizer
+        >>> tokenizer = char_tokenizer("ACGT")
+        >>> tokenizer.encode("GATTACA"), tokenizer.eot_id, tokenizer.mask_id
+        ([2, 0, 3, 3, 0, 1, 0], 4, 5)
+        >>> tokenizer.decode([2, 0, 3])
+        'GAT'
     """
 
     def __init__(self, document: str, kind: str, eot: str = EOT) -> None:
