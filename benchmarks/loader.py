@@ -18,7 +18,7 @@ from tracformer.data import open_examples, prepare
 from tracformer.devices import keep_freed_memory
 from tracformer.distributed import Ranks
 from tracformer.training.batches import Stream
-from tracformer.training.objectives import Questioner, parse_objective
+from tracformer.training.objectives import MaskSampler, parse_objective
 from tracformer.training.optimizer import build_optimizer
 from tracformer.training.train_config import load_config
 
@@ -32,8 +32,8 @@ def main() -> None:
         text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(3000)))
         data = prepare(Path(folder) / "data", text, "byte", quiet=True)
         rows = open_examples(data.split("train"), config.length)
-        questioner = Questioner(parse_objective(config.objective), seed=0)
-        stream = Stream(rows, questioner, config.batch, 0, 0, Ranks(0, 1, torch.device("cpu")))
+        masks = MaskSampler(parse_objective(config.objective), seed=0)
+        stream = Stream(rows, masks, config.batch, 0, 0, Ranks(0, 1, torch.device("cpu")))
         model = Tracformer(config.model_config(data.tokenizer.vocab_size)).train()
         optimizer = build_optimizer(model.parameters(), config.optimizer, fused=True)
         loading, stepping = [], []
@@ -42,7 +42,7 @@ def main() -> None:
             batch = stream.at(step * config.batch)
             loaded = time.perf_counter()
             optimizer.zero_grad()
-            for group in batch.micro:
+            for group in batch.micro_batches:
                 (model.nll(group.batch, group.mode)[0] / batch.count).backward()
             optimizer.step()
             loading.append(loaded - start)

@@ -23,7 +23,7 @@ from tracformer.model import ConditionalModel
 from tracformer.reproduce.experiment import Experiment, ModelPlan, read_experiment
 from tracformer.reproduce.plan import HOUR, core_hours
 from tracformer.training.batches import group_by_mode
-from tracformer.training.objectives import Questioner, parse_objective
+from tracformer.training.objectives import MaskSampler, parse_objective
 from tracformer.training.optimizer import Optimizer, build_optimizer, hidden_matrices
 from tracformer.training.train_config import TrainConfig
 
@@ -78,14 +78,14 @@ def time_steps(experiment: Experiment, plan: ModelPlan, steps: int) -> Timed:
     model = find_family(shape.model_type).model_class(shape).train()
     matrices = hidden_matrices(model) if config.optimizer.name == "muon" else []
     optimizer = build_optimizer(model.parameters(), config.optimizer, fused=True, matrices=matrices)
-    questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
+    masks = MaskSampler(parse_objective(config.objective, config.contexts), config.seed)
     rng = np.random.default_rng(0)
     began = 0.0
     for step in range(WARM_UP + steps):
         if step == WARM_UP:
             began = time.process_time()
         tokens = rng.integers(shape.vocab_size, size=(config.batch, config.length))
-        take_step(model, optimizer, questioner, config, tokens, step * config.batch)
+        take_step(model, optimizer, masks, config, tokens, step * config.batch)
     seconds = (time.process_time() - began) / steps
     return Timed(config.batch * config.length / seconds, seconds)
 
@@ -93,17 +93,17 @@ def time_steps(experiment: Experiment, plan: ModelPlan, steps: int) -> Timed:
 def take_step(
     model: ConditionalModel,
     optimizer: Optimizer,
-    questioner: Questioner,
+    masks: MaskSampler,
     config: TrainConfig,
     tokens: NDArray[np.int64],
     number: int,
 ) -> None:
     """Take one step as `training.loop` does."""
     lengths = np.full(len(tokens), tokens.shape[1])
-    questions = questioner.ask_all(range(number, number + len(tokens)), lengths.tolist())
+    maskings = masks.draw_all(range(number, number + len(tokens)), lengths.tolist())
     optimizer.zero_grad()
-    count = sum(question.count for question in questions)
-    for group in group_by_mode(tokens, lengths, questions, []):
+    count = sum(question.count for question in maskings)
+    for group in group_by_mode(tokens, lengths, maskings, []):
         nll = model.nll(group.batch, group.mode, weights=group.weights)[0]
         (nll / count).backward()
     nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip)

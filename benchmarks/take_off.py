@@ -32,7 +32,7 @@ from tracformer.evaluation.task import Subject
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel
 from tracformer.training.batches import group_by_mode
-from tracformer.training.objectives import Questioner, parse_objective
+from tracformer.training.objectives import MaskSampler, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.train_config import OptimizerConfig
 
@@ -139,7 +139,7 @@ def train(model: ConditionalModel, source: ExactSource, objective: str, steps: i
     """Train on fresh sequences; all systems that read a context get the same kind of contexts."""
     config = OPTIMIZER
     contexts = "" if objective in ("denoise", "ar") else CONTEXTS
-    questioner = Questioner(parse_objective(objective, contexts), seed=0)
+    masks = MaskSampler(parse_objective(objective, contexts), seed=0)
     optimizer = build_optimizer(
         model.parameters(), config, fused=True, matrices=hidden_matrices(model)
     )
@@ -147,12 +147,12 @@ def train(model: ConditionalModel, source: ExactSource, objective: str, steps: i
     model.train()
     for step in range(steps):
         tokens = source.sample(BATCH, rng)
-        questions = questioner.ask_all(range(step * BATCH, (step + 1) * BATCH), lengths.tolist())
+        maskings = masks.draw_all(range(step * BATCH, (step + 1) * BATCH), lengths.tolist())
         optimizer.set_rate(learning_rate(step, steps, config))
         optimizer.zero_grad()
-        for asked in group_by_mode(tokens, lengths, questions, []):
+        for asked in group_by_mode(tokens, lengths, maskings, []):
             total, _ = model.nll(asked.batch, asked.mode)
-            (total / sum(question.count for question in questions)).backward()
+            (total / sum(question.count for question in maskings)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
     model.eval()

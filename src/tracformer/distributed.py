@@ -1,4 +1,7 @@
-"""Ranks: alone, or under torchrun. Nothing here pickles: what ranks tell each other are tensors."""
+"""Process groups: a single process, or the ranks that torchrun starts.
+
+Ranks exchange tensors only; nothing is pickled.
+"""
 
 import os
 from collections.abc import Iterator
@@ -14,16 +17,19 @@ from tracformer.devices import pick_device
 
 @dataclass(frozen=True)
 class Ranks:
+    """This process among the processes that work together."""
+
     rank: int
-    world: int
+    world: int  # number of processes
     device: torch.device
 
     @property
     def first(self) -> bool:
+        """Return whether this is rank 0, which prints and writes files."""
         return self.rank == 0
 
     def total(self, values: list[float]) -> list[float]:
-        """Each number summed over ranks, in float64."""
+        """Return each number summed over the ranks, in float64."""
         if self.world == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -31,27 +37,29 @@ class Ranks:
         return tensor.tolist()
 
     def barrier(self) -> None:
+        """Wait until every rank is here."""
         if self.world > 1:
             dist.barrier()
 
     def share(self, start: int, count: int) -> range:
-        """This rank's stretch of the numbers start..start+count-1; stretches differ
-        by at most one.
+        """Return this rank's part of the numbers start..start+count-1.
+
+        The parts are contiguous, and their sizes differ by at most one.
         """
         low, high = (start + count * r // self.world for r in (self.rank, self.rank + 1))
         return range(low, high)
 
     def local_rows(self, rows: int) -> tuple[int, int]:
-        """The rows of a tensor that FSDP leaves on this rank: chunks of ceil(rows / world)."""
+        """Return the rows of a tensor that FSDP keeps here, in chunks of ceil(rows / world)."""
         chunk = -(-rows // self.world)
         return min(self.rank * chunk, rows), min((self.rank + 1) * chunk, rows)
 
 
 @contextmanager
 def join_ranks(device: str = "auto") -> Iterator[Ranks]:
-    """The process group that torchrun describes in the environment, or a lone rank.
+    """Join the process group that torchrun describes in the environment, if any.
 
-    One inside another has the outer one's group.
+    A nested call uses the group of the outer call.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     kind = pick_device(device)
@@ -76,8 +84,6 @@ def join_ranks(device: str = "auto") -> Iterator[Ranks]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a possibly sharded tensor that lies on this rank; writing to it
-    writes to the tensor.
-    """
+    """Return this rank's part of a possibly sharded tensor; writing to it changes the tensor."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor

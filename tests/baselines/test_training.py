@@ -12,7 +12,7 @@ from tests.training.helpers import SMALL, losses, small, story_data
 from tracformer.baselines import find_family, load_model
 from tracformer.cli import main
 from tracformer.training.log import read_log
-from tracformer.training.objectives import Questioner, parse_objective
+from tracformer.training.objectives import MaskSampler, parse_objective
 
 pytest.importorskip("transformers")
 
@@ -153,10 +153,10 @@ def test_the_same_command_trains_the_same_model(data: Path, tmp_path: Path) -> N
 
 
 def test_all_tokens_are_targets_unless_contexts_are_given() -> None:
-    question = Questioner(parse_objective("denoise"), seed=0).ask(3, 10)
+    question = MaskSampler(parse_objective("denoise"), seed=0).draw(3, 10)
     assert question.mode == "diffusion"
     assert (question.count, question.context.any()) == (10, False)
-    named = Questioner(parse_objective("denoise", "random:0.5"), seed=0).ask(3, 10)
+    named = MaskSampler(parse_objective("denoise", "random:0.5"), seed=0).draw(3, 10)
     assert (named.mode, named.count) == ("diffusion", 5)
 
 

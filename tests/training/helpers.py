@@ -1,4 +1,4 @@
-"""A small run from the command line, as a user starts it."""
+"""Small training runs, started from the command line."""
 
 import json
 import os
@@ -30,13 +30,13 @@ SMALL = [
 
 
 def small(*words: str) -> list[str]:
-    """SMALL, and words in the place of those that have their key."""
+    """Return SMALL with some words replaced or added."""
     keys = {word.partition("=")[0] for word in words}
     return [*(word for word in SMALL if word.partition("=")[0] not in keys), *words]
 
 
 def story_data(folder: Path, stories: int = 120) -> Path:
-    """A prepared folder of generated stories, byte by byte."""
+    """Prepare a folder of generated stories with the byte tokenizer."""
     text = folder / "stories.txt"
     rng = random.Random(0)
     text.write_text("<|endoftext|>".join(" ".join(write_story(rng)) for _ in range(stories)))

@@ -1,4 +1,7 @@
+"""Starting, resuming and refusing runs."""
+
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -7,16 +10,17 @@ import pytest
 import torch
 
 from tests.helpers import small_model
-from tests.training.helpers import SMALL, losses, small, weights_of
+from tests.training.helpers import SMALL, losses, newest_state, small, weights_of
 from tracformer import Batch, Tracformer
 from tracformer.data import PreparedData, char_tokenizer, prepare
+from tracformer.training import loop
 from tracformer.training.log import RunLog, plot_runs, read_log
 from tracformer.training.optimizer import Optimizer
 from tracformer.training.start import default_run, grown_weights, start
 from tracformer.training.train_config import TrainConfig, load_config
 
 
-def test_a_grown_vocabulary_keeps_what_was_learnt() -> None:
+def test_a_grown_vocabulary_keeps_its_predictions() -> None:
     old = small_model(vocab_size=4)
     new = small_model(vocab_size=6)
     new.load_state_dict(grown_weights(old, [0, 1, -1, 2, -1, 3]))  # ids 2 and 4 are new
@@ -47,7 +51,7 @@ def test_fine_tuning_with_a_grown_alphabet(
     assert distance < 0.05
 
 
-def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(
+def test_fine_tuning_loads_a_run_folder_and_keeps_the_model_shape(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
@@ -60,7 +64,7 @@ def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(
         "batch=2",
         "eval_sequences=1",
     ]
-    for changes, told in (
+    for changes, message in (
         (["model.d_model=64"], "model.d_model is 64, but init=.* fixes it at 32; leave it out"),
         (["model.family=bart"], "model.family is 'bart', but init=.* fixes it at 'tracformer'"),
         (
@@ -68,7 +72,7 @@ def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(
             "model.family is 'mdlm', but init=.* fixes it at 'tracformer'",
         ),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             start(load_config([*words, f"init={run}", *changes]))
     # a run's folder, as `tracformer.load` takes it
     assert start(load_config([*words, f"init={run}"])).finished
@@ -79,10 +83,9 @@ def test_fine_tuning_takes_whatever_loads_and_keeps_its_shape(
     ).finished
 
 
-def test_fine_tuning_another_system_needs_no_word_about_it(
+def test_fine_tuning_another_system_uses_its_objective(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its objective is its family's."""
     (tmp_path / "my.txt").write_text("some text " * 300)
     small = [
         "model.max_length=32",
@@ -103,8 +106,8 @@ def test_fine_tuning_another_system_needs_no_word_about_it(
     assert start(
         load_config([*words, f"run={tmp_path / 'more'}", f"init={tmp_path / 'mdlm'}"])
     ).finished
-    assert "model: mdlm" in (told := capsys.readouterr().out)
-    assert "objective denoise" in told
+    assert "model: mdlm" in (message := capsys.readouterr().out)
+    assert "objective denoise" in message
 
 
 def test_run_folders_are_named_after_the_data(tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ def test_run_folders_are_named_after_the_data(tmp_path: Path) -> None:
         assert default_run(load_config([f"data={source}"])) == run
 
 
-def test_a_warm_up_longer_than_the_run_is_cut_aloud(
+def test_a_warm_up_longer_than_the_run_is_shortened(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
@@ -154,7 +157,7 @@ def test_ranges_and_a_record_of_one_token(tmp_path: Path) -> None:
     ).finished
 
 
-def test_an_aligned_tokeniser_reads_gaps(
+def test_an_aligned_tokenizer_reads_gaps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my.fasta").write_text(
@@ -177,8 +180,8 @@ def test_defaults_are_valid() -> None:
     assert TrainConfig().steps == 0
 
 
-def test_words_stay_under_the_preset_that_fits_the_data(tmp_path: Path) -> None:
-    """Also a word that repeats a default: 6e-4 was asked for, though the preset says otherwise."""
+def test_words_override_the_preset_chosen_by_the_data(tmp_path: Path) -> None:
+    """A word that repeats a default overrides the preset too."""
     (tmp_path / "a.txt").write_text("some text " * 300)
     words = [
         f"data={tmp_path / 'a.txt'}",
@@ -223,7 +226,7 @@ def test_a_fraction_to_validate_on(tmp_path: Path) -> None:
         start(load_config(words))
 
 
-def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
+def test_a_run_cannot_change_model_tokenizer_or_become_shorter(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("some text " * 300)
     prepare(tmp_path / "data", tmp_path / "my.txt", "byte", quiet=True)
     run = tmp_path / "run"
@@ -231,7 +234,7 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
     start(load_config([*words, "objective=car", "steps=3", f"data.tokenizer={tmp_path / 'data'}"]))
     char_tokenizer("some text").save(tmp_path / "other")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for changes, told in (
+    for changes, message in (
         (["steps=3", "objective=ac"], r"modes was \['car'\] and is now \('ac',\)"),
         (["steps=2", "objective=car"], "steps is 2, but .* has already done 3 steps"),
         (
@@ -242,7 +245,7 @@ def test_what_a_run_is_cannot_change_on_the_way(tmp_path: Path) -> None:
         (["steps=3", "data.tokenizer=gpt2"], "was prepared with another"),
         (["steps=3", f"data.tokenizer={tmp_path / 'other'}"], "was prepared with another"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             start(load_config([*words, *changes]))
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -310,6 +313,154 @@ def test_muon_resumes_bit_identical_after_a_crash(
     assert losses(tmp_path / "crashed") == losses(tmp_path / "whole")
     with pytest.raises(
         ValueError,
-        match=r"was trained with optimizer\.name=muon, and adamw cannot go on from its state",
+        match=r"was trained with optimizer\.name=muon, and adamw cannot continue from its state",
     ):
         start(config("crashed", "adamw"))
+
+
+def config(data: Path | str, run: Path, *words: str) -> TrainConfig:
+    return load_config([f"data={data}", f"run={run}", "data.tokenizer=byte", *small(*words)])
+
+
+def random_text(path: Path, seed: int = 0, size: int = 3000) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(random.Random(seed).choices("abcd ", k=size)))
+    return path
+
+
+def evaluations(run: Path) -> list[tuple[int, float]]:
+    return [
+        (record["step"], record["car empty"])
+        for record in read_log(run / "log.jsonl")
+        if record["kind"] == "eval"
+    ]
+
+
+def test_other_data_of_the_same_name_and_size_are_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first, second = (random_text(tmp_path / f"fold{i}" / "train.txt", seed=i) for i in (1, 2))
+    start(config(first, run, "steps=2"))
+    with pytest.raises(
+        ValueError, match=r"was prepared from other data than .*fold2/train\.txt; use another run"
+    ):
+        start(config(second, run, "steps=4"))
+    assert start(config(first, run, "steps=4")).finished
+
+
+def test_a_run_whose_data_has_no_hashes_resumes(tmp_path: Path) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    start(config(data, run, "steps=4", "until=2"))
+    manifest = json.loads((run / "data" / "manifest.json").read_text())
+    del manifest["contents"]
+    (run / "data" / "manifest.json").write_text(json.dumps(manifest))
+    assert start(config(data, run, "steps=4")).finished
+
+
+def test_a_data_folder_that_contains_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_text(tmp_path / "my.txt")
+    monkeypatch.chdir(tmp_path)
+    for data, run in ((".", "runs/run"), ("**/*.[tj]*", "runs/glob")):
+        start(config(data, Path(run), "steps=4", "until=2"))
+        assert start(config(data, Path(run), "steps=4")).finished
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = random_text(tmp_path / os.fsdecode(b"caf\xe9.txt"))
+    for words in (["until=1"], []):
+        start(config(data, tmp_path / "run", "steps=2", *words))
+    assert "caf\\udce9.txt" in capsys.readouterr().out
+
+
+def test_a_run_with_only_damaged_checkpoints_is_not_restarted(tmp_path: Path) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    start(config(data, run, "steps=4", "save_every=2"))
+    for path in (run / "checkpoints").glob("*/weights-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(
+        ValueError,
+        match=r"every checkpoint in .* is damaged, .* use another run=FOLDER .*, or remove .*checkpoints",
+    ):
+        start(config(data, run, "steps=6", "save_every=2"))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_failing_validation_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, words = (
+        random_text(tmp_path / "my.txt"),
+        ("steps=6", "eval_every=2", "save_every=2", "objective=car", "eval_contexts=empty"),
+    )
+    start(config(data, tmp_path / "whole", *words))
+
+    def failing(*_: object) -> float:
+        raise MemoryError
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "conditional_perplexity", failing)
+        with pytest.raises(MemoryError):
+            start(config(data, run, *words))
+    assert newest_state(run)["step"] == 2
+    assert start(config(data, run, *words)).finished  # validates step 2 first
+    assert weights_of(run) == weights_of(tmp_path / "whole")
+    assert evaluations(run) == evaluations(tmp_path / "whole")
+
+
+def test_an_interrupted_validation_is_repeated_and_logged_once(tmp_path: Path) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    words = ("steps=6", "eval_every=2", "save_every=2", "objective=car", "eval_contexts=empty")
+    start(config(data, run, *words, "until=2"))
+    [first] = evaluations(run)
+    (run / "validation.json").unlink()
+    start(config(data, run, *words, "until=4"))
+    assert evaluations(run)[0] == first
+    assert [step for step, _ in evaluations(run)] == [2, 4]
+
+
+def test_the_best_perplexity_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    words = ("steps=6", "eval_every=2", "save_every=2", "objective=car", "eval_contexts=empty")
+    perplexities = iter([5.0, 3.0, 4.0, 2.0])
+    monkeypatch.setattr(loop, "conditional_perplexity", lambda *_: next(perplexities))
+    start(config(data, run, *words, "until=3"))  # steps 2 and 3
+    best = (run / "best" / "model.safetensors").read_bytes()
+    start(config(data, run, *words, "until=4"))
+    assert (run / "best" / "model.safetensors").read_bytes() == best
+    start(config(data, run, *words, "until=4"))  # nothing to do
+    start(config(data, run, *words))
+    assert evaluations(run) == [(2, 5.0), (3, 3.0), (4, 4.0), (6, 2.0)]
+    assert (run / "best" / "model.safetensors").read_bytes() == weights_of(run)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["seed=7", "batch=2", "contexts=empty", "optimizer.lr=0.02", "ema=0.9", "data.rows=records"],
+)
+def test_another_recipe_is_refused_unless_changes_are_taken(tmp_path: Path, word: str) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    start(config(data, run, "steps=4", "until=2"))
+    message = (run / "train.json").read_text()
+    key, value = word.split("=")
+    with pytest.raises(
+        ValueError,
+        match=rf"is at step 2 with another recipe: {key} was .* and is now .*{value[:3]}.*changes=take",
+    ):
+        start(config(data, run, "steps=4", word))
+    assert (run / "train.json").read_text() == message
+    assert start(config(data, run, "steps=4", word, "changes=take")).finished
+    earlier = newest_state(run)["earlier"]
+    assert [(each["until"], key in each) for each in earlier] == [(2, True)]
+
+
+def test_a_finished_run_is_not_reused_for_another_seed(tmp_path: Path) -> None:
+    data, run = random_text(tmp_path / "my.txt"), tmp_path / "run"
+    start(config(data, run, "steps=2"))
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        start(config(data, run, "steps=2", "seed=1"))
+    assert start(
+        config(data, run, "steps=3", "precision=float32", "micro_batch=1", "keep=3")
+    ).finished

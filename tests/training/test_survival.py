@@ -1,7 +1,8 @@
-"""Runs that are killed, starved, interrupted or fed nonsense, from the command line."""
+"""Runs that are killed, starved, interrupted or shared by several processes."""
 
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -39,7 +40,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kill_at_random(data: Path, run: Path, rng: random.Random) -> tuple[bool, bool]:
     """Start, wait for progress, then SIGKILL at a random moment.
 
-    Was it still running, and was a save under way?
+    Returns whether it was still running, and whether a checkpoint was being written.
     """
     process = subprocess.Popen(
         command(data, run, f"steps={STEPS}", "save_every=1", "ema=0.9"),
@@ -65,7 +66,7 @@ def kill_at_random(data: Path, run: Path, rng: random.Random) -> tuple[bool, boo
 
 
 def check_kills(data: Path, undisturbed: Path, run: Path, kills: int) -> tuple[int, int]:
-    """How many kills met a running process, and how many of them fell inside a save."""
+    """Return the number of kills of a running process, and of those during a save."""
     rng = random.Random(str(run.name))
     met, inside = 0, 0
     for _ in range(kills):
@@ -91,9 +92,7 @@ def test_killed_three_times_ends_bit_identical(
 def test_killed_twenty_times_ends_bit_identical(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """A run is short, so the twenty moments are spread over several runs; some must
-    fall inside a save.
-    """
+    """The twenty kills are spread over several short runs; some must hit a save."""
     met, inside = 0, 0
     for attempt in range(12):
         more_met, more_inside = check_kills(data, undisturbed, tmp_path / f"run{attempt}", kills=5)
@@ -112,16 +111,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     newest = run / "checkpoints" / "step-00000020"
     file = next(newest.glob("optimizer-*.safetensors"))
     file.write_bytes(file.read_bytes()[:-100])
-    told = train(data, run, "steps=20", "save_every=10", "optimizer.final_lr=3e-3", "ema=0.9")
+    output = train(data, run, "steps=20", "save_every=10", "optimizer.final_lr=3e-3", "ema=0.9")
     assert (
-        "skipped a damaged checkpoint: step-00000020/optimizer-00000-of-00001.safetensors" in told
+        "skipped a damaged checkpoint: step-00000020/optimizer-00000-of-00001.safetensors" in output
     )
-    assert "step-00000010 (step 10)" in told
+    assert "step-00000010 (step 10)" in output
     assert len(losses(run)) == 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_save_and_leave(data: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_signals_save_and_stop(data: Path, tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
         command(data, run, "steps=100000", "save_every=100000"),
@@ -143,7 +142,7 @@ def test_signals_save_and_leave(data: Path, tmp_path: Path, number: signal.Signa
 
 def test_a_non_finite_loss_stops_before_the_step(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    told = train(
+    output = train(
         data,
         run,
         "steps=30",
@@ -153,17 +152,15 @@ def test_a_non_finite_loss_stops_before_the_step(data: Path, tmp_path: Path) -> 
         "optimizer.clip=1e30",
         code=1,
     )
-    assert "is not finite" in told
-    assert "rows" in told
+    assert "is not finite" in output
+    assert "rows" in output
     step = newest_state(run)["step"]
-    assert f"weights are as after step {step} and saved" in told
+    assert f"The state after step {step} was saved" in output
     assert len(losses(run)) == step
 
 
 def test_a_full_disk_is_a_clear_error(data: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk: the write fails halfway
-    in the same way.
-    """
+    """A limit on the size of files simulates the full disk: the write fails halfway."""
     run = tmp_path / "run"
     train(data, run, "steps=4", "save_every=2")
     before = {
@@ -183,7 +180,7 @@ def test_a_full_disk_is_a_clear_error(data: Path, tmp_path: Path) -> None:
     assert {
         path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()
     } == before
-    train(data, run, "steps=8", "save_every=6")  # with room again, it goes on
+    train(data, run, "steps=8", "save_every=6")  # continues once there is space
     assert newest_state(run)["step"] == 8
 
 
@@ -191,8 +188,8 @@ def test_another_model_size_is_refused(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(data, run, "steps=2")
     before = weights_of(run)
-    told = train(data, run, "steps=4", "model.d_model=64", code=2)
-    assert "another model: d_model was 32 and is now 64" in told
+    output = train(data, run, "steps=4", "model.d_model=64", code=2)
+    assert "another model: d_model was 32 and is now 64" in output
     assert weights_of(run) == before
 
 
@@ -200,9 +197,9 @@ def test_other_data_are_refused(data: Path, tmp_path: Path) -> None:
     run, other = tmp_path / "run", story_data(tmp_path, stories=60)
     train(data, run, "steps=4", "until=2")
     before = weights_of(run)
-    told = train(other, run, "steps=4", code=2)
-    assert "was trained on other data" in told
-    assert f"init={run / 'model'}" in told
+    output = train(other, run, "steps=4", code=2)
+    assert "was trained on other data" in output
+    assert f"init={run / 'model'}" in output
     assert weights_of(run) == before
     train(data, run, "steps=4")
 
@@ -215,7 +212,7 @@ def test_a_folder_has_one_run_at_a_time(data: Path, tmp_path: Path) -> None:
     train(data, run, "steps=2")
 
 
-def test_checkpoints_hold_no_pickle(undisturbed: Path) -> None:
+def test_checkpoints_contain_no_pickle(undisturbed: Path) -> None:
     files = [
         path
         for path in undisturbed.rglob("*")
@@ -229,10 +226,66 @@ def test_fine_tuning_starts_from_the_old_weights(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "tuned"
-    told = train(data, run, f"init={undisturbed / 'model'}", "steps=3", "optimizer.lr=1e-5")
-    assert "starting from" in told
+    output = train(data, run, f"init={undisturbed / 'model'}", "steps=3", "optimizer.lr=1e-5")
+    assert "starting from" in output
     assert losses(run)[0] < losses(undisturbed)[0] - 0.5
     old, new = (
         Tracformer.from_pretrained(folder / "model").state_dict() for folder in (undisturbed, run)
     )
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-3
+
+
+WORDS = ["steps=8", "save_every=4", "model.dropout=0.0", "batch=6", "micro_batch=2"]
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    run = tmp_path_factory.mktemp("alone") / "run"
+    train(data, run, *WORDS)
+    return losses(run)
+
+
+def remove_step_8(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-00000008")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_give_the_losses_of_one(
+    data: Path, alone: list[float], tmp_path: Path, parallel: str
+) -> None:
+    run = tmp_path / "run"
+    train(data, run, *WORDS, f"parallel={parallel}", ranks=2)
+    assert losses(run) == pytest.approx(alone, rel=1e-4)
+    assert not [
+        path
+        for path in (run / "checkpoints").rglob("*")
+        if path.is_file() and path.suffix not in (".json", ".safetensors")
+    ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 2), ("fsdp", 2), ("fsdp", 3)])
+def test_muon_on_several_ranks_gives_the_losses_of_one(
+    data: Path, tmp_path: Path, parallel: str, ranks: int
+) -> None:
+    """Three ranks cut the matrices unevenly.
+
+    Muon rounds to bfloat16 inside, so the curves agree to fewer digits.
+    """
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    words = [*WORDS, "optimizer.name=muon"]
+    train(data, alone, *words)
+    train(data, run, *words, f"parallel={parallel}", ranks=ranks)
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-3)
+    remove_step_8(run)
+    train(data, run, *words)  # from step 4, one rank
+    assert losses(run) == pytest.approx(losses(alone), rel=1e-3)
+
+
+def test_a_sharded_run_resumes_on_one_rank(data: Path, alone: list[float], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(data, run, *WORDS, "parallel=fsdp", ranks=2)
+    assert len(list((run / "checkpoints" / "step-00000008").glob("weights-*.safetensors"))) == 2
+    remove_step_8(run)
+    train(data, run, *WORDS)  # from step 4, one rank
+    assert losses(run) == pytest.approx(alone, rel=1e-4)

@@ -45,7 +45,7 @@ from tracformer.baselines import find_family
 from tracformer.model import Tracformer
 from tracformer.model.config import ModelConfig, TracformerConfig
 from tracformer.training.batches import group_by_mode
-from tracformer.training.objectives import Questioner, parse_objective
+from tracformer.training.objectives import MaskSampler, parse_objective
 
 FORWARD_AND_BACKWARD = 3
 OPERATIONS = 2  # of a multiply-add
@@ -135,10 +135,10 @@ def flops_per_token(
             if isinstance(module, Tracformer):
                 module.attention = attention
         tokens = np.random.default_rng(0).integers(config.vocab_size, size=(ROWS, length))
-        questions = Questioner(parse_objective(objective, contexts), seed=0).ask_all(
+        maskings = MaskSampler(parse_objective(objective, contexts), seed=0).draw_all(
             range(ROWS), [length] * ROWS
         )
-        groups = group_by_mode(tokens, np.full(ROWS, length), questions, [])
+        groups = group_by_mode(tokens, np.full(ROWS, length), maskings, [])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             for group in groups:
                 model.nll(group.batch, group.mode, weights=group.weights)[0].backward()

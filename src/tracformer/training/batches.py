@@ -1,6 +1,6 @@
-"""The stream of training batches: step -> this rank's sequences, each with its question.
+"""The stream of training batches: a position maps to this rank's rows with their maskings.
 
-One integer says where it stands.
+The position, one integer, is all that a resumed run needs to continue with the same batches.
 """
 
 from dataclasses import dataclass
@@ -13,79 +13,88 @@ from torch import Tensor
 from tracformer.data.examples import ExampleOrder, Examples
 from tracformer.distributed import Ranks
 from tracformer.model.batch import Batch
-from tracformer.training.objectives import Question, Questioner
-
-
-@dataclass(frozen=True)
-class Group:
-    """Sequences that are asked in one mode."""
-
-    mode: str
-    batch: Batch
-    weights: Tensor | None  # (B, T), None where every target counts once
-
-    def to(self, device: torch.device) -> "Group":
-        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
-        return Group(self.mode, self.batch.to(device), weights)
+from tracformer.training.objectives import Masking, MaskSampler
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A rank's part of a global batch, cut into micro-batches, each of one mode."""
+    """Rows of one mode that the model processes at once."""
 
-    numbers: range  # places in the stream
+    mode: str
+    batch: Batch
+    weights: Tensor | None  # (B, T); None if every target counts once
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Return this micro-batch on a device."""
+        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
+        return MicroBatch(self.mode, self.batch.to(device), weights)
+
+
+@dataclass(frozen=True)
+class RankBatch:
+    """A rank's part of a global batch."""
+
+    numbers: range  # positions in the stream
     indices: list[int]  # row numbers in the data
-    micro: list[Group]
-    count: int  # the divisor's share of this rank
+    micro_batches: list[MicroBatch]
+    count: int  # this rank's part of the divisor of the loss
     tokens: int
 
 
 class Stream:
-    """With `lockstep`, every rank asks in the same modes in the same order, as sharded weights
-    require: a mode that none of a rank's sequences drew is asked of one of them with weight zero.
+    """Training batches of a rank, by their position in the stream.
+
+    Args:
+        rows: Training data.
+        masks: Draws mode and given tokens of each row.
+        batch: Rows of a global batch.
+        micro_batch: Rows of a micro-batch; 0: all of the rank's part.
+        seed: Seed of the order of the rows.
+        ranks: Ranks that share a batch.
+        lockstep: Give every rank micro-batches of the same modes in the same order, as sharded
+            weights require. For a mode that none of a rank's rows drew, one row with weight zero is
+            added.
     """
 
     def __init__(
         self,
         rows: Examples,
-        questioner: Questioner,
+        masks: MaskSampler,
         batch: int,
         micro_batch: int,
         seed: int,
         ranks: Ranks,
         lockstep: bool = False,
     ) -> None:
-        self.rows, self.questioner, self.ranks = rows, questioner, ranks
+        self.rows, self.masks, self.ranks = rows, masks, ranks
         self.order = ExampleOrder(len(rows), seed, rows.weights)
         self.batch = batch
         self.micro_batch = micro_batch
-        self.every_mode = (
-            sorted({part.mode for part in questioner.objective.parts}) if lockstep else []
-        )
+        self.every_mode = sorted({part.mode for part in masks.objective.parts}) if lockstep else []
 
-    def at(self, position: int) -> MicroBatch:
-        """The batch whose first sequence is number `position` of the stream."""
+    def at(self, position: int) -> RankBatch:
+        """Return the batch whose first row is number `position` of the stream."""
         numbers = self.ranks.share(position, self.batch)
         indices = self.order.indices(numbers.start, len(numbers))
         tokens, lengths = self.rows.get(indices)
-        questions = self.questioner.ask_all(numbers, lengths.tolist())
-        # Like modes and like lengths together: micro-batches have little padding and few passes.
-        # The sum over the batch is the same.
-        order = sorted(range(len(numbers)), key=lambda i: (questions[i].mode, int(lengths[i])))
-        tokens, lengths, questions = tokens[order], lengths[order], [questions[i] for i in order]
+        maskings = self.masks.draw_all(numbers, lengths.tolist())
+        # Sorted by mode and length, micro-batches have little padding and few forward passes. The
+        # sum over the batch does not change.
+        order = sorted(range(len(numbers)), key=lambda i: (maskings[i].mode, int(lengths[i])))
+        tokens, lengths, maskings = tokens[order], lengths[order], [maskings[i] for i in order]
         size = self.micro_batch or len(numbers)
         parts = [slice(start, start + size) for start in range(0, len(numbers), size)]
-        return MicroBatch(
+        return RankBatch(
             numbers,
             indices.tolist(),
             [
-                group
+                micro_batch
                 for part in parts
-                for group in group_by_mode(
-                    tokens[part], lengths[part], questions[part], self.every_mode
+                for micro_batch in group_by_mode(
+                    tokens[part], lengths[part], maskings[part], self.every_mode
                 )
             ],
-            count=sum(question.count for question in questions),
+            count=sum(masking.count for masking in maskings),
             tokens=int(lengths.sum()),
         )
 
@@ -93,36 +102,40 @@ class Stream:
 def group_by_mode(
     tokens: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    questions: list[Question],
+    maskings: list[Masking],
     every_mode: list[str],
-) -> list[Group]:
+) -> list[MicroBatch]:
+    """Return one micro-batch for each mode.
+
+    Args:
+        tokens: Token ids, (B, T).
+        lengths: Lengths of the rows, (B,).
+        maskings: Mode, given tokens and weight of each row.
+        every_mode: Modes to return even if no row has them; empty: only those that occur.
+    """
     groups = []
-    for mode in every_mode or sorted({question.mode for question in questions}):
-        rows = [i for i, question in enumerate(questions) if question.mode == mode]
+    for mode in every_mode or sorted({masking.mode for masking in maskings}):
+        rows = [i for i, masking in enumerate(maskings) if masking.mode == mode]
         if not rows:
-            groups.append(_silent(mode, tokens[:1, : lengths[0]]))
+            groups.append(_without_weight(mode, tokens[:1, : lengths[0]]))
             continue
         width = int(lengths[rows].max())
         context = np.ones((len(rows), width), dtype=np.bool_)
         weights = np.ones((len(rows), width), dtype=np.float32)
         for row, i in enumerate(rows):
-            context[row, : lengths[i]] = questions[i].context
-            weights[row] = questions[i].weight
-        groups.append(
-            Group(
-                mode,
-                Batch(
-                    torch.from_numpy(tokens[rows, :width]),
-                    torch.from_numpy(context),
-                    torch.from_numpy(lengths[rows]),
-                ),
-                torch.from_numpy(weights) if (weights != 1.0).any() else None,
-            )
+            context[row, : lengths[i]] = maskings[i].context
+            weights[row] = maskings[i].weight
+        batch = Batch(
+            torch.from_numpy(tokens[rows, :width]),
+            torch.from_numpy(context),
+            torch.from_numpy(lengths[rows]),
         )
+        weighted = bool((weights != 1.0).any())
+        groups.append(MicroBatch(mode, batch, torch.from_numpy(weights) if weighted else None))
     return groups
 
 
-def _silent(mode: str, tokens: NDArray[np.int64]) -> Group:
-    """A question that counts for nothing."""
+def _without_weight(mode: str, tokens: NDArray[np.int64]) -> MicroBatch:
+    """Return a micro-batch that adds nothing to the loss."""
     nothing = torch.zeros(tokens.shape)
-    return Group(mode, Batch(torch.from_numpy(tokens), nothing.bool()), nothing)
+    return MicroBatch(mode, Batch(torch.from_numpy(tokens), nothing.bool()), nothing)

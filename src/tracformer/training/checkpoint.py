@@ -1,14 +1,13 @@
-"""Training checkpoints, and the state of a run that they hold.
+"""Training checkpoints, and the state of a run that they store.
 
-Checkpoints that survive: written beside, flushed, named by hash in a manifest, renamed last;
-read only when whole.
+A checkpoint is a folder `step-00001000` of safetensors and JSON; no file is a pickle. It is written
+under another name, flushed, listed with hashes in a manifest, and renamed last, so that a crash
+never leaves a damaged checkpoint unnoticed. Tensors are cut by rows into one file per rank, with an
+index of the rows in each file, so that a run may resume with another number of ranks.
 
-A checkpoint is a folder `step-00001000` of safetensors and JSON. Tensors are cut by rows into one
-file per rank, with an index that says which rows lie where, so that a run may go on with another
-number of ranks. No file is a pickle.
-
-All that a run must remember: weights, optimiser, averaged weights, step, place in the data. As
-tensors by name and one small dict.
+- `CheckpointWriter`, `Reader`: one checkpoint on disk.
+- `newest_intact`, `prune`: the checkpoints of a run.
+- `State`: what a run saves: weights, optimizer, averaged weights, step, position in the data.
 """
 
 import json
@@ -35,12 +34,12 @@ from tracformer.training.train_config import OLD_KEYS
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
-WEIGHTS = "weights"  # the kind of shard that every checkpoint has
+WEIGHTS = "weights"  # the kind of tensors that every checkpoint has
 FORMAT = 1
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint that must not be used, and why."""
+    """A checkpoint is damaged; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +53,19 @@ class RowRange:
 
 @dataclass
 class Shard:
-    """What one rank writes: its rows of every tensor, by name."""
+    """The part of a checkpoint that one rank writes: its rows of every tensor, by name."""
 
     tensors: dict[str, Tensor]
     rows: dict[str, RowRange]
 
 
 def folder_name(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
     return f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Complete-looking checkpoints, newest first."""
+    """Return steps and folders of the checkpoints, newest first; they may be damaged."""
     found = (
         [
             (int(m[1]), entry)
@@ -79,9 +79,13 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 class CheckpointWriter:
-    """One checkpoint being written.
+    """Writes one checkpoint.
 
-    Every rank calls `write_shard`; then one of them, after a barrier, calls `finish`.
+    One rank calls `begin`, every rank `write_shard`, and after a barrier one rank calls `finish`.
+
+    Args:
+        folder: Folder of all checkpoints of the run.
+        step: Step of this checkpoint.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -89,13 +93,13 @@ class CheckpointWriter:
         self.part = folder / f".{folder_name(step)}.part"
 
     def begin(self) -> None:
-        """Once, before any shard: an abandoned attempt at the same step is removed."""
+        """Make the folder; an abandoned attempt at the same step is removed."""
         self.part.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.part, ignore_errors=True)
         self.part.mkdir()
 
     def write_shard(self, kind: str, shard: Shard, rank: int = 0, world: int = 1) -> None:
-        """`kind` is WEIGHTS, optimizer or ema."""
+        """Write the tensors of one rank; `kind` is WEIGHTS, "optimizer" or "ema"."""
         stem = f"{kind}-{rank:05d}-of-{world:05d}"
         tensors = {
             name: tensor.detach().cpu().contiguous() for name, tensor in shard.tensors.items()
@@ -108,7 +112,7 @@ class CheckpointWriter:
         (self.part / f"{stem}.index.json").write_text(json.dumps(rows))
 
     def finish(self, state: Mapping[str, Any]) -> Path:
-        """State, manifest, flush, rename. Until the rename nothing of it counts."""
+        """Write state and manifest, flush all files, and rename the folder to its final name."""
         (self.part / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
         files = sorted(entry for entry in self.part.iterdir())
         hashes = {
@@ -119,23 +123,27 @@ class CheckpointWriter:
         for entry in self.part.iterdir():
             flush(entry)
         flush(self.part)
-        if self.final.exists():  # the same step again: only after a resume from an older one
+        if self.final.exists():  # the same step again, after a resume from an older one
             shutil.rmtree(self.final)
         os.rename(self.part, self.final)
         flush(self.final.parent)
         return self.final
 
     def abandon(self) -> None:
+        """Remove what was written."""
         shutil.rmtree(self.part, ignore_errors=True)
 
 
 def prune(
-    folder: Path, keep: int, written: Path | None = None, whole: Collection[Path] = ()
+    folder: Path, keep: int, written: Path | None = None, intact: Collection[Path] = ()
 ) -> None:
-    """Remove what is older than the newest `keep` whole checkpoints, and parts that a crash left
-    behind; never what was just written.
+    """Remove old checkpoints, and unfinished ones that a crash left behind.
 
-    whole: those that need no reading to be known as whole, since this process wrote or read them.
+    Args:
+        folder: Folder of all checkpoints of the run.
+        keep: Number of intact checkpoints to keep.
+        written: The checkpoint that was just written; it is always kept.
+        intact: Checkpoints that this process wrote or read, which need not be checked.
     """
     kept = 0
     for _, path in list_checkpoints(folder):
@@ -143,15 +151,17 @@ def prune(
             kept += 1
         elif kept >= keep:
             shutil.rmtree(path, ignore_errors=True)
-        elif path in whole or _damage(path) is None:
+        elif path in intact or _damage(path) is None:
             kept += 1
     for entry in folder.glob(".step-*.part"):
         shutil.rmtree(entry, ignore_errors=True)
 
 
 def check(path: Path) -> None:
-    """Every file that the manifest names is there, of its size and hash; else
-    DamagedCheckpointError says what is wrong.
+    """Compare every file of a checkpoint with the size and hash in its manifest.
+
+    Raises:
+        DamagedCheckpointError: A file is missing or differs.
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -170,7 +180,7 @@ def check(path: Path) -> None:
             raise DamagedCheckpointError(f"{path.name}/{name} is missing")
         if entry.stat().st_size != size:
             raise DamagedCheckpointError(
-                f"{path.name}/{name} has {entry.stat().st_size} bytes where {size} were written"
+                f"{path.name}/{name} has {entry.stat().st_size} bytes, but {size} were written"
             )
         if sha256_of(entry) != digest:
             raise DamagedCheckpointError(
@@ -178,8 +188,8 @@ def check(path: Path) -> None:
             )
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
+def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest intact checkpoint, and a message for each newer one that is damaged."""
     skipped: list[str] = []
     for _, path in list_checkpoints(folder):
         damage = _damage(path)
@@ -198,7 +208,7 @@ def _damage(path: Path) -> str | None:
 
 
 class Reader:
-    """A whole checkpoint, whatever number of ranks wrote it."""
+    """Reads an intact checkpoint, whatever number of ranks wrote it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -209,6 +219,7 @@ class Reader:
             )
 
     def has(self, kind: str) -> bool:
+        """Return whether there are tensors of a kind."""
         return bool(self._indices(kind))
 
     def names(self, kind: str) -> set[str]:
@@ -216,9 +227,9 @@ class Reader:
         return {name for index in self._indices(kind).values() for name in index}
 
     def rows(self, kind: str, name: str, start: int, stop: int) -> Tensor:
-        """Rows start..stop of a tensor, gathered from the files that hold them."""
+        """Return rows start..stop of a tensor, gathered from the files that contain them."""
         pieces: list[Tensor] = []
-        # in the order of ranks, which is the order of rows
+        # files are sorted by rank, which is the order of rows
         for file, index in self._indices(kind).items():
             if name in index:
                 first, last = index[name]["start"], index[name]["stop"]
@@ -227,7 +238,7 @@ class Reader:
                 with safe_open(self.path / file, framework="pt") as tensors:
                     pieces.append(tensors.get_slice(name)[low - first : high - first])
         if not pieces:
-            raise DamagedCheckpointError(f"{self.path.name} holds no {kind} tensor {name}")
+            raise DamagedCheckpointError(f"{self.path.name} has no {kind} tensor {name}")
         return torch.cat(pieces)
 
     def _indices(self, kind: str) -> dict[str, dict[str, Any]]:
@@ -239,6 +250,19 @@ class Reader:
 
 
 class State:
+    """Everything that a run must remember to resume.
+
+    Args:
+        model: The model in training.
+        optimizer: Its optimizer.
+        ranks: Ranks of the run.
+        sharded: Whether the weights are sharded over the ranks.
+        ema: Decay of the averaged weights; 0: none.
+        data: Fingerprint of the training data.
+        recipe: Settings that a resumed run must share, unless `take_changes`.
+        take_changes: Accept other settings from the point of resumption on.
+    """
+
     def __init__(
         self,
         model: ConditionalModel,
@@ -250,9 +274,8 @@ class State:
         recipe: Mapping[str, Any] | None = None,
         take_changes: bool = False,
     ) -> None:
-        """`recipe`: what a run goes on with unchanged, unless `take_changes`."""
         self.recipe, self.take_changes = dict(recipe or {}), take_changes
-        # recipes that the run had before, each with the step up to which
+        # earlier recipes of the run, each with the step until which it was used
         self.earlier: list[dict[str, Any]] = []
         self.model, self.optimizer, self.ranks, self.sharded, self.decay, self.data = (
             model,
@@ -267,7 +290,7 @@ class State:
             parameter: name for name, parameter in self.parameters.items()
         }
         self.step = 0
-        self.position = 0  # sequences of the stream already used
+        self.position = 0  # number of rows of the stream that were used
         self.best = float("inf")  # lowest validation perplexity so far
         # processor time of the training steps, without validation and checkpoints
         self.cpu_seconds = 0.0
@@ -276,16 +299,18 @@ class State:
             self.average = {name: local(p).detach().clone() for name, p in self.parameters.items()}
 
     def advance(self, sequences: int) -> None:
+        """Count a step of so many rows, and update the averaged weights."""
         self.step += 1
         self.position += sequences
-        # the random weights of the start are soon forgotten
+        # a smaller decay at first, so that the random initial weights are soon forgotten
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
         for name, mean in self.average.items():
             mean.lerp_(local(self.parameters[name]).detach(), 1.0 - decay)
 
-    # ---- to a checkpoint
+    # ---- write a checkpoint
 
     def describe(self) -> dict[str, Any]:
+        """Return everything but the tensors."""
         best = None if self.best == float("inf") else self.best
         return {
             "step": self.step,
@@ -301,7 +326,7 @@ class State:
         }
 
     def shards(self) -> dict[str, Shard]:
-        """By kind; empty on ranks that have nothing to write."""
+        """Return the tensors to write by kind; empty on ranks that write nothing."""
         if not self.sharded and not self.ranks.first:
             return {}
         shards = {
@@ -320,32 +345,35 @@ class State:
             rows[name] = RowRange(shape, start, stop)
         return Shard(tensors, rows)
 
-    # ---- from a checkpoint
+    # ---- read a checkpoint
 
     def load(self, reader: Reader) -> None:
+        """Restore the state.
+
+        Raises:
+            ValueError: The checkpoint is of another model, optimizer, data or recipe.
+        """
+        run = f"the run in {reader.path.parent.parent}"
         saved, mine = _saved_config(reader, self.model.config), self.model.config.to_dict()
         if different := [
             key for key in mine if _plain(mine[key]) != _plain(saved.get(key)) and key != "dropout"
         ]:
-            told = ", ".join(
+            changes = ", ".join(
                 f"{key} was {saved.get(key)!r} and is now {mine[key]!r}" for key in different
             )
             raise ValueError(
-                f"the run in {reader.path.parent.parent} has another model: {told}; use another "
-                "run folder, or the old settings"
+                f"{run} has another model: {changes}; use another run=FOLDER, or the old settings"
             )
         if (before := reader.state.get("optimizer", "adamw")) != self.optimizer.name:
             raise ValueError(
-                f"the run in {reader.path.parent.parent} was trained with optimizer.name={before}, "
-                f"and {self.optimizer.name} cannot go on "
-                f"from its state; use another run folder, or optimizer.name={before}"
+                f"{run} was trained with optimizer.name={before}, and {self.optimizer.name} cannot "
+                f"continue from its state; use another run=FOLDER, or optimizer.name={before}"
             )
         if reader.state.get("data", self.data) != self.data:
             raise ValueError(
-                f"the run in {reader.path.parent.parent} was trained on other data, or on the same "
-                "tokenised otherwise; use another run "
-                f"folder, with init={reader.path.parent.parent / 'model'} to go on from its "
-                "weights, or the old data"
+                f"{run} was trained on other data, or on the same data with another tokenizer; use "
+                f"the old data, or another run=FOLDER (init={reader.path.parent.parent / 'model'} "
+                "starts from its weights)"
             )
         self._compare_recipes(reader)
         with torch.no_grad():
@@ -376,13 +404,13 @@ class State:
         if not different:
             return
         if not self.take_changes:
-            told = ", ".join(
+            changes = ", ".join(
                 f"{key} was {before[key]!r} and is now {self.recipe[key]!r}" for key in different
             )
             raise ValueError(
                 f"the run in {reader.path.parent.parent} is at step {reader.state['step']} with "
-                f"another recipe: {told}; use another "
-                "run=FOLDER, the old settings, or changes=take to go on with the new ones from here"
+                f"another recipe: {changes}; use another run=FOLDER, the old settings, or "
+                "changes=take to continue with the new ones"
             )
         self.earlier.append(
             {"until": reader.state["step"], **{key: before[key] for key in different}}
@@ -413,10 +441,10 @@ class State:
                 return saved
         return name
 
-    # ---- whole weights
+    # ---- weights
 
     def full_weights(self) -> dict[str, Tensor]:
-        """Every tensor whole; a collective call where weights are sharded."""
+        """Return all weights; if they are sharded, every rank must call this."""
         return {
             name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
             for name, p in self.parameters.items()
@@ -424,7 +452,7 @@ class State:
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """The averaged weights in place of the trained ones, where there are any."""
+        """Use the averaged weights, if there are any, in place of the trained ones."""
         if not self.average:
             yield
             return
@@ -442,7 +470,7 @@ class State:
 
 
 def _parameter_name(name: str, parameters: dict[str, Any]) -> str:
-    """`exp_avg.norm.weight` belongs to the parameter `norm.weight`."""
+    """Return the parameter of a state tensor: `exp_avg.norm.weight` belongs to `norm.weight`."""
     return name if name in parameters else name.partition(".")[2]
 
 
@@ -453,7 +481,7 @@ def _saved_config(reader: Reader, config: ModelConfig) -> dict[str, Any]:
     saved: dict[str, Any] = reader.state["model"]
     try:
         return {key: _plain(value) for key, value in config.from_dict(saved).to_dict().items()}
-    except ValueError:  # of another family
+    except ValueError:  # another family
         return saved
 
 

@@ -1,9 +1,8 @@
-"""The log of a run, and its picture.
+"""The log of a training run: a JSONL file, TensorBoard if installed, progress on the terminal.
 
-What a run tells: a JSONL file always, TensorBoard where it is installed, and one live line on
-the terminal.
-
-Training curves as a picture: loss and held-out perplexities over steps.
+- `RunLog` writes and `read_log` reads `log.jsonl`.
+- `LiveLine` shows the progress.
+- `plot_runs` draws loss and held-out perplexities over the steps.
 """
 
 import json
@@ -11,17 +10,23 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from tracformer.files import optional_package, write_atomically
+from tracformer.progress import ProgressBar
 
 OF_VALIDATION = ("eval", "sample")  # kinds of records
 NOT_PERPLEXITIES = ("kind", "step", "time", "cpu_seconds")  # the other entries of an `eval` record
 
 
 class RunLog:
-    """One record a line in `log.jsonl`; a record has `kind` (train, eval, sample,
-    note) and `step`.
+    """Writes `log.jsonl`, one record per line, with `kind` (train, eval or sample) and `step`.
+
+    Args:
+        folder: Folder of the run.
+        resumed_at: Step from which the run continues; later records are removed.
+        tensorboard: Also write TensorBoard files, if it is installed.
+        validates_again: Whether the validation of this step is repeated.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class RunLog:
         self._board = _tensorboard(folder / "tensorboard", resumed_at) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
+        """Append a record."""
         self._file.write(
             json.dumps({"kind": kind, "step": step, "time": round(time.time(), 3), **values}) + "\n"
         )
@@ -46,13 +52,14 @@ class RunLog:
                     self._board.add_text(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
+        """Close the files."""
         self._file.close()
         if self._board is not None:
             self._board.close()
 
 
 def keep_until(path: Path, step: int, validates_again: bool = False) -> None:
-    """Drop records of what a resumed run will do again, and a last line that a crash cut short."""
+    """Remove records of steps that a resumed run repeats, and a last line cut short by a crash."""
     if not path.exists():
         return
 
@@ -71,6 +78,7 @@ def keep_until(path: Path, step: int, validates_again: bool = False) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a log; lines that are not records are skipped."""
     return [
         record for line in path.read_text().splitlines() if (record := _record(line)) is not None
     ]
@@ -98,60 +106,59 @@ def _tensorboard(folder: Path, resumed_at: int) -> Any:
 
 
 class LiveLine:
-    """The run at a glance; rewritten in place on a terminal, a new line twice a
-    minute elsewhere.
+    """Shows the progress of a run: a bar on a terminal, otherwise a line twice a minute.
+
+    Args:
+        steps: Last step of the run.
+        start: Step from which the run continues.
     """
 
-    def __init__(self, steps: int, start: int, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+    def __init__(self, steps: int, start: int) -> None:
         self.steps, self.start = steps, start
         self.began = self.shown = time.monotonic()
-        self.terminal = self.stream.isatty()
-        self.open = False
+        self.terminal = sys.stderr.isatty()
+        self._bar = ProgressBar("training", total=steps - start)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        now = time.monotonic()
-        done = step - self.start
-        if step < self.steps and now - self.shown < (0.2 if self.terminal else 30.0) and done > 1:
+        """Show a step; `loss` is the mean since the last log record."""
+        perplexity = math.exp(min(loss, 30))
+        text = f"loss {loss:.4f}  ppl {perplexity:.2f}  {tokens_per_second:,.0f} tokens/s"
+        self._bar.update(note=text)
+        now, done = time.monotonic(), step - self.start
+        if self.terminal or (step < self.steps and now - self.shown < 30.0 and done > 1):
             return
         self.shown = now
         left = (now - self.began) / max(1, done) * (self.steps - step)
-        speed = f"{tokens_per_second:,.0f} tokens/s"
-        text = (
-            f"step {step}/{self.steps}  loss {loss:.4f}  ppl {math.exp(min(loss, 30)):.2f}  "
-            f"{speed}  {duration(left)} left"
-        )
-        self._put(text)
+        self.say(f"step {step}/{self.steps}  {text}  {duration(left)} left")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        if self.open:
-            self.stream.write("\n")
-            self.open = False
-        print(text, file=self.stream, flush=True)
+        """Print a line that stays."""
+        print(text, file=sys.stderr, flush=True)
 
-    def _put(self, text: str) -> None:
-        if self.terminal:
-            self.stream.write(f"\r\033[K{text}")
-            self.open = True
-            self.stream.flush()
-        else:
-            print(text, file=self.stream, flush=True)
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
 
 
 def duration(seconds: float) -> str:
+    """Return a duration as h:mm:ss.
+
+    >>> duration(3661)
+    '1:01:01'
+    """
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
 
 
 def plot_runs(runs: list[Path], out: Path) -> None:
+    """Write a figure with the training curves of one or more runs."""
     names = [folder.name for folder in runs]
     records = {}
     for folder, name in zip(runs, names, strict=True):
         if not (folder / "log.jsonl").is_file():
             raise FileNotFoundError(
-                f"{folder} is not the folder of a run: there is no log.jsonl in it"
+                f"{folder} is not the folder of a training run: it has no log.jsonl"
             )
         records[name if names.count(name) == 1 else str(folder)] = read_log(folder / "log.jsonl")
     optional_package("matplotlib", "a plot", "plot").use("Agg")
@@ -169,11 +176,11 @@ def plot_runs(runs: list[Path], out: Path) -> None:
         held_out = [line for line in lines if line["kind"] == "eval"]
         for key in dict.fromkeys(key for line in held_out for key in perplexities(line)):
             label = f"{name}: {key}" if len(records) > 1 else key
-            # what is validated may change on the way
-            asked = [line for line in held_out if key in line]
+            # the contexts of the validation may change during a run
+            lines_with = [line for line in held_out if key in line]
             right.plot(
-                [line["step"] for line in asked],
-                [line[key] for line in asked],
+                [line["step"] for line in lines_with],
+                [line[key] for line in lines_with],
                 label=label,
                 marker=".",
             )

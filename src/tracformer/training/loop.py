@@ -1,5 +1,6 @@
-"""The training loop, to be read from top to bottom: batch, loss over the global batch's targets,
-step, log, save, validate.
+"""The training loop: batch, loss over the targets of the global batch, step, log, save, validate.
+
+Read `Trainer` from top to bottom; `train` is the loop and `_step` one optimizer step.
 """
 
 import json
@@ -7,7 +8,7 @@ import math
 import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -23,21 +24,21 @@ from tracformer.distributed import Ranks
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
-from tracformer.training.batches import Group, MicroBatch, Stream
+from tracformer.training.batches import MicroBatch, RankBatch, Stream
 from tracformer.training.checkpoint import State
 from tracformer.training.log import LiveLine, RunLog
-from tracformer.training.objectives import Questioner, parse_objective
+from tracformer.training.objectives import MaskSampler, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.train_config import TrainConfig
-from tracformer.training.validation import conditional_perplexity, sample_hole
+from tracformer.training.validation import conditional_perplexity, sample_blank
 
-EXPORTED = "model.json"  # of which step `model` is
-# the step last validated, and the best so far: its checkpoint was written before
+EXPORTED = "model.json"  # the step of the weights in the folder `model`
+# The last validated step and the best perplexity; its checkpoint was written before.
 VALIDATED = "validation.json"
 
 
 def exported_step(run: Path) -> int:
-    """Of how many steps the weights in RUN/model are; 0 if there are none."""
+    """Return the step of the weights in RUN/model; 0 if there are none."""
     path = run / EXPORTED
     return (
         int(json.loads(path.read_text())["step"])
@@ -47,35 +48,47 @@ def exported_step(run: Path) -> int:
 
 
 class TrainingError(RuntimeError):
-    """The run cannot go on; the message says where and why."""
+    """Training cannot continue; the message says where and why."""
 
 
 class NotFiniteError(TrainingError):
-    """The loss or its gradient is infinite or no number."""
+    """The loss or its gradient is infinite or NaN."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    run: str  # its folder
+    """How a call of `start` ended."""
+
+    run: str  # folder of the run
     step: int
     finished: bool
-    signal: int | None = None
+    signal: int | None = None  # signal that stopped the run
 
 
 class LossOf(nn.Module):
-    """The sum of a micro-batch's weighted terms, as the forward of a module: what
-    DDP wants to wrap.
-    """
+    """The weighted loss of a micro-batch as the forward pass of a module, which DDP wraps."""
 
     def __init__(self, model: ConditionalModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, group: Group) -> Tensor:
+    def forward(self, group: MicroBatch) -> Tensor:
         return self.model.nll(group.batch, group.mode, weights=group.weights)[0]
 
 
 class Trainer:
+    """A training run: model, optimizer, data and state.
+
+    Args:
+        config: Final configuration, see `tracformer.training.start.resolve`.
+        model: Model to train; it is moved to the device.
+        tokenizer: Tokenizer that is saved with the model.
+        train: Training rows.
+        valid: Held-out rows; None skips validation.
+        ranks: Ranks of this run.
+        data: Fingerprint of the training data; a run resumes only with the same.
+    """
+
     def __init__(
         self,
         config: TrainConfig,
@@ -86,9 +99,6 @@ class Trainer:
         ranks: Ranks,
         data: str,
     ) -> None:
-        """`data`: the fingerprint of what `train` was cut from; a run goes on with
-        the same alone.
-        """
         self.config, self.tokenizer, self.valid, self.ranks = config, tokenizer, valid, ranks
         self.run = Path(config.run)
         self.model = model.to(ranks.device)
@@ -98,14 +108,20 @@ class Trainer:
         self.optimizer = build_optimizer(
             self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model)
         )
-        told = (config.recipe(), config.changes == "take")
         self.state = State(
-            self.model, self.optimizer, ranks, self._sharded, config.ema, data, *told
+            self.model,
+            self.optimizer,
+            ranks,
+            self._sharded,
+            config.ema,
+            data,
+            config.recipe(),
+            take_changes=config.changes == "take",
         )
-        questioner = Questioner(parse_objective(config.objective, config.contexts), config.seed)
+        masks = MaskSampler(parse_objective(config.objective, config.contexts), config.seed)
         self.stream = Stream(
             train,
-            questioner,
+            masks,
             config.batch,
             config.micro_batch,
             config.seed,
@@ -118,20 +134,20 @@ class Trainer:
             and torch.cuda.is_bf16_supported()
         )
         self._signal: int | None = None
-        self._validated = 0  # the last step that was
-        self._whole: set[Path] = set()  # checkpoints that were written or read here
+        self._validated = 0  # the last validated step
+        self._intact: set[Path] = set()  # checkpoints that this process wrote or read
 
     # ---- the loop
 
     def train(self) -> Outcome:
-        """From where the state stands to the last step, to `until` or to the first signal."""
+        """Train from the current step to the last one, to `until`, or until a signal arrives."""
         config, state = self.config, self.state
         end = min(config.steps, config.until or config.steps)
         again = self._validation_due(end)
         log = RunLog(self.run, state.step, validates_again=again) if self.ranks.first else None
         line = LiveLine(config.steps, state.step) if self.ranks.first else None
         tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
-        with self._catching_signals():
+        with self._catching_signals(), closing(line) if line is not None else nullcontext():
             if again:
                 self._validate(log, line)
                 marked = time.monotonic()
@@ -177,47 +193,48 @@ class Trainer:
             log.close()
         return Outcome(str(self.run), state.step, finished, self._signal)
 
-    def _step(self, batch: MicroBatch) -> tuple[float, float, float, bool]:
-        """One optimiser step.
+    def _step(self, batch: RankBatch) -> tuple[float, float, float, bool]:
+        """Take one optimizer step.
 
-        Returns the loss per target, the gradient norm, tokens seen, and whether some rank was told
-        to stop.
+        Returns:
+            The loss per target, the gradient norm, the number of tokens, and whether some rank
+            received a signal.
         """
         config, state = self.config, self.state
-        # dropout: a function of the step, so resuming repeats it
+        # Dropout depends on the step only, so that a resumed run repeats it.
         torch.manual_seed(seed_of(config.seed, state.step, self.ranks.rank))
         self.optimizer.set_rate(learning_rate(state.step, config.steps, config.optimizer))
         count, seen = self.ranks.total([float(batch.count), float(batch.tokens)])
         self.model.train()
         self.optimizer.zero_grad()
         total = 0.0
-        for number, group in enumerate(batch.micro, start=1):
-            with self._accumulating(last=number == len(batch.micro)):
+        for number, group in enumerate(batch.micro_batches, start=1):
+            with self._accumulating(last=number == len(batch.micro_batches)):
                 with self._autocast():
                     nll = self.loss_of(group.to(self.ranks.device))
-                # Eqs. 7 and 8 over the targets of the global batch; ranks average their gradients,
-                # hence the factor
+                # Eqs. 7 and 8 over the targets of the global batch. Ranks average their gradients,
+                # hence the factor.
                 (nll * (self.ranks.world / count)).backward()
             total += float(nll.detach())
         norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.clip))
         total, stops = self.ranks.total([total, float(self._signal is not None)])
         loss = total / count
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._save()  # of the state before this step: nothing has been updated yet
+            self._save()  # the state before this step: nothing has been updated yet
             what = "the loss" if not math.isfinite(loss) else "the gradient"
             raise NotFiniteError(
                 f"{what} of step {state.step + 1} is not finite (loss {loss}, gradient norm "
                 f"{norm}). "
-                f"The weights are as after step {state.step} and saved. The batch: rows "
+                f"The state after step {state.step} was saved. The batch has rows "
                 f"{_brief(batch.indices)} of the training data, "
                 f"numbers {batch.numbers.start} to {batch.numbers.stop - 1} of the stream. "
-                f"Try a lower optimizer.lr, or look at those rows."
+                "Try a lower optimizer.lr, or check those rows."
             )
         self.optimizer.step()
         state.advance(config.batch)
         return loss, norm, seen, stops > 0
 
-    # ---- its parts
+    # ---- parts of the loop
 
     @property
     def _sharded(self) -> bool:
@@ -245,7 +262,7 @@ class Trainer:
         return loss_of
 
     def _accumulating(self, last: bool) -> Any:
-        """Ranks exchange gradients on the last micro-batch only."""
+        """Return a context in which ranks exchange gradients on the last micro-batch only."""
         if isinstance(self.loss_of, DistributedDataParallel) and not last:
             return self.loss_of.no_sync()
         if self._sharded:
@@ -260,28 +277,30 @@ class Trainer:
         )
 
     def resume(self) -> None:
-        """Go to the newest whole checkpoint, if there is one."""
-        path, skipped = ckpt.newest_whole(self.run / "checkpoints")
+        """Load the newest undamaged checkpoint, if there is one."""
+        path, skipped = ckpt.newest_intact(self.run / "checkpoints")
         if self.ranks.first:
             for sentence in skipped:
                 print(f"skipped a damaged checkpoint: {sentence}", flush=True)
         if path is None and skipped:
             raise ValueError(
-                f"no checkpoint in {self.run / 'checkpoints'} is whole, and a new start would "
-                "overwrite log and model; use another "
-                f"run=FOLDER (init={self.run / 'model'} goes on from the last weights written "
-                f"there), or remove {self.run / 'checkpoints'}"
+                f"every checkpoint in {self.run / 'checkpoints'} is damaged, and a new start would "
+                "overwrite log and model; use another run=FOLDER "
+                f"(init={self.run / 'model'} starts from the last exported weights), or remove "
+                f"{self.run / 'checkpoints'}"
             )
         if path is not None:
             self.state.load(ckpt.Reader(path))
-            self._whole.add(path)
+            self._intact.add(path)
             if self.ranks.first:
                 print(f"resuming from {path} (step {self.state.step})", flush=True)
         record = self.run / VALIDATED
-        if record.is_file() and (told := json.loads(record.read_text()))["step"] == self.state.step:
-            self._validated, self.state.best = told["step"], told["best"]
+        saved = json.loads(record.read_text()) if record.is_file() else {}
+        if saved.get("step") == self.state.step:
+            self._validated, self.state.best = saved["step"], saved["best"]
 
     def _save(self) -> None:
+        """Write a checkpoint and remove old ones."""
         folder = self.run / "checkpoints"
         writer = ckpt.CheckpointWriter(folder, self.state.step)
         try:
@@ -295,15 +314,15 @@ class Trainer:
             self.ranks.barrier()
             if self.ranks.first:
                 written = writer.finish(self.state.describe())
-                self._whole.add(written)
-                ckpt.prune(folder, self.config.keep, written, self._whole)
+                self._intact.add(written)
+                ckpt.prune(folder, self.config.keep, written, self._intact)
         except OSError as error:
             writer.abandon()
             raise TrainingError(
                 f"the checkpoint of step {self.state.step} could not be written to {folder}: "
                 f"{error.strerror or error}. "
-                "Earlier checkpoints are whole; make room or pick another folder, then run the "
-                "same command to go on."
+                "Earlier checkpoints are intact; free some space or use another folder, then run "
+                "the same command to continue."
             ) from error
         self.ranks.barrier()
 
@@ -316,6 +335,7 @@ class Trainer:
         )
 
     def _validate(self, log: RunLog | None, line: LiveLine | None) -> None:
+        """Log held-out perplexities and a sample; export the model if it is the best so far."""
         assert self.valid is not None
         self.model.eval()
         results: dict[str, float] = {}
@@ -358,9 +378,10 @@ class Trainer:
         self._validated = self.state.step
 
     def _sample(self) -> str:
+        """Return part of a held-out row with a blank filled by the model."""
         assert self.valid is not None
         mode = next(iter(self.model.config.modes))
-        tokens, start, stop, fill = sample_hole(
+        tokens, start, stop, fill = sample_blank(
             self.model, self.valid, mode, self.config.seed, self.ranks.device
         )
         around = 24
@@ -372,7 +393,7 @@ class Trainer:
         return f"...{before}[[{filled}]]{after}..."
 
     def _export(self, name: str, averaged: bool = True) -> None:
-        """A plain model folder that anything can load; the averaged weights where there are any."""
+        """Write a model folder, by default with the averaged weights if there are any."""
         with self.state.averaged_weights() if averaged else nullcontext():
             weights = self.state.full_weights()
         if self.ranks.first:
@@ -385,18 +406,18 @@ class Trainer:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
-            raise KeyboardInterrupt  # asked twice: do not wait for the step
+            raise KeyboardInterrupt  # second signal: do not wait for the step
         self._signal = number
         if self.ranks.first:
             print(
-                f"\n{signal.Signals(number).name}: saving after this step; once more to leave at "
-                "once",
+                f"\n{signal.Signals(number).name}: saving after this step; send it again to stop "
+                "immediately",
                 flush=True,
             )
 
 
 class _Signals:
-    """SIGINT and SIGTERM call `handler` inside the block."""
+    """A context in which SIGINT and SIGTERM call `handler`."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], None]) -> None:
         self.handler = handler
@@ -415,7 +436,7 @@ class _Signals:
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
-    """One stream of randomness for each (seed, step, rank)."""
+    """Return a seed for each (seed, step, rank)."""
     return (
         seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB
     ) % 2**63

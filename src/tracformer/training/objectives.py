@@ -1,21 +1,20 @@
-"""What is minimised: from a batch of tokens, who is given, in which mode each sequence is asked,
-and what its terms weigh.
+"""Training objectives: the mode, the given tokens and the weight of each sequence of a batch.
 
-An objective is a mixture of parts; each sequence draws one, keyed by (seed, its number in the
-stream), so the mixture does not depend on batch size, workers or ranks. Every term is -log p of a
-target; parts differ in mode, context and weight:
+An objective is a mixture of parts; each sequence draws one part, keyed by (seed, its number in the
+stream), so the mixture does not depend on batch size, workers or ranks. Every loss term is -log p
+of a target; the parts differ in mode, context strategy and weight:
 
 - `car` (Eq. 7) and `ac` (Eq. 8): span contexts as in the paper's small-scale runs.
 - `paper-mix`: the paper's OpenWebText objective, CAR with the contexts of Algorithm 2.
-- `all-modes`: our own, one model for every question: CAR, AC and true AR rows.
+- `all-modes`: one model for every task: CAR, AC and AR rows.
 - `ar`: plain left to right.
-- `fim`: fill in the middle, as left-to-right models are taught it: half the rows reordered around a
-  hole, some around several.
-- `diffusion`: masked diffusion on the AC network. With k targets of n drawn uniformly, weight n/k,
-  the expected sum is the continuous-time NELBO of the sequence; k follows a low-discrepancy
+- `fim`: fill in the middle for left-to-right models: half of the rows are reordered around one
+  blank, some around several.
+- `diffusion`: masked diffusion on the AC network. With k targets of n drawn uniformly and weight
+  n/k, the expected sum is the continuous-time NELBO of the sequence. k follows a low-discrepancy
   sequence along the stream, which lowers the variance of every batch.
 - `denoise`: every token is a target, and the model draws its own noise (SEDD, MDLM, D3PM, PLAID);
-  what `contexts` give is never noised.
+  tokens given by `contexts` are never noised.
 """
 
 from collections.abc import Sequence
@@ -32,27 +31,31 @@ SPANS = "span:p=0.5,mean=50"
 
 @dataclass(frozen=True)
 class Part:
-    share: float
+    """One component of an objective."""
+
+    share: float  # share of the sequences
     mode: str  # car, ac, ar or diffusion
-    contexts: str  # the strategy that draws who is given
+    contexts: str  # strategy that draws the given tokens
     # "targets": each target counts once; "nelbo": n/k each, and the sequence counts n
     weighting: str = "targets"
 
 
 @dataclass(frozen=True)
 class Objective:
+    """A mixture of parts."""
+
     name: str
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
-class Question:
-    """One sequence of a batch, ready to be asked."""
+class Masking:
+    """The mode, the given tokens and the weight of one sequence."""
 
     mode: str
     context: NDArray[np.bool_]  # (T,), True where given
-    weight: float  # of each target's term
-    count: int  # what the sequence adds to the divisor
+    weight: float  # weight of each target's term
+    count: int  # what the sequence adds to the divisor of the loss
 
 
 OBJECTIVES: dict[str, tuple[Part, ...]] = {
@@ -72,8 +75,15 @@ OBJECTIVES: dict[str, tuple[Part, ...]] = {
 
 
 def parse_objective(name: str, contexts: str = "") -> Objective:
-    """A named objective; `contexts` replaces the strategy of its parts, except AR
-    and `nelbo` ones.
+    """Return an objective by its name.
+
+    Args:
+        name: One of `OBJECTIVES`.
+        contexts: Strategy that replaces those of the parts, except AR and `nelbo` parts; empty
+            keeps them.
+
+    Raises:
+        ValueError: The name is unknown, or the objective fixes its contexts.
     """
     if name not in OBJECTIVES:
         raise ValueError(f"objective is {name!r}; available: {', '.join(OBJECTIVES)}")
@@ -92,8 +102,13 @@ def parse_objective(name: str, contexts: str = "") -> Objective:
     return Objective(name, parts)
 
 
-class Questioner:
-    """Draws the question for any sequence of the stream."""
+class MaskSampler:
+    """Draws mode, given tokens and weight for any sequence of the stream.
+
+    Args:
+        objective: The mixture to draw from.
+        seed: Random seed; draws depend on it and on the number of the sequence only.
+    """
 
     def __init__(self, objective: Objective, seed: int) -> None:
         self.objective = objective
@@ -103,8 +118,8 @@ class Questioner:
         ]
         self._shares = np.cumsum([part.share for part in objective.parts])
 
-    def ask(self, number: int, length: int) -> Question:
-        """The question for sequence `number` of the stream, of so many tokens."""
+    def draw(self, number: int, length: int) -> Masking:
+        """Draw for sequence `number` of the stream, which has `length` tokens."""
         rng = sequence_rng(self.seed, number)
         chosen = min(
             int(np.searchsorted(self._shares, rng.random(), side="right")),
@@ -115,17 +130,19 @@ class Questioner:
             k = 1 + int(low_discrepancy(self.seed, number) * length)
             context = np.ones(length, dtype=np.bool_)
             context[rng.permutation(length)[:k]] = False
-            return Question(part.mode, context, weight=length / k, count=length)
+            return Masking(part.mode, context, weight=length / k, count=length)
         context = self._strategies[chosen].draw(length, rng)
-        return Question(part.mode, context, weight=1.0, count=int(length - context.sum()))
+        return Masking(part.mode, context, weight=1.0, count=int(length - context.sum()))
 
-    def ask_all(self, numbers: Sequence[int], lengths: Sequence[int]) -> list[Question]:
-        return [self.ask(number, length) for number, length in zip(numbers, lengths, strict=True)]
+    def draw_all(self, numbers: Sequence[int], lengths: Sequence[int]) -> list[Masking]:
+        """Draw for several sequences."""
+        return [self.draw(number, length) for number, length in zip(numbers, lengths, strict=True)]
 
 
 def low_discrepancy(seed: int, number: int) -> float:
-    """Point `number` of a Kronecker sequence in [0, 1): any stretch of the stream
-    covers the interval evenly.
+    """Return point `number` of a Kronecker sequence in [0, 1).
+
+    Any consecutive points cover the interval evenly.
     """
     golden = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
     start = int(np.random.Generator(np.random.Philox(key=seed)).integers(2**63))

@@ -1,5 +1,6 @@
-"""AdamW, or Muon for the layers' matrices beside AdamW for the rest; their schedule, and their
-state as named tensors.
+"""AdamW, or Muon for the layers' matrices with AdamW for the other parameters.
+
+This file has the optimizer, its state as named tensors, and the learning-rate schedules.
 """
 
 import math
@@ -20,32 +21,40 @@ MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 
 
 class Optimizer:
-    """One or two of torch's optimisers that step together, each over parameters of its own."""
+    """One or two of torch's optimizers that step together, each for its own parameters.
+
+    State tensors are named `exp_avg.NAME`, `exp_avg_sq.NAME` and `momentum_buffer.NAME`.
+
+    Args:
+        name: "adamw" or "muon".
+        parts: The optimizers.
+    """
 
     def __init__(self, name: str, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.name, self.parts = name, parts
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups of all parts."""
         return [group for part in self.parts for group in part.param_groups]
 
     def set_rate(self, rate: float) -> None:
-        """Every group follows the one schedule, at its own height."""
+        """Set the learning rate; each group scales it by its `lr_scale`."""
         for group in self.param_groups:
             group["lr"] = rate * group["lr_scale"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
     def step(self) -> None:
+        """Update the parameters."""
         for part in self.parts:
             part.step()
 
-    # ---- state by name: `exp_avg.NAME`, `exp_avg_sq.NAME`, `momentum_buffer.NAME`
-
     def tensor_names(self, names: Mapping[Tensor, str]) -> list[str]:
-        """What `tensors` holds once every parameter has taken a step."""
+        """Return the names that `tensors` has once every parameter has taken a step."""
         return [
             f"{moment}.{names[parameter]}"
             for part, parameter in self._owned()
@@ -53,7 +62,7 @@ class Optimizer:
         ]
 
     def tensors(self, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
-        """The moments of every parameter that has taken a step; this rank's rows."""
+        """Return this rank's rows of the moments of every parameter that has taken a step."""
         return {
             f"{moment}.{names[parameter]}": local(part.state[parameter][moment])
             for part, parameter in self._owned()
@@ -64,13 +73,11 @@ class Optimizer:
     def restore(
         self, names: Mapping[Tensor, str], tensors: Mapping[str, Tensor], step: int
     ) -> None:
-        """The inverse of `tensors`; `step` is the number of steps taken, the same
-        for every parameter.
-        """
+        """Set the state to what `tensors` returned after `step` steps."""
         for part, parameter in self._owned():
             state: dict[str, Tensor] = {}
             if isinstance(part, torch.optim.AdamW):
-                # where torch itself counts
+                # torch keeps the step count on this device
                 where = parameter.device if part.defaults["fused"] else "cpu"
                 state["step"] = torch.tensor(float(step), dtype=torch.float32, device=where)
             for moment in MOMENTS[type(part)]:
@@ -93,10 +100,13 @@ def build_optimizer(
     fused: bool,
     matrices: Sequence[nn.Parameter] = (),
 ) -> Optimizer:
-    """`matrices`, among `parameters`, are what Muon takes (see `hidden_matrices`); AdamW takes the
-    others, and all where it is alone.
+    """Return the optimizer of a configuration. Weight decay applies to matrices only.
 
-    Weight decay on matrices only: vectors are biases and norms.
+    Args:
+        parameters: All parameters.
+        config: Optimizer options.
+        fused: Use torch's fused AdamW.
+        matrices: Those of the parameters that Muon updates, see `hidden_matrices`.
     """
     muon = config.name == "muon"
     if muon and not matrices:
@@ -125,7 +135,8 @@ def build_optimizer(
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
                 nesterov=config.nesterov,
-                # 0.2 sqrt(max(rows, columns)): steps as large as AdamW's, so that its rates serve
+                # scales steps by 0.2 sqrt(max(rows, columns)), to AdamW's size, so that the
+                # learning rates of AdamW apply
                 adjust_lr_fn="match_rms_adamw",
             )
         )
@@ -133,11 +144,11 @@ def build_optimizer(
 
 
 def hidden_matrices(model: ConditionalModel) -> list[nn.Parameter]:
-    """The weights of the linear maps inside the layers. Tables of embeddings or positions, heads
-    and biases are none.
+    """Return the weights of the linear maps inside the layers.
 
-    A map is known by its two-dimensional `weight`, for not every library's is an `nn.Linear`
-    (GPT-2's in `transformers` is a `Conv1D`).
+    Embedding and position tables, heads and biases are not among them. A linear map is recognised
+    by its two-dimensional `weight`, since not every library uses `nn.Linear` (GPT-2 in
+    `transformers` has `Conv1D`).
     """
     tables = {id(table) for table in model.embedding_tables()}
     maps = [

@@ -1,5 +1,6 @@
-"""Conditional perplexity on held-out text, on fixed sequences and fixed contexts, and a first look
-at what the model fills in.
+"""Validation during training: conditional perplexity on held-out rows, and a sample.
+
+Rows and contexts are the same at every validation and in every run.
 """
 
 import math
@@ -17,8 +18,8 @@ from tracformer.model import ConditionalModel
 from tracformer.model.base import BOUND
 from tracformer.model.batch import Batch
 
-CONTEXT_SEED = 20250  # held-out contexts are the same in every run
-BOUND_DRAWS = 8  # of noise for each sequence, where the model answers with a bound
+CONTEXT_SEED = 20250  # of the held-out contexts
+BOUND_DRAWS = 8  # noise draws per sequence if the model computes a bound
 
 
 @torch.no_grad()
@@ -31,12 +32,22 @@ def conditional_perplexity(
     ranks: Ranks,
     batch: int = 16,
 ) -> float:
-    """exp of the negative log-likelihood per target; a marginal's where the mode is `ac`, a bound's
-    where the model answers with one.
+    """Return exp of the negative log-likelihood per target.
+
+    It is that of the marginals in mode `ac`, and a bound if the model computes one.
+
+    Args:
+        model: Model to validate, in eval mode.
+        rows: Held-out rows.
+        mode: Mode of the model.
+        strategy: Context strategy.
+        sequences: Number of rows; all if there are fewer.
+        ranks: Ranks that share the rows.
+        batch: Rows per forward pass.
     """
     sequences = min(sequences, len(rows))
-    # Equal shares, so that sharded ranks call the model equally often; too few to share are done by
-    # every rank.
+    # Equal shares, because sharded ranks must call the model equally often. Too few rows to share
+    # are processed by every rank.
     mine = (
         ranks.share(0, sequences - sequences % ranks.world)
         if sequences >= ranks.world
@@ -49,8 +60,8 @@ def conditional_perplexity(
         context = draw_contexts(
             parse_strategy(strategy), lengths, CONTEXT_SEED, numbers, width=tokens.shape[1]
         )
-        questions = Batch(*(torch.from_numpy(x) for x in (tokens, context, lengths)))
-        nll, targets = _nll(model, questions.to(ranks.device), mode)
+        masked = Batch(*(torch.from_numpy(x) for x in (tokens, context, lengths)))
+        nll, targets = _nll(model, masked.to(ranks.device), mode)
         total, count = total + float(nll), count + targets
     total, count_all = ranks.total([total, float(count)])
     return math.exp(min(total / count_all, 700.0))
@@ -59,30 +70,32 @@ def conditional_perplexity(
 def _nll(model: ConditionalModel, batch: Batch, mode: str) -> tuple[Tensor, int]:
     if model.answers[mode] != BOUND:
         return model.nll(batch, mode)
-    # `nll` is a training loss there
+    # for bounds, `nll` is the training loss
     values = model.log_prob(batch, mode, draws=BOUND_DRAWS, seed=CONTEXT_SEED)
     return -values.sum(), int(batch.targets().sum())
 
 
 @torch.no_grad()
-def sample_hole(
+def sample_blank(
     model: ConditionalModel,
     rows: Examples,
     mode: str,
     seed: int,
     device: torch.device,
-    hole: int = 12,
+    blank: int = 12,
 ) -> tuple[list[int], int, int, list[int]]:
-    """The first held-out row with a hole in its middle, filled: tokens, start, stop
-    and the fill.
+    """Fill a blank in the middle of the first held-out row.
+
+    Returns:
+        The tokens of the row, start and stop of the blank, and the sampled tokens.
     """
     tokens, lengths = rows.get(np.array([0]))
     length = int(lengths[0])
-    start, stop = max(0, length // 2 - hole // 2), min(length, length // 2 + hole // 2)
+    start, stop = max(0, length // 2 - blank // 2), min(length, length // 2 + blank // 2)
     row = torch.from_numpy(tokens[:, :length]).to(device)
     context = torch.ones_like(row, dtype=torch.bool)
     context[:, start:stop] = False
-    # under it keys would have another dtype than the cache's store
+    # under autocast, keys would have another dtype than the cache
     with torch.autocast(device.type, enabled=False):
         filled = fill(model, Batch(row, context), mode, seed=seed)
     return row[0].tolist(), start, stop, filled.tokens[0, start:stop].tolist()
