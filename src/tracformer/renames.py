@@ -64,10 +64,10 @@ def present_tensor_name(name: str, renames: Renames) -> str:
 
 
 def tensor_patterns(renames: Renames) -> dict[str, str]:
-    """Return a table of tensor names as regular expressions and their replacements.
+    r"""Return a table of tensor names as regular expressions and their replacements.
 
     >>> tensor_patterns({"blocks.*.fc": "layers.*.up"})
-    {'^blocks\\\\.(.+)\\\\.fc$': 'layers.\\\\1.up'}
+    {'^blocks\\.(.+)\\.fc$': 'layers.\\1.up'}
     """
     patterns = {}
     for old, present in renames.items():

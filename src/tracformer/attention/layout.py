@@ -15,6 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
+    """How a padded batch is read by the encoders and the decoder."""
+
     lengths: Tensor  # (B,) true lengths
     length: int  # T, the padded length
     readings: int  # 1: prefix only (AR); 2: prefix and mirrored suffix
@@ -42,9 +44,9 @@ class Layout:
 
     @cached_property
     def query_slots(self) -> Tensor:
-        """(readings, N) place of each decoder query among its reading's keys, flat in (readings *
-        B, T).
+        """Return the (readings, N) places of the decoder queries among their reading's keys.
 
+        Places are flat in (readings * B, T).
         A query attends strictly past keys, the nearest at distance 1, so it stands on the slot
         before its own. A query with nothing before it has no slot: -1.
         """

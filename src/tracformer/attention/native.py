@@ -73,6 +73,8 @@ class _NativeWindow(torch.autograd.Function):
 
 
 class Native:
+    """Attention in C++ on CPUs; other devices and types are left to Triton."""
+
     def __init__(self) -> None:
         self.otherwise = Triton()
 
@@ -90,6 +92,7 @@ class Native:
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether the compiled operations can compute this."""
     on_cpu = q.device.type == k.device.type == v.device.type == "cpu"
     # Built before the dtype is looked at: under autocast queries and keys come in float32 only
     # where compiled code has turned them.

@@ -59,10 +59,13 @@ def suffix_decoder_mask(length: int, stride: int) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """softmax(q k' / sqrt(D)) v over the keys that `mask` (B or 1, T, S) allows; zero where it
-    allows none.
+    """Return softmax(q k' / sqrt(D)) v over the allowed keys; zero where none is allowed.
 
-    q: (B, T, H, D); k, v: (B, S, H, D).
+    Args:
+        q: (B, T, H, D) queries.
+        k: (B, S, H, D) keys.
+        v: (B, S, H, D) values.
+        mask: (B or 1, T, S) bool, True where allowed.
     """
     scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask[:, None], -torch.inf)
@@ -72,6 +75,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 class Reference:
+    """Attention by dense masks: the definition of the others."""
+
     def encode(
         self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
     ) -> Tensor:

@@ -88,9 +88,7 @@ def conditional_bound(
 
     Args:
         costs: Computes each masked target's cost c(x_t, t).
-        tokens: (B, T) ids.
-        context: (B, T) bool, True where given.
-        lengths: (B,) true lengths.
+        batch: Sequences with given tokens.
         draws: Number of draws.
         seed: Seed of the noise.
         steps: Number of steps of a process in discrete time, else None.
@@ -445,8 +443,7 @@ class DiffusionModel(Denoiser):
     def estimate(
         self, batch: Batch, mode: str = "diffusion", *, draws: int | None = None, seed: int = 0
     ) -> Estimate:
-        """Return each target's share of a bound (mode `diffusion`) or its exact log-probability
-        (`ac`).
+        """Return each target's share of a bound, or in mode `ac` its exact log-probability.
 
         The lower bound is -integral over t of (1/t) E[sum of `cost` over masked targets]; see
         `conditional_bound`. It has no gradients.

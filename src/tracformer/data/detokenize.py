@@ -43,18 +43,18 @@ OPENERS, CLOSERS = ("", " ", "(", "[", "{"), ("", " ", ",", ".", ";", ":", "!", 
 
 
 def wikitext(text: str) -> str:
-    """Undo `@-@`, spaced punctuation, brackets and quotes, and `= = Section = =` lines.
+    r"""Undo `@-@`, spaced punctuation, brackets and quotes, and `= = Section = =` lines.
 
-    >>> wikitext(' = = Size = = \\n It weighs 0 @.@ 7 kg ( 1 @.@ 5 lb ) , and is " red " . ')
-    '== Size ==\\nIt weighs 0.7 kg (1.5 lb), and is "red".'
+    >>> wikitext(' = = Size = = \n It weighs 0 @.@ 7 kg ( 1 @.@ 5 lb ) , and is " red " . ')
+    '== Size ==\nIt weighs 0.7 kg (1.5 lb), and is "red".'
     """
     return _by_line(text, _wikitext_line)
 
 
 def ptb(text: str) -> str:
-    """Undo spaced contractions and currency and the escaped slash; PTB has little punctuation.
+    r"""Undo spaced contractions and currency and the escaped slash; PTB has little punctuation.
 
-    >>> ptb(" the <unk> do n't pay $ N or N \\\\/ N for viewers ' shows ")
+    >>> ptb(" the <unk> do n't pay $ N or N \\/ N for viewers ' shows ")
     "the <unk> don't pay $N or N/N for viewers' shows"
     """
     return _by_line(
@@ -66,19 +66,19 @@ def ptb(text: str) -> str:
 
 
 def lambada(text: str) -> str:
-    """Undo what PTB does, and its quotes; in the cased release only the curly quotes change.
+    r"""Undo what PTB does, and its quotes; in the cased release only the curly quotes change.
 
     >>> lambada("`` do n't put those on me , '' i whispered .")
-    '"don\\'t put those on me," i whispered.'
+    '"don\'t put those on me," i whispered.'
     """
     return _by_line(text, _lambada_line)
 
 
 def one_billion_words(text: str) -> str:
-    """Undo spaced punctuation, quotes, contractions and currency.
+    r"""Undo spaced punctuation, quotes, contractions and currency.
 
-    >>> one_billion_words('" We didn \\'t pay $ 2,900 ( a lot ) , " he said .')
-    '"We didn\\'t pay $2,900 (a lot)," he said.'
+    >>> one_billion_words('" We didn \'t pay $ 2,900 ( a lot ) , " he said .')
+    '"We didn\'t pay $2,900 (a lot)," he said.'
     """
     return _by_line(
         text,

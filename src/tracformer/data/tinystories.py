@@ -103,11 +103,11 @@ def unseen_stories(
 
 
 def split_stories(text: str) -> list[tuple[int, str]]:
-    """Return the stories of a text, each with the offset at which it begins.
+    r"""Return the stories of a text, each with the offset at which it begins.
 
-    >>> text = "left it.\\n\\nOnce upon a time, a cat ran.\\n\\nIt sat.\\n\\nOne day, a dog ran."
+    >>> text = "left it.\n\nOnce upon a time, a cat ran.\n\nIt sat.\n\nOne day, a dog ran."
     >>> [story for _, story in split_stories(text)]
-    ['Once upon a time, a cat ran.\\nIt sat.', 'One day, a dog ran.']
+    ['Once upon a time, a cat ran.\nIt sat.', 'One day, a dog ran.']
     """
     places = [0]
     if EOT in text:

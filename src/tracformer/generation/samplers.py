@@ -1,5 +1,4 @@
-"""From logits to a token: temperature, truncation, repetition control, constraints, and one uniform
-number.
+"""From logits to a token: temperature, truncation, penalties, constraints, a uniform number.
 
 - `choose`: draw one token for each row of logits, in compiled code where there is some.
 - `adjusted`, `truncated`, `permitted`: the steps from logits to the distribution that is sampled.

@@ -152,8 +152,9 @@ class Block(nn.Module):
         return self.finish(x, read(q, k, v))
 
     def project(self, x: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (..., H, D) of states x (..., d), rotated to their
-        positions.
+        """Return queries, keys and values (..., H, D) of states x (..., d).
+
+        Queries and keys are rotated to their positions.
         """
         q, k, v = split_heads(
             self.qkv(self.norm_attention(x)), angles, self.n_head, parts=3, turned=2
@@ -161,8 +162,11 @@ class Block(nn.Module):
         return q, k, v
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the block's output for states x (..., d) and attention results `mixed` (..., H,
-        D).
+        """Return the block's output.
+
+        Args:
+            x: (..., d) states.
+            mixed: (..., H, D) results of attention.
         """
         x = x + self.dropout(self.out(mixed.flatten(-2)))
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))

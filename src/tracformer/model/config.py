@@ -60,9 +60,7 @@ class ModelConfig:
 
     @classmethod
     def modes_trained_by(cls, modes: set[str], values: Mapping[str, Any]) -> set[str]:
-        """Return the modes that a model with these configuration values has learned
-        after training in `modes`.
-        """
+        """Return the modes that training in `modes` teaches a model of this configuration."""
         return modes
 
     @property

@@ -137,8 +137,7 @@ def load_weights(
     device: str | torch.device,
     old_names: Renames | None = None,
 ) -> dict[str, Tensor]:
-    """Return all tensors of a folder, checked against names and shapes that the configuration
-    implies.
+    """Return all tensors of a folder, with the names and shapes that the configuration implies.
 
     Args:
         folder: A model's folder.
@@ -163,9 +162,7 @@ def load_weights(
 def compare(
     path: Path, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise a ValueError that names the tensors of a file that are missing,
-    unexpected or of another shape.
-    """
+    """Raise ValueError if tensors of a file are missing, unexpected or of another shape."""
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is unexpected" for name in found if name not in expected]
     problems += [
