@@ -227,6 +227,9 @@ def test_renamed_code_finds_its_results_and_reads_its_models(tmp_path: Path) -> 
         path = package.parent / (module.replace(".", "/") + ".py")
         path.rename(path.with_stem(f"moved_{path.stem}"))
         words[rf"\b{re.escape(module)}\b(?!\.)"] = moved(module)
+        # the table of public names leaves out the package
+        short = module.removeprefix("tracformer.")
+        words[rf'"{re.escape(short)}(?=[":])'] = '"' + moved(module).removeprefix("tracformer.")
     keys, tensors = {"n_max": "n_keys"}, {"*.norm_query.*": "*.query_norm.*"}
     tables = f"    old_config_keys = {keys}\n    old_tensor_names = {tensors}\n"
     config = "class TracformerConfig(ModelConfig):\n"
