@@ -1,9 +1,11 @@
 """Options are written once: bounds, readers and flags are derived from dataclass fields."""
 
 import argparse
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 
 import pytest
+import yaml
 
 from tracformer.options import (
     add_arguments,
@@ -14,6 +16,7 @@ from tracformer.options import (
     option,
     place,
     read_words,
+    to_yaml,
 )
 
 
@@ -109,3 +112,26 @@ def test_flags_are_derived_and_only_given_ones_are_read() -> None:
 
 def test_a_far_name_lists_the_known_ones() -> None:
     assert did_you_mean("zzz", ["b", "a"]) == "; known: a, b"
+
+
+@dataclass(frozen=True)
+class Required:
+    name: str
+    rate: float = option(0.1, "rate", above=0, below=math.inf)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+def test_required_values_and_finite_bounds() -> None:
+    with pytest.raises(ValueError, match="name is missing; it is required"):
+        build(Required, {})
+    with pytest.raises(ValueError, match="rate is inf; it must be finite and more than 0"):
+        build(Required, {"name": "a", "rate": "inf"})
+
+
+def test_yaml_with_help_reads_back() -> None:
+    text = to_yaml(asdict(Outer(steps=3, sizes=(4, 5))), Outer)
+    assert "# number of steps\nsteps: 3\n" in text
+    assert "  # optimizer: adam, muon\n  name: adam" in text
+    assert build(Outer, yaml.safe_load(text)) == Outer(steps=3, sizes=(4, 5))

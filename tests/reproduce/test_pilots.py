@@ -18,7 +18,7 @@ from tracformer.reproduce import Reproduction
 from tracformer.reproduce.experiment import read_experiment
 from tracformer.reproduce.pilots import Pilots, SystemPilots, scaled
 from tracformer.reproduce.plan import describe_plan
-from tracformer.training.loop import Outcome
+from tracformer.training.loop import TrainingOutcome
 from tracformer.training.start import start
 from tracformer.training.train_config import OptimizerConfig, TrainConfig
 
@@ -196,7 +196,7 @@ def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
         1e-2: {"diffusion uniform": 50.0, "ac uniform": 9.0},
     }
 
-    def train(config: TrainConfig) -> Outcome:
+    def train(config: TrainConfig) -> TrainingOutcome:
         Path(config.run).mkdir(parents=True)
         record = {
             "kind": "eval",
@@ -206,7 +206,7 @@ def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
             **losses[config.optimizer.lr],
         }
         (Path(config.run) / "log.jsonl").write_text(json.dumps(record) + "\n")
-        return Outcome(config.run, 3, finished=True)
+        return TrainingOutcome(config.run, 3, finished=True)
 
     config = TrainConfig(
         model={"family": "mdlm", "preset": "tiny"},

@@ -26,7 +26,7 @@ from tracformer.reproduce.experiment_data import prepare_data
 from tracformer.reproduce.pilots import count_sizes
 from tracformer.reproduce.plan import describe_plan
 from tracformer.training.log import read_log
-from tracformer.training.loop import NotFiniteError, Outcome, Trainer
+from tracformer.training.loop import NotFiniteError, Trainer, TrainingOutcome
 from tracformer.training.start import start
 from tracformer.training.train_config import TrainConfig
 
@@ -220,7 +220,7 @@ def test_processes_divide_the_work(tmp_path: Path, text: Path) -> None:
     """
     trained: list[str] = []
 
-    def noted(config: TrainConfig) -> Outcome:
+    def noted(config: TrainConfig) -> TrainingOutcome:
         trained.append(Path(config.run).name)
         return start(config)
 
@@ -261,7 +261,7 @@ def test_a_model_is_evaluated_as_soon_as_it_is_trained(
 def test_a_run_that_fails_does_not_hold_up_the_others(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(config: TrainConfig) -> Outcome:
+    def fails(config: TrainConfig) -> TrainingOutcome:
         if "bart" in config.run:
             raise NotFiniteError("the loss of step 1 is not finite")
         return start(config)

@@ -104,6 +104,8 @@ def test_consecutive_low_discrepancy_points_cover_the_interval_evenly() -> None:
 class Uneven:
     """Rows of 5 to 40 tokens; a row's tokens are its number."""
 
+    weights = None
+
     def __len__(self) -> int:
         return 64
 

@@ -28,7 +28,7 @@ from tracformer.evaluation.result_files import Result, ResultRow, digest, file_n
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
 from tracformer.training.log import perplexities, read_log
-from tracformer.training.loop import NotFiniteError, Outcome
+from tracformer.training.loop import NotFiniteError, TrainingOutcome
 from tracformer.training.train_config import TrainConfig, canonical_recipe
 
 TASK = "pilots"
@@ -130,7 +130,7 @@ class SystemPilots:
         """Return whether the pilot at this rate has recorded its loss."""
         return (self.run_folder(rate) / FINISHED).is_file()
 
-    def run_pilot(self, rate: float, train: Callable[[TrainConfig], Outcome]) -> int | None:
+    def run_pilot(self, rate: float, train: Callable[[TrainConfig], TrainingOutcome]) -> int | None:
         """Train one pilot and record its loss; return the signal that stopped it, if one did."""
         run = self.run_folder(rate)
         try:

@@ -56,7 +56,7 @@ class NotFiniteError(TrainingError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """How a call of `start` ended."""
 
     run: str  # folder of the run
@@ -139,7 +139,7 @@ class Trainer:
 
     # ---- the loop
 
-    def train(self) -> Outcome:
+    def train(self) -> TrainingOutcome:
         """Train from the current step to the last one, to `until`, or until a signal arrives."""
         config, state = self.config, self.state
         end = min(config.steps, config.until or config.steps)
@@ -191,7 +191,7 @@ class Trainer:
             )
         if log is not None:
             log.close()
-        return Outcome(str(self.run), state.step, finished, self._signal)
+        return TrainingOutcome(str(self.run), state.step, finished, self._signal)
 
     def _step(self, batch: RankBatch) -> tuple[float, float, float, bool]:
         """Take one optimizer step.

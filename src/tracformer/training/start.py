@@ -35,7 +35,7 @@ from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.training.checkpoint import list_checkpoints
-from tracformer.training.loop import Outcome, Trainer
+from tracformer.training.loop import Trainer, TrainingOutcome
 from tracformer.training.train_config import DataConfig, TrainConfig
 
 SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
@@ -54,7 +54,9 @@ class InitialModel(NamedTuple):
     tokenizer: str  # path of its tokenizer
 
 
-def start(config: TrainConfig, with_preset: Callable[[str], TrainConfig] | None = None) -> Outcome:
+def start(
+    config: TrainConfig, with_preset: Callable[[str], TrainConfig] | None = None
+) -> TrainingOutcome:
     """Train as configured.
 
     Args:
@@ -68,6 +70,12 @@ def start(config: TrainConfig, with_preset: Callable[[str], TrainConfig] | None 
     Raises:
         ValueError: The configuration does not fit the data, the model or the checkpoints.
         TrainingError: Training cannot continue.
+
+    Example:
+        Train a tiny model on a text file, for two steps::
+
+            config = load_config(["data=my.txt", "steps=2", "run=runs/my"], "tiny")
+            start(config)
     """
     if not config.data.source:
         raise ValueError(

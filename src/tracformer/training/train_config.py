@@ -137,7 +137,42 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that a training run is configured by."""
+    """Everything that configures a training run; `tracformer train --keys` lists it with help.
+
+    Args:
+        data: Training text and how it is cut into rows, a `DataConfig`.
+        model: `family`, `preset` and any field of the family's configuration.
+        objective: Name of the objective; empty: the family's default.
+        contexts: Context strategy that replaces the objective's own.
+        optimizer: Optimizer and learning-rate schedule, an `OptimizerConfig`.
+        run: Folder of checkpoints, log and model.
+        init: Trained model to start from.
+        steps: Optimizer steps; 0: chosen by the size of the data.
+        until: Stop after this step, as if interrupted; 0: never.
+        batch: Sequences in a global batch.
+        micro_batch: Sequences per forward pass on a device; 0: all at once.
+        length: Tokens per row; 0: the model's max_length.
+        seed: Random seed.
+        precision: "auto", "float32" or "bfloat16".
+        attention: Implementation of Tracformer's attention.
+        compile: Compile the layers with torch.compile.
+        checkpoint_activations: Recompute activations in the backward pass.
+        ema: Decay of the averaged weights; 0: no averaging.
+        parallel: "ddp" or "fsdp" under torchrun.
+        device: "auto", "cpu", "cuda" or another PyTorch device.
+        log_every: Steps between log records.
+        eval_every: Steps between validations.
+        eval_sequences: Held-out sequences per validation.
+        eval_contexts: Context strategies of the validation.
+        save_every: Steps between checkpoints.
+        keep: Checkpoints to keep, at least 2.
+        changes: Whether a resumed run may "take" other settings or must "refuse" them.
+
+    Example:
+        >>> config = TrainConfig(model={"preset": "tiny"}, steps=100)
+        >>> config.objective
+        'all-modes'
+    """
 
     data: DataConfig = option(DataConfig, "training data")
     model: Mapping[str, Any] = option(
