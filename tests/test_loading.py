@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 
 import tracformer
-from tests.generation.texts import TEXT, WORDS, make
 from tests.scripts import example
+from tests.toys import TEXT, WORDS, make
 from tracformer import LanguageModel, bundled, load
 from tracformer.cli import main
 from tracformer.data import char_tokenizer, train_bpe

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import Caller, save_model
-from tests.generation.texts import metaspace_tokenizer
+from tests.toys import metaspace_tokenizer
 from tracformer import load
 
 COLOUR = re.compile("\033\\[[0-9;]*m")

@@ -3,8 +3,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.generation.texts import WORDS, make
 from tests.helpers import small_model
+from tests.toys import WORDS, make
 from tracformer import LanguageModel
 from tracformer.data import train_bpe
 from tracformer.generation.engine import Engine

@@ -251,7 +251,7 @@ def test_fewer_fillings_than_asked_for() -> None:
         assert all(each.proven for each in found)
 
 
-def test_nothing_to_fill() -> None:
+def test_nothing_to_search() -> None:
     model = small_model()
     tokens, context = holes(model, 6, [])
     (found,) = search(model, Batch(tokens, context), n=4)
@@ -269,7 +269,7 @@ def test_what_stands_at_targets_is_ignored() -> None:
     )
 
 
-def test_complaints() -> None:
+def test_searches_that_are_refused() -> None:
     model = small_model()
     tokens, context = holes(model, 6, [1, 4])
     with pytest.raises(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.generation.texts import (
+from tests.toys import (
     llama_tokenizer,
     make,
     metaspace_tokenizer,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.generation.test_diffusion_texts import model_of
+from tests.generation.test_reverse_process import model_of
 from tests.server.helpers import NAME, WORDS, Running, make, running, same, until
 from tracformer import LanguageModel
 from tracformer.baselines.plaid import Plaid

@@ -48,7 +48,7 @@ class Closed(RuntimeError):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallResult:
     """The end of a blocking call: its value, or the error it raises."""
 
     value: Any = None
@@ -68,7 +68,7 @@ class Work:
         passes: Passes[Any] | None = None,
     ) -> None:
         self.request, self.fill, self.passes = request, fill, passes
-        self.mail: queue.SimpleQueue[list[Token] | Outcome] = queue.SimpleQueue()
+        self.mail: queue.SimpleQueue[list[Token] | CallResult] = queue.SimpleQueue()
         self.abandoned = False  # no thread waits for it any more
 
     @property
@@ -81,7 +81,7 @@ class Work:
         assert self.fill is not None
         self.fill.callback = None
 
-    def receive(self, timeout: float | None) -> list[Token] | Outcome | None:
+    def receive(self, timeout: float | None) -> list[Token] | CallResult | None:
         """Wait for the next tokens or the end; None if the time is over first."""
         try:
             return self.mail.get(timeout=timeout)
@@ -163,7 +163,7 @@ class Request(Runner):
                     self.check_deadline(time.monotonic())
                 elif self.ended is not None:
                     raise self.ended
-                elif not isinstance(mail, Outcome):
+                elif not isinstance(mail, CallResult):
                     if callback is not None and callback(mail) is False:
                         work.stop_streaming()
                         callback = None
@@ -333,7 +333,7 @@ class Engine:
             if request.ended is None:
                 request.ended = why
                 for work in request.works:
-                    work.mail.put(Outcome(error=why))
+                    work.mail.put(CallResult(error=why))
                 self._changed.notify_all()
 
     def _require_open(self) -> None:
@@ -397,9 +397,9 @@ class Engine:
         try:
             next(call.passes)
         except StopIteration as done:
-            call.mail.put(Outcome(done.value))
+            call.mail.put(CallResult(done.value))
         except BaseException as error:  # raised again in the caller's thread
-            call.mail.put(Outcome(error=error))
+            call.mail.put(CallResult(error=error))
         else:
             with self._changed:
                 self._submitted.append(call)
@@ -408,7 +408,7 @@ class Engine:
         for fill in fills:
             with self._changed:
                 work = self._filling.pop(fill)
-            work.mail.put(Outcome())
+            work.mail.put(CallResult())
 
     def _start_over(self, error: Exception) -> None:
         """Recover from a failure that belongs to no single request.
@@ -430,4 +430,4 @@ class Engine:
         self._stopping = True
         self._scheduler.drop(list(self._filling))
         for work in (*self._submitted, *self._filling.values(), *self._calls):
-            work.mail.put(Outcome(error=why))
+            work.mail.put(CallResult(error=why))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.generation.test_diffusion_texts import model_of
+from tests.generation.test_reverse_process import model_of
 from tests.server.page.conftest import WORDS, Open, Screen, Site, serving, shown
 from tracformer import LanguageModel
 from tracformer.data import train_bpe

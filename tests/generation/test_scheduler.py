@@ -1,4 +1,4 @@
-"""Many requests in one loop: each gets what it gets alone, whoever else is there, whenever it comes."""
+"""Many requests in one scheduler: each gets what it gets alone. Sessions."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.baselines.small import MODES, small_baseline
-from tests.helpers import small_model
+from tests.helpers import random_batch, small_model
+from tracformer.generation import sessions
 from tracformer.generation.decode import Filled, fill
 from tracformer.generation.fill_request import FillRequest
 from tracformer.generation.orders import (
@@ -23,8 +24,10 @@ from tracformer.generation.orders import (
 from tracformer.generation.results import Token
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.scheduler import Scheduler
+from tracformer.generation.sessions import WholePasses, open_session
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
+from tracformer.model.cache import Cache
 
 SAMPLERS = [
     PLAIN,
@@ -386,3 +389,68 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
         for row, position in (~known).nonzero().tolist():
             assert drafts[row, position] == int(log_probs[row, position].argmax())
     assert len(drafts) == 14  # of each sequence's 8 targets, all but the one filled first
+
+
+# ---- sessions
+
+
+@pytest.mark.parametrize("mode", ["car", "ar", "ac"])
+def test_a_selection_keeps_what_was_revealed_and_stands_alone(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "AT_ONCE", 1)
+    model = small_model()
+    tokens, context, _ = random_batch(model, 2, 9)
+    context[:, 2:5] = False
+    lengths = torch.tensor([9, 7])
+    session = open_session(
+        model, Batch(tokens, context | (torch.arange(9) < 2), lengths), mode, cached=False
+    )
+    rows, positions = torch.arange(2), torch.tensor([3, 3])
+    session.reveal(rows, torch.tensor([2, 2]), torch.tensor([4, 5]))
+    expected = session.logits(rows, positions)
+    fork = session.select([1, 0, 1])
+    torch.testing.assert_close(
+        fork.logits(torch.arange(3), torch.tensor([3, 3, 3])),
+        expected[[1, 0, 1]],
+        rtol=0,
+        atol=1e-12,
+    )
+    fork.reveal(torch.tensor([0, 1]), torch.tensor([2, 2]), torch.tensor([0, 0]))
+    assert torch.equal(session.logits(rows, positions), expected)
+    changed = fork.logits(torch.arange(3), torch.tensor([3, 3, 3]))
+    assert not torch.allclose(changed[0], expected[1])
+    torch.testing.assert_close(changed[2], expected[1], rtol=0, atol=1e-12)
+
+
+def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 5, 11, seed=2)
+    wanted = (~context & (torch.arange(11) < lengths[:, None])).nonzero()
+    answers = []
+    for batch in (1, 2, 16):
+        monkeypatch.setattr(sessions, "AT_ONCE", batch)
+        answers.append(
+            open_session(model, Batch(tokens, context, lengths), "ac", cached=False).logits(
+                *wanted.unbind(1)
+            )
+        )
+    with torch.no_grad():
+        whole = model(Batch(tokens, context, lengths), "ac")[*wanted.unbind(1)]
+    for answer in answers:
+        torch.testing.assert_close(answer, whole, rtol=0, atol=1e-12)
+
+
+def test_the_cache_where_there_is_one() -> None:
+    model = small_model()
+    tokens, context, lengths = random_batch(model, 2, 9)
+    assert isinstance(open_session(model, Batch(tokens, context, lengths), "car"), Cache)
+    assert isinstance(
+        open_session(model, Batch(tokens, context, lengths), "car", cached=False), WholePasses
+    )
+    assert isinstance(open_session(model, Batch(tokens, context, lengths), "ac"), WholePasses)
+
+
+def test_without_targets() -> None:
+    tokens, context = torch.tensor([[5, -1, 6]]), torch.tensor([[True, False, True]])
+    assert Batch(tokens, context).without_targets().tokens.tolist() == [[5, 0, 6]]

@@ -1,9 +1,8 @@
-"""Samples go on from a prompt, and end where they should."""
+"""Texts are continued until their end, a stop string or a number of tokens."""
 
 import pytest
 
-from tests.generation.chain import Chain
-from tests.generation.texts import make, metaspace_tokenizer, wordpiece_tokenizer
+from tests.toys import Chain, make, metaspace_tokenizer, wordpiece_tokenizer
 from tracformer import LanguageModel, load
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.engine import Engine

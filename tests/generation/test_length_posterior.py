@@ -1,4 +1,4 @@
-"""Blanks of unknown length, against a model whose masses are known by enumeration."""
+"""Lengths of blanks are chosen by the probability that the model gives them."""
 
 import math
 from itertools import product
@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from tests.generation.chain import Chain
+from tests.toys import Chain
 from tracformer.data import char_tokenizer
 from tracformer.generation.decode import Runner, fill
 from tracformer.generation.language_model import LanguageModel
