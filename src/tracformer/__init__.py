@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tracformer.generation.decode import fill
     from tracformer.generation.engine import Engine
     from tracformer.generation.language_model import LanguageModel, load
-    from tracformer.generation.options import InfillOptions, Sampler
     from tracformer.generation.orders import (
         Ancestral,
         ByConfidence,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         RandomOrder,
     )
     from tracformer.generation.results import Infilled, Marginal, Sampled, Scored, Token
+    from tracformer.generation.text_options import InfillOptions, Sampler
     from tracformer.model.batch import Batch
     from tracformer.model.config import TracformerConfig
     from tracformer.model.tracformer import Tracformer
@@ -76,10 +76,10 @@ _HOMES = {
     "Batch": "model.batch",
     "Client": "client",
     "Engine": "generation.engine",
-    "InfillOptions": "generation.options",
+    "InfillOptions": "generation.text_options",
     "LanguageModel": "generation.language_model",
     "Result": "evaluation.result_files",
-    "Sampler": "generation.options",
+    "Sampler": "generation.text_options",
     "Task": "evaluation.task",
     "Tokenizer": "data.tokenizer",
     "Tracformer": "model.tracformer",

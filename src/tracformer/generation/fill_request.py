@@ -16,10 +16,10 @@ from typing import NamedTuple, Self, TypedDict
 import torch
 from torch import Tensor
 
-from tracformer.generation.options import PLAIN, Sampler
 from tracformer.generation.orders import LeftToRight, Order, orders_in
 from tracformer.generation.results import Token, TokenCallback
 from tracformer.generation.samplers import Pick
+from tracformer.generation.text_options import PLAIN, Sampler
 from tracformer.model.base import check_batch
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig

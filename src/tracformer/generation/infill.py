@@ -27,7 +27,6 @@ import torch
 from tracformer.generation import length_posterior
 from tracformer.generation.decode import Runner, check_reverse
 from tracformer.generation.length_posterior import LengthVectors
-from tracformer.generation.options import InfillOptions, Sampler, parse_search
 from tracformer.generation.orders import LeftToRight, orders_in
 from tracformer.generation.results import (
     Callback,
@@ -48,6 +47,7 @@ from tracformer.generation.template import (
     to_batch,
     tokenize,
 )
+from tracformer.generation.text_options import InfillOptions, Sampler, parse_search
 from tracformer.generation.token_text import HALF, Spelling
 from tracformer.model.base import BOUND, ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch
