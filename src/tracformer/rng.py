@@ -13,21 +13,18 @@ from torch import Tensor
 
 Integers = Tensor | NDArray[np.integer] | Sequence[int]
 
-# streams: which token, when its turn comes, when diffusion reveals it, which length
+# streams: tokens, turns of positions, times at which diffusion reveals tokens, lengths of blanks
 SAMPLE, ORDER, TIME, LENGTH = range(4)
 
 
 def uniforms(seeds: Integers, positions: Integers, stream: int = SAMPLE) -> Tensor:
-    """(N,) float64 in [0, 1): one for each pair of a seed and a position."""
+    """Return (N,) float64 in [0, 1), one for each pair of a seed and a position."""
     bits = _mix(_mix(_mix(_words(seeds)) + _words(positions)) + np.uint64(stream))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """Seed number `index` of a family: `n` samples of one input draw from n unrelated streams.
-
-    Number 0 is the seed itself.
-    """
+    """Return seed number `index` of a family of unrelated seeds; number 0 is the seed itself."""
     if index == 0:
         return int(seed)
     return int(_mix(_mix(_words([seed])) ^ _words([index]))[0] >> np.uint64(1))
@@ -52,7 +49,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Let every bit change all others: the finaliser of splitmix64, a bijection."""
+    """Return the finaliser of splitmix64, a bijection in which each bit affects all others."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -60,13 +57,15 @@ def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """(N,) the first token whose cumulative probability exceeds u.
+    """Return the first token (N,) whose cumulative probability exceeds u.
 
-    probabilities: (N, V) float64, of any total.
+    Args:
+        probabilities: (N, V) float64; they need not sum to 1.
+        uniforms: (N,) numbers u in [0, 1).
     """
     cumulative = probabilities.cumsum(1)
     total = cumulative[:, -1:]
     at = torch.searchsorted(cumulative, uniforms.to(cumulative.device)[:, None] * total, right=True)
-    # rounding may not carry u beyond the last possible token
+    # so that rounding cannot select a token after the last possible one
     last = (cumulative >= total).to(torch.uint8).argmax(1, keepdim=True)
     return torch.minimum(at, last)[:, 0]

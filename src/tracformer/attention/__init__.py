@@ -1,9 +1,8 @@
-"""The sparse attentions: one interface, several implementations chosen by name.
+"""The two sparse attentions of a Tracformer: one interface, several implementations.
 
-One interface, several implementations, chosen by name.
-
-The sparse attentions: one interface, several implementations; `reference` is the definition,
-`native` the default.
+Implementations are chosen by name: `reference` is the definition, by dense masks; `blocked` is
+linear in memory, in plain PyTorch; `native` is C++ for the CPU, the default; `triton` is for GPUs.
+`Layout` says how a padded batch is read. Which keys a query reads is in `tracformer.geometry`.
 """
 
 from collections.abc import Callable
@@ -17,25 +16,33 @@ from tracformer.attention.reference import Reference
 
 
 class Attention(Protocol):
-    """The two attentions of a Tracformer, over tensors that already carry their rotary angles."""
+    """The two attentions of a Tracformer, over tensors that are already rotated."""
 
     def encode(
         self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
     ) -> Tensor:
-        """Multi-scope self-attention. q, k, v and the result: (readings * B, T, H, D), each row in
-        its reading order.
+        """Return the encoder's self-attention.
 
-        A query reads the keys at the given distances behind it; `offsets=None` reads all (the full
-        encoder).
+        Args:
+            q: (readings * B, T, H, D) queries, each row in reading order. So are all others.
+            k: Keys.
+            v: Values.
+            offsets: Distances from a query to its keys; None: all keys up to the query (the full
+                encoder).
+            layout: Lengths and readings of the batch.
         """
         ...
 
     def decode(self, q: Tensor, k: Tensor, v: Tensor, stride: int, layout: Layout) -> Tensor:
-        """Strided cross-attention, prefix and suffix keys in one softmax; zero for a query without
-        keys.
+        """Return the decoder's cross-attention: prefix and suffix keys in one softmax.
 
-        q and the result: (N, H, D), one row for each of `layout.rows`; k, v: (readings * B, T, H,
-        D). Stride 1 is the dense decoder.
+        Args:
+            q: (N, H, D) queries, one for each of `layout.rows`; the result has the same shape, and
+                is zero for a query without keys.
+            k: (readings * B, T, H, D) keys.
+            v: (readings * B, T, H, D) values.
+            stride: Distance between the keys of a query; 1 is the dense decoder.
+            layout: Lengths, readings and queries of the batch.
         """
         ...
 
@@ -44,16 +51,19 @@ _implementations: dict[str, Callable[[], Attention]] = {}
 
 
 def register(name: str, build: Callable[[], Attention]) -> None:
+    """Add an implementation; `build` makes it when it is first chosen."""
     _implementations[name] = build
 
 
 def build_attention(name: str) -> Attention:
+    """Return the implementation of this name."""
     if name not in _implementations:
         raise ValueError(f"attention is {name!r}; available: {', '.join(implementations())}")
     return _implementations[name]()
 
 
 def implementations() -> tuple[str, ...]:
+    """Return the names of all implementations."""
     return tuple(sorted(_implementations))
 
 

@@ -1,42 +1,28 @@
-"""Linear-memory attention in plain PyTorch: encoder windows and the strided decoder.
+"""Linear-memory attention in plain PyTorch operations, on any device: the fallback of `native`.
 
-Causal attention that also returns its logsumexp, and a backward that takes one: the parts from
-which a joint softmax is merged.
+It is exact. Its cost is linear in T in the encoder and T^2 / s in the decoder. Three parts:
 
-Attention over the union of disjoint key sets is the average of the parts weighted by exp(lse_part -
-lse_union). Its gradient is each part's own gradient formula with the merged output and the merged
-logsumexp, since exp(score - lse_union) are the joint weights.
+Causal attention with logsumexp (`causal_attention`). Attention over a union of disjoint key sets is
+the average of the parts, weighted by exp(lse_part - lse_union). Its gradient is each part's own
+gradient formula with the merged output and the merged logsumexp, since exp(score - lse_union) are
+the joint weights. So the backward pass takes an output and a logsumexp. Shapes: q, k, v, out
+(B, H, n, D); lse (B, H, n). No n x n buffer is ever held whole.
 
-Shapes: q, k, v, out (B, H, n, D); lse (B, H, n). No n x n buffer is ever held whole.
+Encoder window (`window_attention`). Keys `step` apart split a sequence of length T into `step`
+independent ones of length n = T / step, in which a query reads the `count` nearest keys up to
+itself. Cut into blocks of c >= count - 1, a block reads itself and the previous block: two c x c
+products in place of one T x T product. Keys off the grid (the farthest one, where the step does not
+divide the distance) are single shifted products in the same softmax. All blocks are stored one
+after another, so that a block and its predecessor are one strided view without a copy; the first
+block of a class then has the end of another class as its predecessor, which is masked. Sequences
+and heads are processed in groups, so that the blocks of a group stay in cache at any length.
 
-Encoder attention in linear time: a sliding window over each residue class.
-
-Keys `step` apart turn one sequence of length T into `step` independent sequences of length n = T /
-step, in which a query reads the `count` nearest keys behind it, itself included. Cut into blocks of
-c >= count - 1, a block reads itself and the block before: two c x c products in place of a T x T
-one. Keys off the grid (the far end, where the step does not divide the reach) are single shifted
-products that join the same softmax.
-
-Blocks of all classes lie behind one another in memory, so that a block and its predecessor are one
-strided view, without a copy. A class's first block sees the end of another class there; its weights
-are masked.
-
-Sequences and heads are taken a few at a time, so that a group's blocks stay in cache at any length.
-
-Decoder attention at cost T^2 / s: causal attention over residue classes, prefix and mirrored suffix
-in one softmax.
-
-Decoder query t reads keys t-1, t-1-s, t-1-2s, ... of the forward reading, and the same of the
-mirrored one. Put each query on the slot of its nearest key, and the keys of slot p are p, p-s,
-p-2s, ...: plain causal attention within the class p mod s. Classes are extra
-heads: (T, H) seen as (T/s, s*H) is a view, not a copy. Both readings run as one batch and are
-merged by their logsumexp.
-
-A large batch is taken one head at a time, so that the working buffers stay a fraction of the
-inputs.
-
-The default: exact, linear in T in the encoder, T^2 / s in the decoder, in plain PyTorch operations
-on any device.
+Strided decoder (`strided_attention`). Query t reads keys t-1, t-1-s, t-1-2s, ... of the forward
+reading, and likewise of the mirrored one. Put each query on the slot of its nearest key; then the
+keys of slot p are p, p-s, p-2s, ...: plain causal attention within the class p mod s. Classes act
+as extra heads: (T, H) seen as (T/s, s*H) is a view, not a copy. Both readings run as one batch and
+are merged by their logsumexp. A large batch is processed one head at a time, so that the working
+buffers stay a fraction of the inputs.
 """
 
 from collections.abc import Iterator
@@ -50,10 +36,11 @@ from tracformer.attention.layout import Layout
 from tracformer.devices import wide
 from tracformer.geometry import KeyRun, arithmetic_run
 
-CHUNK = 128  # queries at a time in the plain version
+CHUNK = 128  # queries processed together in the plain version
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return causal attention (B, H, n, D) and the logsumexp (B, H, n) of its scores."""
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
         return out, lse
@@ -61,8 +48,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def plain_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in plain products, a few queries at a time: for devices without an
-    operation of their own here.
+    """Compute `causal_attention` in plain products, a few queries at a time.
+
+    For devices on which PyTorch has no operation that returns the logsumexp.
     """
     B, H, n, D = q.shape
     q, k, v = (x.reshape(B * H, n, D) for x in (q, k, v))
@@ -80,8 +68,9 @@ def plain_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
 def causal_attention_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v; `out` and `lse` may be those of a larger softmax that
-    these keys are part of.
+    """Return the gradients of q, k and v.
+
+    `out` and `lse` may belong to a larger softmax of which these keys are a part.
     """
     if q.device.type == "cpu":
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -94,6 +83,7 @@ def causal_attention_backward(
 def plain_causal_attention_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `causal_attention_backward` in plain products, a few queries at a time."""
     B, H, n, D = q.shape
     grad_out, q, k, v, out = (x.reshape(B * H, n, D) for x in (grad_out, q, k, v, out))
     lse = lse.reshape(B * H, n, 1)
@@ -113,7 +103,7 @@ def plain_causal_attention_backward(
 
 
 class _Chunks:
-    """Scaled scores of a few queries at a time against every key up to the last of them.
+    """Scaled scores of a few queries at a time, against all keys up to the last query.
 
     q, k: (C, n, D).
     """
@@ -132,7 +122,7 @@ class _Chunks:
         return ((start, min(start + self.size, self.n)) for start in range(0, self.n, self.size))
 
     def scores(self, start: int, stop: int) -> Tensor:
-        """(C, stop - start, stop); -inf above the diagonal."""
+        """Return scores (C, stop - start, stop); -inf above the diagonal."""
         queries, keys = self.q[:, start:stop], self.k[:, :stop]
         scores = torch.baddbmm(
             self.nothing, queries, keys.transpose(1, 2), beta=0, alpha=self.scale
@@ -141,15 +131,12 @@ class _Chunks:
         return scores
 
 
-MIN_BLOCK = 16  # smaller products run far below the machine's matmul rate
-GROUP = 2**19  # elements of q worked on at once
+MIN_BLOCK = 16  # smaller matrix products are much slower per operation
+GROUP = 2**19  # elements of q processed together
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
-    """softmax(q k' / sqrt(D)) v over the keys that `run` describes.
-
-    All (B, T, H, D); rows read left to right.
-    """
+    """Return softmax(q k' / sqrt(D)) v over the keys that `run` describes; all (B, T, H, D)."""
     return _WindowAttention.apply(q, k, v, run)
 
 
@@ -168,7 +155,7 @@ class _Blocks:
         self.keys = 2 * self.c if self.reads_previous else self.c
 
     def cut(self, x: Tensor, lead: bool = False, fill: float = 0.0) -> Tensor:
-        """(B, T, H, D) -> (N, c, D); with `lead`, one zero block stands before the first."""
+        """Rearrange (B, T, H, D) to (N, c, D); `lead` puts one zero block before the first."""
         B, T, H, D = x.shape
         N = self.classes * self.blocks
         buffer = x.new_empty(N + lead, self.c, D)
@@ -184,7 +171,7 @@ class _Blocks:
         return buffer
 
     def join(self, blocks: Tensor, into: Tensor) -> None:
-        """(N, c, D) -> (B, T, H, D), written into `into`"""
+        """Rearrange (N, c, D) to (B, T, H, D), written to `into`."""
         by_class = blocks.view(self.B, self.step, self.H, self.blocks * self.c, blocks.shape[-1])
         whole, rest = divmod(self.T, self.step)
         rows = into[:, : whole * self.step].unflatten(1, (whole, self.step))
@@ -193,16 +180,14 @@ class _Blocks:
             into[:, whole * self.step :] = by_class[:, :rest, :, whole]
 
     def with_previous(self, led: Tensor) -> Tensor:
-        """(N + 1, c, D) with a leading block -> (N, keys, D): each block behind its
-        predecessor, a view.
-        """
+        """Return a view (N, keys, D) of each block with its predecessor, of (N + 1, c, D)."""
         if not self.reads_previous:
             return led[1:]
         c, D = led.shape[1:]
         return led.as_strided((led.shape[0] - 1, 2 * c, D), (c * D, D, 1))
 
     def bias(self, like: Tensor) -> Tensor:
-        """(c, keys): 0 where a block's query reads a key, -inf elsewhere."""
+        """Return (c, keys): 0 where a block's query reads a key, -inf elsewhere."""
         i = torch.arange(self.c, device=like.device)[:, None]
         j = torch.arange(self.keys, device=like.device) - (self.keys - self.c)
         allowed = (i - j >= 0) & (i - j < self.count)
@@ -211,8 +196,9 @@ class _Blocks:
         )
 
     def add_transposed(self, weights: Tensor, x: Tensor, alpha: float) -> Tensor:
-        """alpha * weights' x, each block's share of its predecessor added there: gradients of keys
-        or values, (N, c, D).
+        """Return alpha * weights' x, the gradients (N, c, D) of keys or values.
+
+        The part that belongs to a block's predecessor is added to the predecessor.
         """
         own = weights[:, :, self.keys - self.c : self.keys].transpose(1, 2)
         total = torch.baddbmm(x, own, x, beta=0, alpha=alpha)
@@ -223,6 +209,8 @@ class _Blocks:
 
 
 class _WindowAttention(torch.autograd.Function):
+    """The encoder's attention with its gradient."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -238,7 +226,7 @@ class _WindowAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         split = 3 if ctx.run.extra else 0
-        saved = ctx.saved_tensors  # once: recomputation under a checkpoint allows no second look
+        saved = ctx.saved_tensors  # read once: under a checkpoint, a second access is an error
         inputs, kept = saved[:split], saved[split:]
         grads = [
             torch.empty_like(grad_out, memory_format=torch.contiguous_format) for _ in range(3)
@@ -255,11 +243,11 @@ class _WindowAttention(torch.autograd.Function):
         return grads[0], grads[1], grads[2], None
 
 
-KEPT = 4  # tensors that a group's forward leaves for its backward
+KEPT = 4  # tensors that the forward pass of a group saves
 
 
 def _groups(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
-    """Slices (sequences, all positions, heads) of about GROUP elements each."""
+    """Yield slices (sequences, all positions, heads) of about GROUP elements each."""
     B, T, H, D = shape
     rows = max(1, GROUP // (T * H * D))
     heads = H if rows * T * H * D <= GROUP else min(H, max(1, GROUP // (T * D)))
@@ -271,7 +259,7 @@ def _groups(shape: torch.Size) -> Iterator[tuple[slice, slice, slice]]:
 def _window_forward(
     q: Tensor, k: Tensor, v: Tensor, run: KeyRun, out: Tensor
 ) -> tuple[Tensor, ...]:
-    """Writes `out`; returns what the backward wants again."""
+    """Write the attention to `out` and return the tensors that the backward pass needs."""
     cut = _Blocks(q.shape, run)
     scale = q.shape[-1] ** -0.5
     qb, kb, vb = cut.cut(q), cut.cut(k, lead=True), cut.cut(v, lead=True)
@@ -303,10 +291,7 @@ def _window_backward(
     grad_k: Tensor,
     grad_v: Tensor,
 ) -> None:
-    """Writes the three gradients.
-
-    `inputs` are q, k, v where some keys lie off the grid, else empty.
-    """
+    """Write the three gradients; `inputs` are q, k, v if some keys lie off the grid, else empty."""
     qb, kb, vb, weights = kept
     cut = _Blocks(grad_out.shape, run)
     scale = grad_out.shape[-1] ** -0.5
@@ -339,44 +324,50 @@ def _window_backward(
             grad_v[:, :-offset].addcmul_(share, grad_out[:, offset:])
 
 
-ALL_HEADS = 2**22  # elements of k up to which all heads are taken at once
+ALL_HEADS = 2**22  # elements of k up to which all heads are processed together
 
 
 def strided_attention(q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
-    """q: (N, H, D); k, v: (readings * B, T, H, D); slots: (readings, N), see `Layout.query_slots`.
+    """Return the decoder's attention (N, H, D).
 
-    Returns (N, H, D).
+    Args:
+        q: (N, H, D) queries.
+        k: (readings * B, T, H, D) keys.
+        v: (readings * B, T, H, D) values.
+        stride: Distance between the keys of a query.
+        slots: (readings, N) slot of each query, see `Layout.query_slots`.
     """
     return _StridedAttention.apply(q, k, v, stride, slots)
 
 
 class _Classes:
-    """The view (rows, T, H, D) <-> (rows, s*H, T/s, D), and where the queries stand in it."""
+    """The view (rows, T, H, D) <-> (rows, s*H, T/s, D), and the places of the queries in it."""
 
     def __init__(self, k: Tensor, stride: int, slots: Tensor) -> None:
         self.rows, self.T, self.H, self.D = k.shape
         self.stride = min(stride, self.T)
         self.n = -(-self.T // self.stride)
         self.padded = self.n * self.stride
-        # one spare slot behind the last, for queries without keys
+        # one spare slot after the last, for queries without keys
         self.end = self.rows * self.padded
         shifted = slots + slots.div(self.T, rounding_mode="floor") * (self.padded - self.T)
         self.slots = torch.where(slots < 0, self.end, shifted)
         self.empty = slots < 0  # (readings, N)
 
     def split(self, x: Tensor) -> Tensor:
-        """(rows, T, H, D) -> (rows, s*H, n, D)"""
+        """Rearrange (rows, T, H, D) to (rows, s*H, n, D)."""
         if self.padded != self.T:
             x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.padded - self.T))
         return x.reshape(self.rows, self.n, self.stride * self.H, self.D).transpose(1, 2)
 
     def unsplit(self, x: Tensor) -> Tensor:
-        """(rows, s*H, n, D) -> (rows, T, H, D)"""
+        """Rearrange (rows, s*H, n, D) to (rows, T, H, D)."""
         return x.transpose(1, 2).reshape(self.rows, self.padded, self.H, self.D)[:, : self.T]
 
     def scatter(self, x: Tensor) -> Tensor:
-        """(N, H, ...) -> (rows, s*H, n, ...): each query's value on its slot in
-        every reading, zero elsewhere.
+        """Put the values of queries (N, H, ...) on their slots (rows, s*H, n, ...) in all readings.
+
+        Slots without a query are zero.
         """
         buffer = x.new_zeros(self.end + 1, *x.shape[1:])
         for slots in self.slots:
@@ -388,14 +379,17 @@ class _Classes:
         )
 
     def gather(self, x: Tensor, reading: int) -> Tensor:
-        """(rows, s*H, n, ...) -> (N, H, ...): what stands on the queries' slots; arbitrary for a
-        query without one.
+        """Return the values (N, H, ...) on the queries' slots of (rows, s*H, n, ...).
+
+        A query without a slot gets an arbitrary value.
         """
         flat = x.transpose(1, 2).reshape(self.end, self.H, *x.shape[3:])
         return flat.index_select(0, self.slots[reading].clamp(max=self.end - 1))
 
 
 class _StridedAttention(torch.autograd.Function):
+    """The decoder's attention with its gradient."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor) -> Tensor:
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=wide(q.dtype))
@@ -426,7 +420,7 @@ class _StridedAttention(torch.autograd.Function):
 
 
 def _head_groups(shape: torch.Size) -> list[slice]:
-    """All heads at once, or one by one: only then are residue classes a view."""
+    """Return all heads as one slice, or one by one: then residue classes are a view."""
     heads = shape[2]
     return (
         [slice(h, h + 1) for h in range(heads)] if shape.numel() > ALL_HEADS else [slice(0, heads)]
@@ -436,7 +430,7 @@ def _head_groups(shape: torch.Size) -> list[slice]:
 def _strided_forward(
     q: Tensor, k: Tensor, v: Tensor, stride: int, slots: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The output (N, H, D), and its logsumexp (N, H): 0 where a query has no key."""
+    """Return the output (N, H, D) and its logsumexp (N, H), 0 where a query has no key."""
     classes = _Classes(k, stride, slots)
     out, lse = causal_attention(classes.scatter(q), classes.split(k), classes.split(v))
     readings = range(len(slots))
@@ -475,6 +469,8 @@ def _strided_backward(
 
 
 class Blocked:
+    """Both attentions in plain PyTorch; serves all devices and dtypes."""
+
     def encode(
         self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
     ) -> Tensor:

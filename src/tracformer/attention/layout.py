@@ -1,9 +1,9 @@
 """How a padded batch is read: forwards, and mirrored for the suffix.
 
-The suffix encoder is the prefix encoder of the mirrored sequence. Mirroring each sequence at its
-own length keeps padding on the right in both readings, where nothing that looks back can see it; so
-one causal geometry serves both directions and no implementation needs a padding mask. Tensors that
-hold both readings stack them along the batch: rows 0..B-1 forwards, rows B..2B-1 mirrored.
+The suffix encoder is the prefix encoder of the mirrored sequence. Each sequence is mirrored within
+its own length, so that padding stays on the right in both readings, where no query that looks back
+reads it. One causal geometry then serves both directions, and no implementation needs a padding
+mask. Tensors of both readings stack them along the batch: rows 0..B-1 forwards, B..2B-1 mirrored.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """How a padded batch is read by the encoders and the decoder."""
+    """Lengths, readings and decoder queries of a batch."""
 
     lengths: Tensor  # (B,) true lengths
     length: int  # T, the padded length
@@ -24,13 +24,14 @@ class Layout:
 
     @property
     def batch(self) -> int:
+        """The number of sequences, B."""
         return self.lengths.shape[0]
 
     @cached_property
     def mirror(self) -> Tensor:
-        """(B, T) zero-based position that faces t: length-1-t, and t itself in the padding.
+        """(B, T) zero-based mirror image of each position: length-1-t, and t in the padding.
 
-        Its own inverse.
+        It is its own inverse.
         """
         t = torch.arange(self.length, device=self.lengths.device)
         last = self.lengths[:, None] - 1
@@ -44,11 +45,10 @@ class Layout:
 
     @cached_property
     def query_slots(self) -> Tensor:
-        """Return the (readings, N) places of the decoder queries among their reading's keys.
+        """(readings, N) slot of each decoder query, as a flat index into (readings * B, T).
 
-        Places are flat in (readings * B, T).
-        A query attends strictly past keys, the nearest at distance 1, so it stands on the slot
-        before its own. A query with nothing before it has no slot: -1.
+        A query reads only keys before its position, the nearest at distance 1, so its slot is the
+        one before its position. A query with nothing before it has no slot: -1.
         """
         b, t = self.rows // self.length, self.rows % self.length
         slots = [torch.where(t > 0, self.rows - 1, -1)]
@@ -59,6 +59,6 @@ class Layout:
 
 
 def mirrored(x: Tensor, mirror: Tensor) -> Tensor:
-    """Each sequence of x (B, T, ...) in its mirrored order; applied twice it gives x back."""
+    """Return each sequence of x (B, T, ...) in mirrored order; applied twice, it returns x."""
     index = mirror.reshape(*mirror.shape, *(1,) * (x.dim() - 2)).expand_as(x)
     return x.gather(1, index)

@@ -1,13 +1,9 @@
-"""The same attentions in C++ with their gradients; the default on CPUs.
+"""Attention in C++ for the CPU, with gradients: the default implementation.
 
-The compiled operations with their gradients. Each forward leaves its result and the logsumexp of
-its scores; weights are recomputed.
-
-The same attentions in C++ for the CPU: float32 and float64, forward and backward, without
-rearranged copies or saved weights.
-
-Other dtypes and devices, and machines without a compiler, are served by `triton`: its kernels on a
-GPU that has them, else `blocked`.
+It serves float32 and float64, without rearranged copies of the inputs. The forward pass saves its
+result and the logsumexp of its scores; the backward pass recomputes the weights. Other dtypes and
+devices, and machines without a compiler, are served by `triton`, which runs its kernels on GPUs
+and otherwise `blocked`. The code is in `tracformer.native`.
 """
 
 from typing import Any
@@ -25,14 +21,22 @@ from tracformer.native import available
 def strided_attention(
     q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
 ) -> Tensor:
-    """q: (N, H, D), the queries at `rows` (N,); k, v: (readings * B, T, H, D); lengths: (B,).
+    """Return the decoder's attention (N, H, D).
 
-    Returns (N, H, D).
+    Args:
+        q: (N, H, D) queries.
+        k: (readings * B, T, H, D) keys.
+        v: (readings * B, T, H, D) values.
+        stride: Distance between the keys of a query.
+        rows: (N,) flat positions b * T + t of the queries.
+        lengths: (B,) true lengths.
     """
     return _NativeStrided.apply(q, k, v, stride, rows, lengths)
 
 
 class _NativeStrided(torch.autograd.Function):
+    """The decoder's attention with its gradient."""
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, stride: int, rows: Tensor, lengths: Tensor
@@ -50,11 +54,13 @@ class _NativeStrided(torch.autograd.Function):
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
-    """Attention over the keys that `run` describes. All (B, T, H, D); rows read left to right."""
+    """Return attention over the keys that `run` describes; all tensors are (B, T, H, D)."""
     return _NativeWindow.apply(q, k, v, run)
 
 
 class _NativeWindow(torch.autograd.Function):
+    """The encoder's attention with its gradient."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, run: KeyRun) -> Tensor:
         out, lse = torch.ops.tracformer.window_forward(q, k, v, run.step, run.count, run.extra)
@@ -73,7 +79,7 @@ class _NativeWindow(torch.autograd.Function):
 
 
 class Native:
-    """Attention in C++ on CPUs; other devices and types are left to Triton."""
+    """Both attentions in C++; hands tensors that it does not serve to `Triton`."""
 
     def __init__(self) -> None:
         self.otherwise = Triton()
@@ -92,10 +98,10 @@ class Native:
 
 
 def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether the compiled operations can compute this."""
+    """Return whether the C++ code can run on these tensors; compiles it at the first call."""
     on_cpu = q.device.type == k.device.type == v.device.type == "cpu"
-    # Built before the dtype is looked at: under autocast queries and keys come in float32 only
-    # where compiled code has turned them.
+    # Compiled before the dtypes are compared: under autocast, queries and keys are float32 only if
+    # compiled code has rotated them.
     return (
         on_cpu
         and available()

@@ -1,10 +1,7 @@
 """Attention by dense masks: the definition that every other implementation is tested against.
 
-Dense masks, filled key by key from the geometry: the readable statement that every fast path is
-tested against.
-
-The definition: dense masks in text order, one softmax, nothing clever. Quadratic in memory; for
-tests and for reading.
+Masks in text order are filled key by key from `tracformer.geometry`, and each attention is one
+softmax. Memory is quadratic in T; this is for tests and for reading.
 """
 
 from functools import lru_cache
@@ -18,7 +15,7 @@ from tracformer.attention.layout import Layout, mirrored
 
 @lru_cache(maxsize=64)
 def prefix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
-    """(T, T) bool, query by key; `offsets=None` is the full encoder, dense causal."""
+    """Return (T, T) bool, query by key; `offsets=None` is the full encoder, dense causal."""
     mask = torch.zeros(length, length, dtype=torch.bool)
     for t in range(1, length + 1):
         keys = range(1, t + 1) if offsets is None else geometry.prefix_encoder_keys(t, offsets)
@@ -28,7 +25,7 @@ def prefix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
 
 @lru_cache(maxsize=64)
 def suffix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
-    """(T, T) bool; `offsets=None` is the full encoder, reverse-causal."""
+    """Return (T, T) bool; `offsets=None` is the full encoder, reverse-causal."""
     mask = torch.zeros(length, length, dtype=torch.bool)
     for t in range(1, length + 1):
         keys = (
@@ -42,7 +39,7 @@ def suffix_encoder_mask(length: int, offsets: tuple[int, ...] | None) -> Tensor:
 
 @lru_cache(maxsize=64)
 def prefix_decoder_mask(length: int, stride: int) -> Tensor:
-    """(T, T) bool, Eq. 5."""
+    """Return (T, T) bool, query by key (Eq. 5)."""
     mask = torch.zeros(length, length, dtype=torch.bool)
     for t in range(1, length + 1):
         mask[t - 1, [key - 1 for key in geometry.prefix_decoder_keys(t, stride)]] = True
@@ -51,7 +48,7 @@ def prefix_decoder_mask(length: int, stride: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def suffix_decoder_mask(length: int, stride: int) -> Tensor:
-    """(T, T) bool, Eq. 6."""
+    """Return (T, T) bool, query by key (Eq. 6)."""
     mask = torch.zeros(length, length, dtype=torch.bool)
     for t in range(1, length + 1):
         mask[t - 1, [key - 1 for key in geometry.suffix_decoder_keys(t, stride, length)]] = True
@@ -59,23 +56,23 @@ def suffix_decoder_mask(length: int, stride: int) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return softmax(q k' / sqrt(D)) v over the allowed keys; zero where none is allowed.
+    """Return softmax(q k' / sqrt(D)) v over the keys that a mask allows; zero where it allows none.
 
     Args:
         q: (B, T, H, D) queries.
         k: (B, S, H, D) keys.
         v: (B, S, H, D) values.
-        mask: (B or 1, T, S) bool, True where allowed.
+        mask: (B or 1, T, S) bool.
     """
     scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask[:, None], -torch.inf)
-    # an empty row is nan before the fill
+    # a row without keys is nan before it is filled with zeros
     weights = torch.softmax(scores, dim=-1).masked_fill(~mask[:, None], 0.0)
     return torch.einsum("bhts,bshd->bthd", weights, v)
 
 
 class Reference:
-    """Attention by dense masks: the definition of the others."""
+    """Both attentions by dense masks."""
 
     def encode(
         self, q: Tensor, k: Tensor, v: Tensor, offsets: tuple[int, ...] | None, layout: Layout
@@ -99,7 +96,7 @@ class Reference:
         inside = self._inside(layout)
         mask = prefix_decoder_mask(T, stride).to(q.device) & inside
         if layout.readings == 2:
-            # one softmax over both directions: the suffix keys stand behind the prefix keys
+            # one softmax over both directions: suffix keys follow the prefix keys
             k = torch.cat((k[:B], mirrored(k[B:], layout.mirror)), dim=1)  # (B, 2T, H, D)
             v = torch.cat((v[:B], mirrored(v[B:], layout.mirror)), dim=1)
             mask = torch.cat((mask, suffix_decoder_mask(T, stride).to(q.device) & inside), dim=2)
@@ -107,6 +104,6 @@ class Reference:
 
     @staticmethod
     def _inside(layout: Layout) -> Tensor:
-        """(B, 1, T): keys that are not padding."""
+        """Return (B, 1, T) bool, False for keys in the padding."""
         t = torch.arange(layout.length, device=layout.lengths.device)
         return (t < layout.lengths[:, None])[:, None]

@@ -1,13 +1,10 @@
-"""Compile and load the C++ operations.
+"""Compile and load the C++ operations for the CPU, `torch.ops.tracformer.*`.
 
-Compiles the C++ beside this file at first use, and keeps the result in the user's cache folder.
-
-The file's name is a hash of everything that the machine code depends on: source, flags, PyTorch,
-compiler, processor. It appears under that name only when whole, so that processes which build at
-the same time do no harm.
-
-C++ for the CPU, compiled at first use: the attentions, and products with few rows.
-`torch.ops.tracformer.*` once it is loaded.
+The C++ files beside this one hold the two attentions, rotary positions, products with few rows, the
+one-token step of generation, and the choice of tokens. They are compiled at first use into the
+user's cache folder. The name of the library is a hash of everything that the machine code depends
+on: sources, flags, PyTorch, compiler and processor. The file gets that name only when it is
+complete, so several processes can build at the same time.
 """
 
 import hashlib
@@ -31,11 +28,11 @@ COMPILERS = ("c++", "g++", "clang++")
 log = logging.getLogger("tracformer")
 _lock = threading.Lock()
 _loaded: bool | None = None
-_absent = False  # nothing was built when `ready` last looked
+_absent = False  # no library was found when `ready` last looked
 
 
 class BuildError(Exception):
-    """Why there is no native code, in one line."""
+    """The C++ code cannot be compiled; the message is one line."""
 
 
 def available() -> bool:
@@ -47,7 +44,7 @@ def available() -> bool:
 
 
 def ready() -> bool:
-    """Whether they can be had at once: nothing is compiled for this answer."""
+    """Return whether the operations can be used without compiling them now."""
     global _absent
     if _loaded is None and not _absent:
         try:
@@ -59,6 +56,7 @@ def ready() -> bool:
 
 
 def load() -> bool:
+    """Load the operations, compiling them if needed; return whether this succeeded."""
     global _loaded
     with _lock:
         if _loaded is None:
@@ -66,13 +64,13 @@ def load() -> bool:
                 torch.ops.load_library(str(library()))
                 _loaded = True
             except (BuildError, OSError, RuntimeError) as error:
-                log.warning("native code is not available, PyTorch does its work: %s", error)
+                log.warning("native code is not available, falling back to PyTorch: %s", error)
                 _loaded = False
         return _loaded
 
 
 def library() -> Path:
-    """The compiled library, from the cache or built now."""
+    """Return the compiled library, from the cache or built now."""
     compiler = find_compiler()
     built = built_library(compiler)
     if not built.exists():
@@ -81,7 +79,7 @@ def library() -> Path:
 
 
 def built_library(compiler: str) -> Path:
-    """Where the compiled library lies once it is built."""
+    """Return the path of the compiled library, whether it is built or not."""
     digest = hashlib.sha256("\0".join((*FLAGS, torch.__version__, target(compiler))).encode())
     for path in sorted(path for path in SOURCE.iterdir() if path.suffix in (".cpp", ".h")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -89,6 +87,7 @@ def built_library(compiler: str) -> Path:
 
 
 def find_compiler() -> str:
+    """Return the path of a C++ compiler: $CXX, or the first of COMPILERS."""
     named = os.environ.get("CXX")
     for candidate in (named,) if named else COMPILERS:
         found = shutil.which(candidate)
@@ -98,11 +97,12 @@ def find_compiler() -> str:
 
 
 def target(compiler: str) -> str:
-    """The compiler's predefined macros: its version, and what this processor can do."""
+    """Return the compiler's predefined macros, with its version and the processor's features."""
     return run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
 
 
 def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
+    """Compile the sources, in parallel, into the library `built`."""
     log.info("compiling native code, once, to %s", built)
     torch_folder = Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
@@ -126,6 +126,11 @@ def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:
 
 
 def run(*command: str) -> str:
+    """Run a compiler command and return its output.
+
+    Raises:
+        BuildError: The command failed; the message is its first error.
+    """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         first_error = next(
