@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         LeftToRight,
         RandomOrder,
     )
+    from tracformer.generation.request_options import InfillOptions, Sampler
     from tracformer.generation.results import Infilled, Marginal, Sampled, Scored, Token
-    from tracformer.generation.text_options import InfillOptions, Sampler
     from tracformer.model.batch import Batch
     from tracformer.model.config import TracformerConfig
     from tracformer.model.tracformer import Tracformer
@@ -76,10 +76,10 @@ _HOMES = {
     "Batch": "model.batch",
     "Client": "client",
     "Engine": "generation.engine",
-    "InfillOptions": "generation.text_options",
+    "InfillOptions": "generation.request_options",
     "LanguageModel": "generation.language_model",
     "Result": "evaluation.result_files",
-    "Sampler": "generation.text_options",
+    "Sampler": "generation.request_options",
     "Task": "evaluation.task",
     "Tokenizer": "data.tokenizer",
     "Tracformer": "model.tracformer",

@@ -17,6 +17,7 @@ from contextlib import closing
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from tracformer.generation.request_options import InfillOptions, ScoreOptions
 from tracformer.generation.results import (
     Callback,
     Candidate,
@@ -27,7 +28,6 @@ from tracformer.generation.results import (
     Span,
     Token,
 )
-from tracformer.generation.text_options import InfillOptions, ScoreOptions
 
 R = TypeVar("R", bound=Record)
 RETRIED = (429, 503)  # statuses after which a request is sent again

@@ -13,10 +13,10 @@ from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.generation.infill import InfillRun, left_to_right
 from tracformer.generation.orders import ByConfidence, RandomOrder
+from tracformer.generation.request_options import InfillOptions
 from tracformer.generation.results import Infilled, Token
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import write
-from tracformer.generation.text_options import InfillOptions
 from tracformer.rng import derived_seed
 
 

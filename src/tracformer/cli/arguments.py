@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tracformer import bundled
-from tracformer.generation.text_options import Sampler
+from tracformer.generation.request_options import Sampler
 from tracformer.options import add_arguments, flag_of, from_arguments
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tracformer.cli import arguments as shared
 from tracformer.cli import output
-from tracformer.generation.text_options import SampleOptions
+from tracformer.generation.request_options import SampleOptions
 from tracformer.options import add_arguments as add_options
 from tracformer.options import from_arguments
 

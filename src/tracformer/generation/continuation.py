@@ -11,10 +11,10 @@ from typing import Self
 
 from tracformer.generation.decode import Runner
 from tracformer.generation.infill import as_revealed, joined, not_utf8, text_rules
+from tracformer.generation.request_options import SampleOptions
 from tracformer.generation.results import Candidates, Sampled, Token, TokenCallback, until_false
 from tracformer.generation.stopping import StopStrings
 from tracformer.generation.template import Template, TokenizedText, to_batch, tokenize
-from tracformer.generation.text_options import SampleOptions
 from tracformer.generation.token_text import HALF, Spelling
 from tracformer.model.base import preferred_mode
 from tracformer.rng import derived_seed

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tracformer.generation.fill_request import Filled, FillRequest, FillRules, TopTokens
 from tracformer.generation.orders import Ancestral, Order
+from tracformer.generation.request_options import PLAIN, Sampler
 from tracformer.generation.results import Candidate, Token
 from tracformer.generation.samplers import Pick, adjusted
 from tracformer.generation.scheduler import Scheduler, candidates_of
 from tracformer.generation.sessions import Session, open_session
-from tracformer.generation.text_options import PLAIN, Sampler
 from tracformer.model.base import ConditionalModel, Passes, finish
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from tracformer.generation.orders import LeftToRight, Order, orders_in
+from tracformer.generation.request_options import PLAIN, Sampler
 from tracformer.generation.results import Token, TokenCallback
 from tracformer.generation.samplers import Pick
-from tracformer.generation.text_options import PLAIN, Sampler
 from tracformer.model.base import check_batch
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig

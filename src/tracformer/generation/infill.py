@@ -28,6 +28,7 @@ from tracformer.generation import length_posterior
 from tracformer.generation.decode import Runner, check_reverse
 from tracformer.generation.length_posterior import LengthVectors
 from tracformer.generation.orders import LeftToRight, orders_in
+from tracformer.generation.request_options import InfillOptions, Sampler, parse_search
 from tracformer.generation.results import (
     Callback,
     Candidates,
@@ -47,7 +48,6 @@ from tracformer.generation.template import (
     to_batch,
     tokenize,
 )
-from tracformer.generation.text_options import InfillOptions, Sampler, parse_search
 from tracformer.generation.token_text import HALF, Spelling
 from tracformer.model.base import BOUND, ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch

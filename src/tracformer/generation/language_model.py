@@ -23,6 +23,7 @@ from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation.continuation import SampleRequest
 from tracformer.generation.decode import Runner
 from tracformer.generation.infill import InfillRequest, InfillRun, resolve_options
+from tracformer.generation.request_options import InfillOptions, SampleOptions, ScoreOptions
 from tracformer.generation.results import (
     Candidates,
     Infilled,
@@ -33,7 +34,6 @@ from tracformer.generation.results import (
 )
 from tracformer.generation.scoring import ScoreRequest, marginals, score, top_tokens
 from tracformer.generation.template import Template
-from tracformer.generation.text_options import InfillOptions, SampleOptions, ScoreOptions
 from tracformer.generation.token_text import Spelling
 from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch

@@ -45,9 +45,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracformer.generation.decode import Runner
+from tracformer.generation.request_options import LENGTHS, Prior, Sampler
 from tracformer.generation.results import LengthChoice
 from tracformer.generation.template import BlankLayout, to_batch
-from tracformer.generation.text_options import LENGTHS, Prior, Sampler
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms

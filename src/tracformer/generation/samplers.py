@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tracformer import native
-from tracformer.generation.text_options import PLAIN, Sampler
+from tracformer.generation.request_options import PLAIN, Sampler
 from tracformer.rng import inverse_cdf
 
 __all__ = ["PLAIN", "Chosen", "Pick", "Sampler", "adjusted", "choose", "permitted", "truncated"]

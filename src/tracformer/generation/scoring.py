@@ -12,6 +12,7 @@ from functools import partial
 from typing import Self
 
 from tracformer.generation.decode import Runner
+from tracformer.generation.request_options import ScoreOptions
 from tracformer.generation.results import Candidates, Marginal, Scored
 from tracformer.generation.template import (
     BlankLayout,
@@ -22,7 +23,6 @@ from tracformer.generation.template import (
     to_batch,
     tokenize,
 )
-from tracformer.generation.text_options import ScoreOptions
 from tracformer.generation.token_text import Spelling
 from tracformer.model.base import EXACT, ConditionalModel
 from tracformer.model.batch import Batch

@@ -160,6 +160,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 class TracformerConfig(ModelConfig):
     """Sizes and switches of a Tracformer; the switches are the paper's ablations.
 
+    Args:
+        vocab_size: Number of tokens.
+        max_length: Longest sequence.
+        modes: Modes that the weights are trained in.
+        n_layer: Layers of the encoder, and of the decoder; 2^n_layer must reach `max_length`.
+        n_head: Attention heads.
+        d_model: Width of the residual stream, divisible by `n_head`.
+        n_max: Sets the number of keys of an encoder query.
+        dropout: Dropout on embeddings and residual branches.
+        encoder: "multiscope", or "full" for dense attention.
+        decoder: "strided", "dense" or "neighbours".
+        key_set: "stepped", or "rounded" as in the body of the paper.
+        rotary_base: Base of the rotary position angles.
+        init_std: Standard deviation of the initial weights.
+
     Raises:
         ValueError: A field is out of bounds, or two fields do not fit.
 

@@ -14,14 +14,14 @@ from pydantic import Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.results import Callback, Infilled, Token
-from tracformer.generation.template import Template, parse
-from tracformer.generation.text_options import (
+from tracformer.generation.request_options import (
     InfillOptions,
     ScoreOptions,
     flat_options,
     parse_search,
 )
+from tracformer.generation.results import Callback, Infilled, Token
+from tracformer.generation.template import Template, parse
 from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import QueuedRequest, Send, Service, service_of, usage_of
 from tracformer.server.schema import (

@@ -19,7 +19,7 @@ from pydantic import (
     create_model,
 )
 
-from tracformer.generation.text_options import FlatOption, flat_options
+from tracformer.generation.request_options import FlatOption, flat_options
 from tracformer.options import Bounds, simple_type
 from tracformer.server.errors import TAG
 

@@ -13,7 +13,7 @@ import tracformer
 from tests.server.helpers import running
 from tests.server.page.conftest import Open, Screen, Site, shown
 from tracformer.generation import template as blanks
-from tracformer.generation.text_options import ORDERS, InfillOptions, flat_options
+from tracformer.generation.request_options import ORDERS, InfillOptions, flat_options
 from tracformer.server import Limits
 
 if TYPE_CHECKING:
