@@ -1,6 +1,4 @@
-"""Experiments and scales as they are written: whole, the paper's, changed by name;
-slips are told.
-"""
+"""Experiments and scales: complete, the paper's, changed by overrides; and their data."""
 
 import argparse
 import dataclasses
@@ -10,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.reproduce.helpers import work
 from tracformer.cli import find_command
+from tracformer.data import HubSource, whole_documents
 from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction
-from tracformer.reproduce.experiment import experiment_names, read_experiment, scale_names
+from tracformer.reproduce.experiment import DataSet, experiment_names, read_experiment, scale_names
+from tracformer.reproduce.experiment_data import data_folder, prepare_data, split_sources
 from tracformer.reproduce.pilots import count_sizes
 
 PAPERS = {
@@ -47,7 +48,7 @@ def test_the_bundled_experiments_are_the_papers() -> None:
 
 @pytest.mark.parametrize("scale", ["paper", "mini", "tiny"])
 @pytest.mark.parametrize("name", sorted(PAPERS | OURS))
-def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None:
+def test_every_experiment_is_complete_at_every_scale(name: str, scale: str) -> None:
     experiment = read_experiment(name, scale)
     assert experiment.tasks
     for model in experiment.models.values():
@@ -63,7 +64,7 @@ def test_every_experiment_is_whole_at_every_scale(name: str, scale: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(STUDY))
-def test_the_study_is_whole(name: str, tmp_path: Path) -> None:
+def test_the_study_is_complete(name: str, tmp_path: Path) -> None:
     experiment = read_experiment(name)
     assert experiment.scale == "study"
     Reproduction(experiment, tmp_path, Progress()).check(network=False)
@@ -76,7 +77,7 @@ def test_the_study_is_whole(name: str, tmp_path: Path) -> None:
         assert model.name in experiment.pace
 
 
-def test_story_models_are_of_one_size_and_see_the_same(tmp_path: Path) -> None:
+def test_story_models_have_one_size_and_the_same_data(tmp_path: Path) -> None:
     work = Reproduction(read_experiment("stories"), tmp_path, Progress())
     sizes = []
     for run in work.runs():
@@ -108,7 +109,7 @@ def test_story_models_are_of_one_size_and_see_the_same(tmp_path: Path) -> None:
     assert headline >= {"tracformer-ac", "bert-modern", "bert-modern+neighbours"}
 
 
-def test_mini_models_are_of_one_size(tmp_path: Path) -> None:
+def test_mini_models_have_one_size(tmp_path: Path) -> None:
     for name in ("everything", "table4"):
         work = Reproduction(read_experiment(name, "mini"), tmp_path, Progress())
         shapes = {run.plan.name: work.shape(run) for run in work.runs()}
@@ -128,7 +129,7 @@ def test_first_seeds_come_first(tmp_path: Path) -> None:
     assert headline == {"tracformer-car", "bart", "tracformer-ac", "bert-bidir"}
 
 
-def test_experiments_put_together_ask_each_question_once() -> None:
+def test_combined_experiments_run_each_task_once() -> None:
     whole = read_experiment("everything", "mini")
     assert {"d3pm", "plaid"}.isdisjoint(whole.models)
     for name in ("fig5", "table11", "zeroshot", "fim"):
@@ -145,7 +146,7 @@ def test_experiments_put_together_ask_each_question_once() -> None:
     assert whole.paper[:2] == ("fig5", "fig7")
 
 
-def test_training_keys_for_every_model() -> None:
+def test_training_options_apply_to_every_model() -> None:
     models = read_experiment(
         "fig5", "mini", {"train.precision": "bfloat16", "train.steps": "7"}
     ).models
@@ -178,7 +179,7 @@ def test_training_keys_for_every_model() -> None:
         read_experiment("fig5", "mini", {"train.stps": "7"}).models["bart"].config("d", "r", 0)
 
 
-def test_values_of_a_scale_are_changed_by_name() -> None:
+def test_values_of_a_scale_are_overridden_by_name() -> None:
     experiment = read_experiment("table9", "mini", {"values.shown": "0", "values.infills": "7"})
     assert {(task.options["show"], task.options["sequences"]) for task in experiment.tasks} == {
         (0, 7)
@@ -186,7 +187,7 @@ def test_values_of_a_scale_are_changed_by_name() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_of_the_docs_are_understood(command: str) -> None:
+def test_the_commands_of_the_docs_are_accepted(command: str) -> None:
     _, verb, *words = shlex.split(command, comments=True)
     parser = argparse.ArgumentParser(exit_on_error=False)
     find_command(verb).add_arguments(parser)
@@ -202,7 +203,7 @@ def test_the_commands_of_the_docs_are_understood(command: str) -> None:
         )
 
 
-def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
+def test_a_users_experiment(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "title: Mine\ntasks:\n  - {task: prefixes, models: [gpt2], options: {data: $wikitext, "
         "length: $short, fractions: [0.5]}}\n"
@@ -219,7 +220,7 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         ("title: x", "tasks is \\[\\]; list at least one"),
         ("title: x\ntasks: []\nmodels: []", "unknown option 'models'"),
@@ -256,9 +257,109 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_slips_in_an_experiment_of_ones_own_are_told(
-    document: str, told: str, tmp_path: Path
+def test_mistakes_in_a_users_experiment_are_reported(
+    document: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.yaml").write_text(document)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         read_experiment(str(tmp_path / "mine.yaml"), "tiny")
+
+
+def test_paths_into_the_scale_override_one_model_or_set() -> None:
+    plain = read_experiment("fig7", "tiny")
+    changes = {"models.bart.train.steps": "9", "models.bart.seeds": "[5]"}
+    changed = read_experiment("fig7", "tiny", {**changes, "data.wikitext2.tokenizer": "char"})
+    assert (changed.models["bart"].train["steps"], changed.models["bart"].seeds) == (9, (5,))
+    assert changed.data["wikitext2"].tokenizer == "char"
+    for name, model in plain.models.items():
+        assert name == "bart" or changed.models[name] == model
+
+
+def test_one_folder_with_the_files_of_all_sets(tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "train.txt").write_text("\n = A = \n\n the cat , it sat . \n")
+    (tmp_path / "wikitext-2" / "valid.txt").write_text("\n = B = \n\n it @-@ sat \n")
+    (tmp_path / "wikipedia-2006.txt").write_text("not read before it is needed")
+    (tmp_path / "ptb").mkdir()
+    (tmp_path / "ptb" / "ptb.valid.txt").write_text(" it 's \n")
+    experiment = read_experiment("table4", "mini", {"data": str(tmp_path)})
+    assert set(split_sources(experiment.data["wikitext"], trained=True)) == {"train", "validation"}
+    held = split_sources(experiment.data["ptb"], trained=False)
+    assert list(whole_documents(held["validation"])) == ["it's"]
+    with pytest.raises(FileNotFoundError, match="has no data set 1bw"):
+        split_sources(experiment.data["1bw"], trained=False)
+
+
+def test_files_are_read_like_the_named_set(tmp_path: Path) -> None:
+    (tmp_path / "wiki.train.txt").write_text(
+        "\n = A = \n\n the cat , it sat . \n\n = B = \n\n more \n"
+    )
+    (tmp_path / "wiki.valid.txt").write_text(" = C = \n\n a dog @-@ like cat . \n")
+    data = DataSet("wikitext2", str(tmp_path), "byte")
+    prepared = prepare_data(data, tmp_path / "out", trained=True)
+    assert {name: split.documents for name, split in prepared.manifest.splits.items()} == {
+        "train": 2,
+        "validation": 1,
+    }
+    assert "a dog-like cat." in prepared.tokenizer.decode(prepared.split("validation").document(0))
+    held = prepare_data(data, tmp_path / "out", trained=False)
+    assert set(held.manifest.splits) == {"validation"}
+    (tmp_path / "other.txt").write_text("something else")
+    with pytest.raises(ValueError, match="was prepared from other data than"):
+        prepare_data(
+            DataSet("wikitext2", str(tmp_path / "other.txt"), "byte"),
+            tmp_path / "out",
+            trained=True,
+        )
+
+
+def test_a_single_file_for_evaluation_is_all_validation(text: Path) -> None:
+    assert set(split_sources(DataSet("1bw", str(text), "byte"), trained=False)) == {"validation"}
+    assert set(split_sources(DataSet("1bw", str(text), "byte"), trained=True)) == {"train"}
+
+
+def test_a_prepared_folder_is_linked_under_the_name_of_its_data_set(
+    tmp_path: Path, text: Path
+) -> None:
+    """Results name their data by the folder's last name."""
+    prepare_data(DataSet("mine", str(text), "byte"), tmp_path, trained=True)
+    place = data_folder(tmp_path, "mine", trained=True)
+    prepared = prepare_data(
+        DataSet("wikitext103", str(place), "byte"), tmp_path / "out", trained=True
+    )
+    assert prepared.folder.name == "wikitext103"
+
+
+def test_the_error_for_missing_data_says_how_to_get_it(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"looked for in .*data/wikitext2 and as '/nowhere'.*tracformer prepare wikitext2 --out FOLDER",
+    ):
+        work(tmp_path, text, wikitext2="/nowhere").run()
+
+    def no_network(self: HubSource) -> None:
+        raise ValueError("no network")
+
+    monkeypatch.setattr(HubSource, "_load", no_network)
+    with pytest.raises(
+        ValueError, match=r"no network\. Data set 'wikitext2' was looked for.*data\.wikitext2=FILE"
+    ):
+        work(tmp_path, text, wikitext2="wikitext2").run()
+    assert not data_folder(tmp_path / "tiny", "wikitext2", trained=True).exists()
+
+
+def test_another_tokenizer_than_that_of_the_folder_is_refused(tmp_path: Path, text: Path) -> None:
+    data = DataSet("my", str(text), tokenizer="bpe:300")
+    made = prepare_data(data, tmp_path, trained=True)
+    assert (
+        prepare_data(data, tmp_path, trained=True).tokenizer.fingerprint
+        == made.tokenizer.fingerprint
+    )
+    for other in ("bpe:400", "byte"):
+        with pytest.raises(
+            ValueError,
+            match=f"the tokenizer of my is '{other}', but .* was prepared with another tokenizer .bpe:300",
+        ):
+            prepare_data(dataclasses.replace(data, tokenizer=other), tmp_path, trained=True)

@@ -1,4 +1,4 @@
-"""Learning rates: tried for every system alike, in short runs of their own, the best one taken."""
+"""Learning-rate pilots: short runs at several rates, for each system alike; the best is used."""
 
 import json
 import math
@@ -37,15 +37,13 @@ def scale_with_pilots(
 def test_learning_rates_come_from_pilots(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Interrupted between pilots, gone on with; the rate that learns is taken,
-    recorded and told.
-    """
+    """Interrupted between pilots and resumed; the best rate is used, recorded and reported."""
     changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
     experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
-    told: list[str] = []
+    lines_said: list[str] = []
 
     def again() -> Reproduction:
-        return Reproduction(experiment, tmp_path, Progress(), say=told.append)
+        return Reproduction(experiment, tmp_path, Progress(), say=lines_said.append)
 
     assert any(
         "1e-06, 3 times the planned rates, 2 steps each" in line for line in describe_plan(again())
@@ -67,16 +65,16 @@ def test_learning_rates_come_from_pilots(
     assert (
         outcome.find("perplexity", lr=3 * lr).value < outcome.find("perplexity", lr=1e-6 * lr).value
     )
-    assert not list((root / "pilots").iterdir())  # they are of no more use
+    assert not list((root / "pilots").iterdir())  # removed once the rate is chosen
     (run,) = again().runs()
     start(replace(again().config(run), run=str(tmp_path / "straight")))
     folders = (again().run_folder(run), tmp_path / "straight")
     weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in folders]
-    assert weights[0] == weights[1]  # the run begins anew at the chosen rate
+    assert weights[0] == weights[1]  # the run starts from the beginning at the chosen rate
     recipe = json.loads((root / "models" / "tracformer-ac-seed0" / "recipe.json").read_text())
     rates = recipe["optimizer"]["lr"], recipe["optimizer"]["final_lr"]
     assert rates == (pytest.approx(3 * lr), pytest.approx(0.3 * lr))
-    assert any("at 0.009; chosen: 0.009" in line for line in told)
+    assert any("at 0.009; chosen: 0.009" in line for line in lines_said)
     lines = list(describe_plan(again()))
     assert any(
         "tracformer-ac: 3 times the planned rates was chosen, lr 0.009" in line for line in lines
@@ -90,7 +88,7 @@ def test_learning_rates_come_from_pilots(
     assert again().run() == 0
 
 
-def test_a_rate_that_diverges_loses_and_nothing_more(tmp_path: Path, text: Path) -> None:
+def test_a_rate_that_diverges_is_not_chosen(tmp_path: Path, text: Path) -> None:
     changes = {"data.wikitext2": str(text), "only": "tracformer-ac"}
     experiment = read_experiment("fig7", scale_with_pilots(tmp_path), changes)
     high = 1e32
@@ -119,7 +117,7 @@ def test_a_rate_scales_every_optimizer() -> None:
     assert scaled(named, 0.5).optimizer.rate_of_matrices == pytest.approx(1e-3)
 
 
-def test_a_pilot_is_a_whole_run_of_its_own() -> None:
+def test_a_pilot_is_a_complete_run() -> None:
     config = TrainConfig(
         steps=1000,
         eval_contexts=("uniform", "empty"),
@@ -130,7 +128,7 @@ def test_a_pilot_is_a_whole_run_of_its_own() -> None:
     assert short.optimizer == config.optimizer  # the same warm-up, and half of the steps to decay
 
 
-def test_pilots_of_another_schedule_are_others() -> None:
+def test_pilots_of_another_recipe_have_another_file() -> None:
     optimizer = {"lr": 1.0, "final_lr": 0.1, "warmup": 5}
     recipe = {"seed": 0, "steps": 1000, "optimizer": optimizer}
 
@@ -145,8 +143,8 @@ def test_pilots_of_another_schedule_are_others() -> None:
     assert file({}) != file({"optimizer": {**optimizer, "lr": 2.0}})
 
 
-def test_a_model_may_take_the_rate_of_another(tmp_path: Path, text: Path) -> None:
-    """Its pilots are flown although no task asks for that model."""
+def test_a_model_may_use_the_rate_of_another(tmp_path: Path, text: Path) -> None:
+    """The pilots of the other model run although no task needs it."""
     also = """
   longer: {data: wikitext2, mode: ac, pilots: tracformer-ac, train: {<<: *ac, steps: 4}}
   plain: {data: wikitext2, mode: ac, pilots: none, train: *ac}
@@ -173,7 +171,7 @@ def test_a_model_may_take_the_rate_of_another(tmp_path: Path, text: Path) -> Non
 
 
 def test_pilots_serve_every_seed(tmp_path: Path, text: Path) -> None:
-    """Flown by seed 0; then seed 1 is asked for, and trains from its own beginning."""
+    """Pilots run with seed 0; a later run with seed 1 uses their rate."""
 
     def piloted(seed: str) -> Reproduction:
         changes = {"data.wikitext2": str(text), "only": "tracformer-ac", "seeds": seed}
@@ -189,8 +187,8 @@ def test_pilots_serve_every_seed(tmp_path: Path, text: Path) -> None:
     assert sum(result.task == "pilots" for result in read_results(second.root / "results")) == 1
 
 
-def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
-    """A run is validated in all its modes; a bound and a marginal have no mean."""
+def test_rates_are_compared_in_the_mode_of_evaluation(tmp_path: Path) -> None:
+    """A run is validated in all its modes; only the mode of evaluation counts."""
     losses = {
         1e-3: {"diffusion uniform": 100.0, "ac uniform": 1.0},
         1e-2: {"diffusion uniform": 50.0, "ac uniform": 9.0},
@@ -214,9 +212,9 @@ def test_rates_are_judged_in_the_mode_that_is_asked(tmp_path: Path) -> None:
         eval_contexts=("uniform", "empty"),
     )
     recipe = {"seed": 0, "optimizer": {"lr": 1e-3, "final_lr": 1e-4}}
-    asked = SystemPilots("m", "diffusion", config, recipe, Pilots((1.0, 10.0), 0.5), tmp_path)
-    assert [asked.run_pilot(rate, train) for rate in (1.0, 10.0)] == [None, None]
-    outcome = asked.outcome()
+    pilots = SystemPilots("m", "diffusion", config, recipe, Pilots((1.0, 10.0), 0.5), tmp_path)
+    assert [pilots.run_pilot(rate, train) for rate in (1.0, 10.0)] == [None, None]
+    outcome = pilots.outcome()
     assert [(row.kind, row.value) for row in outcome.rows] == [
         ("bound", pytest.approx(100.0)),
         ("bound", pytest.approx(50.0)),

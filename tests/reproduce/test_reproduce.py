@@ -1,4 +1,4 @@
-"""An experiment from data to report, at a scale of a few steps; interrupted, resumed, repeated."""
+"""An experiment from data to report at a scale of a few steps: interrupted, resumed, repeated."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ from tracformer.training.train_config import TrainConfig
 
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file that must not be written again, with size and time."""
+    """Return every file that must not be written again, with size and time."""
     found = [
         path
         for part in ("data", "models", "results")
@@ -46,12 +46,12 @@ def files_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def apart(found: list[Result]) -> tuple[list[Result], list[Result]]:
-    """What was evaluated, and the runs' learning curves."""
+    """Split results into evaluations and learning curves."""
     curves = [result for result in found if result.task == "training"]
     return [result for result in found if result not in curves], curves
 
 
-def test_an_interrupted_figure_is_finished_and_then_left_alone(
+def test_an_interrupted_figure_is_finished_and_not_computed_again(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "tiny"
@@ -139,16 +139,16 @@ def test_another_recipe_in_the_folder_of_a_run_is_refused(tmp_path: Path, text: 
         reproduction.is_trained(run)
 
 
-def test_whatever_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Path) -> None:
+def test_everything_that_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Path) -> None:
     origin = save_model(tmp_path / "origin", byte_tokenizer(), max_length=32, n_layer=5)
 
     def recipe(**changes: str) -> dict[str, Any]:
-        told = {
+        message = {
             "data.wikitext2": str(text),
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
         reproduction = Reproduction(
-            read_experiment("fig7", "tiny", told), tmp_path, Progress(), say=lambda text: None
+            read_experiment("fig7", "tiny", message), tmp_path, Progress(), say=lambda text: None
         )
         prepare_data(reproduction.experiment.data["wikitext2"], reproduction.root, trained=True)
         return reproduction._recipe(reproduction.runs()[0])
@@ -169,7 +169,7 @@ def test_whatever_decides_the_weights_is_in_the_recipe(tmp_path: Path, text: Pat
     assert begun == plain
 
 
-def test_sizes_with_other_training_are_other_results(tmp_path: Path, text: Path) -> None:
+def test_sizes_with_other_training_have_another_file(tmp_path: Path, text: Path) -> None:
     shape = work(tmp_path, text).shape(work(tmp_path, text).runs()[0])
     assert (
         len({count_sizes("a", "car", shape, tokens).file_name for tokens in (1e6, 1e6, 5e6)}) == 2
@@ -186,12 +186,10 @@ def test_a_signal_ends_the_reproduction_with_its_code(
     assert work(tmp_path, text).run() == 128 + 15
 
 
-def test_weights_of_an_earlier_step_are_not_those_of_the_run(
+def test_weights_of_an_earlier_step_do_not_count_as_trained(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between the last checkpoint and the model's folder, in which weights of
-    an earlier stop lie.
-    """
+    """Killed after the last checkpoint, before the weights of an earlier stop are replaced."""
     again = work(tmp_path, text)
     run = again.runs()[0]
     prepare_data(again.experiment.data["wikitext2"], again.root, trained=True)
@@ -215,9 +213,7 @@ def test_weights_of_an_earlier_step_are_not_those_of_the_run(
 
 
 def test_processes_divide_the_work(tmp_path: Path, text: Path) -> None:
-    """What another process holds is left to it; each run is trained once, and all
-    reports are whole.
-    """
+    """Each run is trained once, and both processes write a complete report."""
     trained: list[str] = []
 
     def noted(config: TrainConfig) -> TrainingOutcome:
@@ -258,7 +254,7 @@ def test_a_model_is_evaluated_as_soon_as_it_is_trained(
     assert curve.details["cpu_seconds"]["3"] > 0
 
 
-def test_a_run_that_fails_does_not_hold_up_the_others(
+def test_a_run_that_fails_does_not_stop_the_others(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(config: TrainConfig) -> TrainingOutcome:
@@ -274,7 +270,7 @@ def test_a_run_that_fails_does_not_hold_up_the_others(
     assert "bart #0" not in {result.model for result in results}
 
 
-def test_a_dry_run_tells_the_plan_and_writes_nothing(
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -286,22 +282,22 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(
         "--dry-run",
     ]
     assert main(words) == 0
-    told = capsys.readouterr().out
+    message = capsys.readouterr().out
     assert (
         "train     tracformer-car #0 (tracformer, car): 30000 steps of 256 x 1024, 7.86B tokens"
-        in told
+        in message
     )
     assert (
         "evaluate  bert-bidir #0 (ac): ratios data=wikitext103, length=1024, sequences=0, mean=50"
-        in told
+        in message
     )
-    assert "to train: 39.3B tokens" in told  # five models
+    assert "to train: 39.3B tokens" in message  # five models
     assert not (tmp_path / "out").exists()
     assert main([*words, "--json"]) == 0
-    assert "\n".join(json.loads(capsys.readouterr().out)["plan"]) + "\n" == told
+    assert "\n".join(json.loads(capsys.readouterr().out)["plan"]) + "\n" == message
 
 
-def test_a_dry_run_tells_what_is_not_there(
+def test_a_dry_run_reports_missing_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["reproduce", "fig5", "scale=mini", f"out={tmp_path / 'out'}", "--dry-run"]
@@ -327,7 +323,7 @@ def test_sizes_at_the_paper_scale_need_no_weights(tmp_path: Path) -> None:
     assert "<td class='paper'>138,000,000<small>Table 7</small></td>" in page
 
 
-def test_sizes_count_the_vocabulary_that_is_asked_for(tmp_path: Path) -> None:
+def test_sizes_count_the_chosen_vocabulary(tmp_path: Path) -> None:
     for vocabulary in (4096, 8192):
         experiment = read_experiment(
             "table7", "mini", {"tokenizer": f"bpe:{vocabulary}", "only": "tracformer-car"}
@@ -342,7 +338,7 @@ def test_sizes_count_the_vocabulary_that_is_asked_for(tmp_path: Path) -> None:
         )
 
 
-def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> None:
+def test_a_users_weights_instead_of_training(tmp_path: Path, text: Path) -> None:
     folder = save_model(tmp_path / "mine", byte_tokenizer(), max_length=32, n_layer=5)
     changes = {"models.tracformer-web": str(folder), "data.wikitext2": str(text)}
     assert (
@@ -359,7 +355,7 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("task", "told"),
+    ("task", "message"),
     [
         (
             "{task: ratioz, models: [bart]}",
@@ -379,17 +375,17 @@ def test_weights_of_ones_own_instead_of_training(tmp_path: Path, text: Path) -> 
         ),
     ],
 )
-def test_a_wrong_task_is_told_before_any_training(
-    task: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_task_is_reported_before_any_training(
+    task: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.yaml").write_text(f"title: x\ntasks: [{task}]")
     monkeypatch.setattr(module, "start", stopping(module.start, 0))
     reproduction = Reproduction(
         read_experiment(str(tmp_path / "mine.yaml"), "tiny"), tmp_path, Progress()
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         reproduction.run()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         list(describe_plan(reproduction))
 
 
@@ -424,9 +420,7 @@ def test_two_processes(tmp_path: Path, text: Path) -> None:
 
 @pytest.mark.soak
 def test_everything_at_once(tmp_path: Path, text: Path) -> None:
-    """All experiments as one: each question is answered once by each model, and the report names
-    its files by the questions.
-    """
+    """All experiments combined: each task runs once per model, and the report has one page."""
     changes = {f"data.{name}": str(text) for name in read_experiment("everything", "tiny").data}
     reproduction = Reproduction(
         read_experiment("everything", "tiny", changes), tmp_path, Progress(), say=lambda text: None
@@ -444,7 +438,7 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["fig55"], "experiment is 'fig55'; available: claims, "),
         (["fig5", "scale=huge"], "scale is 'huge'; available: mini, paper, study, tiny"),
@@ -494,6 +488,8 @@ def test_everything_at_once(tmp_path: Path, text: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["reproduce", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
