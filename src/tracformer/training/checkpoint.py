@@ -475,9 +475,7 @@ def _parameter_name(name: str, parameters: dict[str, Any]) -> str:
 
 
 def _saved_config(reader: Reader, config: ModelConfig) -> dict[str, Any]:
-    """Return a checkpoint's model configuration under present names, with defaults
-    of later fields.
-    """
+    """Return a checkpoint's model configuration under present names, with all fields."""
     saved: dict[str, Any] = reader.state["model"]
     try:
         return {key: _plain(value) for key, value in config.from_dict(saved).to_dict().items()}
