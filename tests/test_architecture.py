@@ -13,6 +13,14 @@ def test_imports_follow_the_layers_without_cycles() -> None:
     assert measure_code.import_problems() == []
 
 
+def test_no_class_or_file_name_is_used_twice() -> None:
+    assert measure_code.name_problems() == []
+
+
+def test_exported_names_have_complete_docstrings() -> None:
+    assert measure_code.docstring_problems() == []
+
+
 def test_cycles_are_found() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "b"}}
     assert measure_code.cycles(edges) == [["a", "b", "c", "a"], ["b", "c", "b"]]
