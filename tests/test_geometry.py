@@ -1,10 +1,14 @@
+"""Key sets and scopes, mirror images, and the layout of both readings of a batch."""
+
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracformer import geometry
+from tracformer.attention.layout import Layout, mirrored
 
 layers = st.integers(1, 12)
 key_counts = st.integers(2, 40)
@@ -99,8 +103,35 @@ def test_arithmetic_run_loses_no_key(layer: int, n_max: int, length: int, key_se
     )
 
 
-def test_bad_input() -> None:
+def test_wrong_key_sets_are_refused() -> None:
     with pytest.raises(ValueError, match="n_max is 1"):
         geometry.encoder_offsets(3, 1)
     with pytest.raises(ValueError, match=r"'even'.*stepped, rounded"):
         geometry.encoder_offsets(3, 4, "even")
+
+
+# ---- layout of a padded batch
+
+
+def layout(readings: int = 2) -> Layout:
+    return Layout(
+        torch.tensor([4, 2]), length=4, readings=readings, rows=torch.tensor([0, 2, 3, 5])
+    )
+
+
+def test_each_sequence_is_mirrored_at_its_own_length() -> None:
+    assert layout().mirror.tolist() == [[3, 2, 1, 0], [1, 0, 2, 3]]
+    x = torch.randn(2, 4, 3)
+    assert torch.equal(mirrored(mirrored(x, layout().mirror), layout().mirror), x)
+
+
+def test_positions_are_true_positions() -> None:
+    assert layout().positions.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 2, 3]]
+    assert layout(readings=1).positions.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_the_slot_of_a_query_is_its_nearest_key() -> None:
+    # rows: position 0, 2, 3 of the first sequence, position 1 of the second
+    forwards, backwards = layout().query_slots.tolist()
+    assert forwards == [-1, 1, 2, 4]
+    assert backwards == [8 + 2, 8 + 0, -1, -1]

@@ -164,7 +164,7 @@ def test_inputs_and_gradients_in_any_memory_order() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("stride", [1, 4, 64])
-def test_keys_that_nobody_reads_get_zero_gradients(stride: int) -> None:
+def test_keys_without_queries_get_zero_gradients(stride: int) -> None:
     T = 60
     layout = Layout(torch.tensor([40]), T, 2, torch.tensor([20]))
     q, k, v = random_inputs(0, (1, 2, 8), (2, T, 2, 8), (2, T, 2, 8))
@@ -238,7 +238,7 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("reason", ["no compiler", "failing compiler", "no cache folder"])
-def test_without_a_build_blocked_does_the_work(
+def test_without_compiled_code_blocked_is_used(
     reason: str, unbuilt: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if reason == "no cache folder":
@@ -257,7 +257,7 @@ def test_without_a_build_blocked_does_the_work(
     assert len(caplog.records) == 1
 
 
-def test_other_dtypes_are_left_to_blocked() -> None:
+def test_other_dtypes_use_blocked() -> None:
     inputs, layout = decoder_case(30, [30], 2, 8)
     half = [x.detach().bfloat16() for x in inputs]
     assert torch.equal(
@@ -265,7 +265,9 @@ def test_other_dtypes_are_left_to_blocked() -> None:
     )
 
 
-def test_half_precision_builds_the_code_too(unbuilt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_compiles_the_code_too(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run under autocast would never get it otherwise: rotary code takes it only where it is
     there, and hands bfloat16 on until then.
     """

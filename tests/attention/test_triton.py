@@ -204,7 +204,7 @@ def ask_native() -> list[Any]:
         return [native.encode(q, q, q, (0, 1), layout), native.decode(q[0], q, q, 2, layout)]
 
 
-def test_the_default_attention_hands_what_it_does_not_serve_to_the_kernels(
+def test_the_default_attention_uses_the_kernels_for_tensors_it_does_not_serve(
     interpret: Interpret,
 ) -> None:
     assert interpret(ask_native) == ["window", "strided"]

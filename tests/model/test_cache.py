@@ -148,7 +148,7 @@ def test_a_given_prefix_equals_the_same_tokens_one_by_one(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
-def test_a_selection_and_its_source_do_not_touch_each_other(mode: str) -> None:
+def test_a_selection_and_its_source_are_independent(mode: str) -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 3, 14, seed=4)
     context[:, [2, 3, 6]] = False
@@ -188,7 +188,7 @@ def test_a_fork_in_the_middle_keeps_what_was_revealed() -> None:
     assert not torch.allclose(both[1], whole[7])
 
 
-def test_asking_again_answers_the_same() -> None:
+def test_repeated_logits_are_the_same() -> None:
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 10)
     context[:, 4] = False
@@ -220,7 +220,7 @@ def one_answer(cache: Cache, row: int, tokens: Tensor, targets: Tensor) -> Tenso
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_row_shows_no_trace_of_who_had_it_before(mode: str, dtype: torch.dtype) -> None:
+def test_a_reused_row_keeps_nothing_of_its_previous_sequence(mode: str, dtype: torch.dtype) -> None:
     """Exactly: the same numbers as in a fresh cache."""
     model = small_model(seed=2).to(dtype)
     tokens, context, lengths = random_batch(model, 6, 15, seed=5)
@@ -292,7 +292,7 @@ def test_equal_sequences_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(answers(cache, tokens[which], targets), whole, rtol=0, atol=1e-10)
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_taken() -> None:
+def test_sequences_that_do_not_fit_are_refused_and_no_row_is_used() -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 3, 9)
     cache = Cache(model, "car", 2, 8)

@@ -102,7 +102,7 @@ def test_padded_batch_equals_its_sequences_alone(mode: str, attention: str) -> N
         assert not together[b, n:].any()
 
 
-def test_what_stands_in_the_padding_is_never_read() -> None:
+def test_the_padding_is_never_read() -> None:
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 12)
     lengths = torch.tensor([12, 5])

@@ -1,3 +1,5 @@
+"""Log-probabilities and the loss: exact, chunked, and the same under recomputation."""
+
 from itertools import product
 
 import pytest
@@ -7,7 +9,7 @@ from torch.nn.functional import log_softmax
 from tests.attention.test_exactness import Largest
 from tests.helpers import random_batch, small_model
 from tests.marks import needs_compiler
-from tracformer.model import MODES, likelihood
+from tracformer.model import MODES, Tracformer, likelihood
 from tracformer.model.batch import Batch
 
 
@@ -34,7 +36,7 @@ def test_completions_sum_to_one(mode: str, given: tuple[int, ...]) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("mode", MODES)
-def test_a_view_of_lengths_is_as_good_as_a_copy(mode: str) -> None:
+def test_lengths_may_be_a_view(mode: str) -> None:
     model = small_model("native")
     tokens, context, _ = random_batch(model, 3, 11)
     length = torch.tensor([9])
@@ -87,10 +89,8 @@ def test_training_holds_logits_of_a_few_targets_only(monkeypatch: pytest.MonkeyP
     assert largest.numel <= (vocab_size + 1) * model.config.d_model
 
 
-def test_without_gradients_nothing_is_prepared_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first use of torch's `checkpoint` imports its compiler: seconds, for a
-    score that needs neither.
-    """
+def test_without_gradients_checkpoint_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use of torch's `checkpoint` imports its compiler, which takes seconds."""
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 8)
     expected = model.log_prob(Batch(tokens, context))
@@ -116,3 +116,38 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(model.loss(Batch(tokens, context)), model.loss(Batch(tokens, context)))
     model.train()
     assert not torch.equal(model.loss(Batch(tokens, context)), model.loss(Batch(tokens, context)))
+
+
+# ---- switches of training change memory or precision, not the answer
+
+
+def gradients(model: Tracformer, mode: str) -> list[torch.Tensor]:
+    tokens, context, lengths = random_batch(model, 3, 16)
+    return list(
+        torch.autograd.grad(
+            model.loss(Batch(tokens, context, lengths), mode), list(model.parameters())
+        )
+    )
+
+
+@pytest.mark.parametrize("n_max", [3, 6])  # 6: a key off the grid in the last layer
+@pytest.mark.parametrize("mode", MODES)
+def test_recomputed_activations_give_the_same_gradients(mode: str, n_max: int) -> None:
+    model = small_model(n_max=n_max).train()
+    expected = gradients(model, mode)
+    model.checkpoint_activations = True
+    for a, b in zip(gradients(model, mode), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bfloat16_stays_close(mode: str) -> None:
+    model = small_model(d_model=32).float()
+    tokens, context, lengths = random_batch(model, 3, 16)
+    exact = model.loss(Batch(tokens, context, lengths), mode)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model.loss(Batch(tokens, context, lengths), mode)
+    rough.backward()
+    assert rough.dtype == torch.float32
+    assert rough.item() == pytest.approx(exact.item(), rel=0.02)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

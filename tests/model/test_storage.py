@@ -34,7 +34,7 @@ def test_round_trip_is_bit_identical(folder: Path) -> None:
     )
 
 
-def test_loading_and_asking_need_no_compiler_of_torch(folder: Path) -> None:
+def test_loading_and_scoring_do_not_import_torch_compiler(folder: Path) -> None:
     """Its import takes longer than all else that a command does before its first answer."""
     script = f"""if True:
         import sys, torch, tracformer
@@ -53,7 +53,7 @@ def test_folder_holds_two_readable_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_files_are_as_readable_as_the_umask_says(folder: Path, umask: int, mode: int) -> None:
+def test_files_have_the_permissions_of_the_umask(folder: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
         small_model().save_pretrained(folder)
