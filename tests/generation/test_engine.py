@@ -40,22 +40,6 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def test_requests_get_together_what_they_get_alone(pool: ThreadPoolExecutor) -> None:
-    """Thirty threads' worth of all modes, through four rows."""
-    model, rng = small_model(seed=1), random.Random(1)
-    engine = Engine(model, rows=4)
-    questions = [random_question(model, rng) for _ in range(30)]
-    futures = [
-        pool.submit(lambda asked: engine.request().fill(**asked), asked) for asked in questions
-    ]
-    for asked, future in zip(questions, futures, strict=True):
-        assert_same(future.result(PATIENCE), fill(model, **asked))
-    load = engine.load
-    assert (load.rows, load.waiting, load.capacity) == (0, 0, 4)
-    assert load.tokens == sum(int((future.result().steps >= 0).sum()) for future in futures)
-    engine.close()
-
-
 def test_texts_are_filled_scored_and_searched_through_a_request_as_here(
     lm: LanguageModel, pool: ThreadPoolExecutor
 ) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import Tensor
 
 from tests.baselines.small import MODES, small_baseline
+from tests.generation.engines import PATIENCE
 from tests.helpers import random_batch, small_model
 from tracformer.generation import sessions
 from tracformer.generation.decode import Filled, fill
+from tracformer.generation.engine import Engine
 from tracformer.generation.fill_request import FillRequest
 from tracformer.generation.orders import (
     Ancestral,
@@ -100,20 +103,38 @@ def assert_same(one: Filled, other: Filled, atol: float = 1e-10) -> None:
         torch.testing.assert_close(one.top.log_probs, other.top.log_probs, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_requests_get_together_what_they_get_alone(seed: int) -> None:
-    """In float64: 24 requests of all modes, coming at any time, more sequences than
-    there is room for.
-    """
-    model, rng = small_model(seed=seed), random.Random(seed)
-    questions = [random_question(model, rng) for _ in range(24)]
-    scheduler = Scheduler(model, 7, model.config.max_length)
-    requests = [FillRequest(model.config, **question) for question in questions]
-    run(scheduler, requests, lambda: rng.random() < 0.6)
-    for request, question in zip(requests, questions, strict=True):
-        assert_same(request.result(), fill(model, **question))
-    assert not scheduler.rows
-    assert scheduler.tokens == sum(len(row.filled) for request in requests for row in request.rows)
+@pytest.mark.parametrize("way", ["scheduler", "engine"])
+@pytest.mark.parametrize(("family", "mode"), [("cached", "any"), *MODES, ("mdlm", "ac")])
+def test_requests_get_together_what_they_get_alone(
+    family: str, mode: str, way: str, pool: ThreadPoolExecutor
+) -> None:
+    """In float64: requests that arrive at any time, with more rows than there is room for."""
+    rng = random.Random(5)
+    if family == "cached":
+        model: ConditionalModel = small_model(seed=1)
+        questions = [random_question(model, rng) for _ in range(24)]
+    else:
+        model = small_baseline(family)
+        questions = [random_question(model, rng, (mode,)) for _ in range(5)]
+    if way == "scheduler":
+        scheduler = Scheduler(model, 4, model.config.max_length)
+        requests = [FillRequest(model.config, **question) for question in questions]
+        run(scheduler, requests, lambda: rng.random() < 0.6)
+        results = [request.result() for request in requests]
+        assert not scheduler.rows
+        assert scheduler.tokens == sum(len(row.filled) for each in requests for row in each.rows)
+    else:
+        engine = Engine(model, rows=4)
+        futures = [
+            pool.submit(lambda asked: engine.request().fill(**asked), asked) for asked in questions
+        ]
+        results = [future.result(PATIENCE) for future in futures]
+        assert (engine.load.rows, engine.load.waiting, engine.load.capacity) == (0, 0, 4)
+        # tokens after the end of a stopped row were drawn too
+        assert engine.load.tokens >= sum(int((result.steps >= 0).sum()) for result in results)
+        engine.close()
+    for result, question in zip(results, questions, strict=True):
+        assert_same(result, fill(model, **question))
 
 
 def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
@@ -136,17 +157,6 @@ def test_in_float32_they_differ_only_where_candidates_all_but_tie() -> None:
             else:
                 different += 1
     assert different <= rows // 20
-
-
-@pytest.mark.parametrize(("family", "mode"), [*MODES, ("mdlm", "ac")])
-def test_models_without_a_cache(family: str, mode: str) -> None:
-    model, rng = small_baseline(family), random.Random(5)
-    questions = [random_question(model, rng, (mode,)) for _ in range(5)]
-    scheduler = Scheduler(model, 4, model.config.max_length)
-    requests = [FillRequest(model.config, **question) for question in questions]
-    run(scheduler, requests)
-    for request, question in zip(requests, questions, strict=True):
-        assert_same(request.result(), fill(model, **question))
 
 
 def test_rows_of_several_requests_share_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
