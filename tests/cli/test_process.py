@@ -58,7 +58,7 @@ def test_unexpected_errors_are_one_line_unless_debug(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["infil"], "invalid choice: 'infil'"),
+        (["infil"], "unknown command 'infil'; did you mean 'infill'?"),
         (["--verbose"], "--verbose"),
         (["infill", "--model"], "expected one argument"),
     ],

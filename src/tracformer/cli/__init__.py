@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
+from tracformer.options import did_you_mean
+
 # name: (module, what it does)
 COMMANDS = {
     "infill": ("infill", "fill the blanks of a text, with the probability of each fill"),
@@ -94,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.command is None:
             _parser().print_help()
             return 0
-        name = f"tracformer {chosen.command}"
         command = find_command(chosen.command)
+        name = f"tracformer {chosen.command}"
         parser = Parser(
             prog=name,
             description=command.description,
@@ -143,7 +145,13 @@ def _message(error: Exception) -> str:
 
 
 def find_command(name: str) -> Command:
-    """Return the command of this name; its module is imported."""
+    """Return the command of this name; its module is imported.
+
+    Raises:
+        ValueError: There is no such command.
+    """
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}{did_you_mean(name, COMMANDS)}")
     module = importlib.import_module(f"tracformer.cli.{COMMANDS[name][0]}")
     found = vars(module).get(name)
     if isinstance(found, Command):
@@ -162,9 +170,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     _add_debug(parser)
-    parser.add_argument(
-        "command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS
-    )
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
 
