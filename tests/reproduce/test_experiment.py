@@ -133,10 +133,10 @@ def test_combined_experiments_run_each_task_once() -> None:
     whole = read_experiment("everything", "mini")
     assert {"d3pm", "plaid"}.isdisjoint(whole.models)
     for name in ("fig5", "table11", "zeroshot", "fim"):
-        asked = [
+        pairs = [
             (task, model) for task in read_experiment(name, "mini").tasks for model in task.models
         ]
-        for task, model in asked:
+        for task, model in pairs:
             (same,) = [
                 each
                 for each in whole.tasks
@@ -225,8 +225,8 @@ def test_a_users_experiment(tmp_path: Path) -> None:
         ("title: x", "tasks is \\[\\]; list at least one"),
         ("title: x\ntasks: []\nmodels: []", "unknown option 'models'"),
         (
-            "title: x\ntasks: [{task: ratios, models: [nobody]}]",
-            r"models are \['nobody'\]; the scale has: tracformer-car, bart",
+            "title: x\ntasks: [{task: ratios, models: [unknown]}]",
+            r"models are \['unknown'\]; the scale has: tracformer-car, bart",
         ),
         (
             "title: x\ntasks: [{task: ratios, models: [bart], options: {mean: $huge}}]",

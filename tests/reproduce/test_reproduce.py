@@ -414,7 +414,7 @@ def test_two_processes(tmp_path: Path, text: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     evaluated, curves = apart(read_results(tmp_path / "tiny" / "results"))
     assert {result.manifest["processes"] for result in evaluated} == {2}
-    assert len(curves) == 6  # a run each, whoever wrote it
+    assert len(curves) == 6  # one per run
     assert done.stdout.count("report: ") == 1
 
 

@@ -38,8 +38,8 @@ def test_constant_then_linear_decay() -> None:
 
 def test_every_group_follows_the_schedule() -> None:
     model = small_model()
-    told = {"name": "muon", "lr": 3e-3, "matrix_lr": 1e-2, "warmup": 100, "schedule": "wsd"}
-    config = OptimizerConfig(**told)
+    options = {"name": "muon", "lr": 3e-3, "matrix_lr": 1e-2, "warmup": 100, "schedule": "wsd"}
+    config = OptimizerConfig(**options)
     optimizer = build_optimizer(model.parameters(), config, True, hidden_matrices(model))
     optimizer.set_rate(learning_rate(750, 1000, config))
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -299,7 +299,7 @@ class State:
             self.average = {name: local(p).detach().clone() for name, p in self.parameters.items()}
 
     def advance(self, sequences: int) -> None:
-        """Count a step of so many rows, and update the averaged weights."""
+        """Count a step and its rows, and update the averaged weights."""
         self.step += 1
         self.position += sequences
         # a smaller decay at first, so that the random initial weights are soon forgotten
