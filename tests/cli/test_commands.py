@@ -184,7 +184,7 @@ def test_info_shows_the_facts_of_a_model(tracformer: Caller) -> None:
     )
     assert facts["tokenizer"]["fingerprint"] == lm.tokenizer.fingerprint
     out = tracformer("info")
-    for word in (f"{facts['parameters']:,}", "exact joint", "char", "does not see what follows"):
+    for word in (f"{facts['parameters']:,}", "exact joint", "char", "text after a blank"):
         assert word in out
     code, positional, _ = tracformer.call("info", str(tracformer.model))
     assert (code, positional) == (0, out)
