@@ -1,4 +1,4 @@
-// From logits to tokens, row by row, in float64: what generation/samplers.py says, in one call.
+// From logits to tokens, row by row, in float64: the rules of generation/samplers.py in one call.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -17,18 +17,18 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kLeastShare = 1 << 14;  // logits: with less, a thread is woken for too little
-constexpr int64_t kHeap = 64;             // so many best are kept in a heap while the rest goes by
+constexpr int64_t kLeastShare = 1 << 14;  // logits: less work is not worth a thread
+constexpr int64_t kHeap = 64;             // best scores kept in a heap while scanning
 
 struct Rules {
   double temperature, top_k, top_p, min_p, uniform;
 };
 
-// Elements that follow the last are read and written in whole vectors.
+// Whole vectors are read and written, so elements after the last one are touched.
 using Numbers = std::vector<double>;
 constexpr int64_t kSpare = 64 / sizeof(double);
 
-// scores := exp(scores), and nothing at all where that is too small for a number; returns the sum.
+// scores := exp(scores), zero where that would underflow; returns the sum.
 double weigh(double* scores, int64_t count) {
   constexpr int L = kLanes<double>;
   Vector<double> sum{};
@@ -47,7 +47,7 @@ T highest(const T* x, int64_t count) {
   if (count < L) return *std::max_element(x, x + count);
   Vector<T> best = load(x);
   for (int64_t j = L; j < count; j += L) {
-    const Vector<T> some = load(x + std::min(j, count - L));  // the last few once more
+    const Vector<T> some = load(x + std::min(j, count - L));  // the last vector overlaps the one before
     best = some > best ? some : best;
   }
   return highest_lane<T>(best);
@@ -57,7 +57,7 @@ class Chooser {
  public:
   explicit Chooser(int64_t vocabulary) : V_(vocabulary), all_(V_ + kSpare), kept_(V_ + kSpare), ranked_(V_), ids_(V_ + 1) {}
 
-  // The token, or -1 where none is left; the log-probabilities with which it was drawn, and which the model gives it.
+  // The token, or -1 if none is allowed; the log-probability of the draw, and that of the model.
   std::tuple<int64_t, double, double> operator()(const float* logits, const bool* forbidden, const Rules& rules) {
     const double most = highest(logits, V_);
     for (int64_t i = 0; i < V_; ++i) all_[i] = logits[i] - most;
@@ -86,17 +86,17 @@ class Chooser {
   }
 
  private:
-  // The logits of tokens that may be taken, ascending by id.
+  // The logits of allowed tokens, ascending by id.
   int64_t permitted(const float* logits, const bool* forbidden) {
     int64_t count = 0;
-    for (int64_t i = 0; i < V_; ++i) {  // without a branch: what may not be taken is written over by the next
+    for (int64_t i = 0; i < V_; ++i) {  // branch-free: a forbidden token is overwritten by the next one
       kept_[count] = logits[i], ids_[count] = i;
       count += !forbidden || !forbidden[i];
     }
     return count;
   }
 
-  // top-k, then top-p, then min-p, each on what the one before left.
+  // Top-k, then top-p, then min-p, each on the tokens that the previous one kept.
   int64_t truncate(int64_t count, const Rules& rules) {
     if (rules.top_k > 0 && rules.top_k < static_cast<double>(count)) count = keep_from(best_but(static_cast<int64_t>(rules.top_k) - 1, count), count);
     if (rules.top_p < 1) count = keep_from(nucleus_floor(count, rules.top_p), count);
@@ -104,7 +104,7 @@ class Chooser {
     return count;
   }
 
-  // The score that so many others exceed or equal.
+  // The score that `others` other scores exceed or equal.
   double best_but(int64_t others, int64_t count) {
     const auto end = kept_.begin() + count, nth = ranked_.begin() + others;
     if (others < kHeap) {
@@ -123,12 +123,13 @@ class Chooser {
     return left;
   }
 
-  // The lowest score of the smallest set of likeliest tokens whose probabilities reach top_p. Tokens of less than (1 - top_p) / count each do
-  // not belong to it, since all of them together have less than 1 - top_p: only what is left is ranked.
+  // The lowest score of the smallest set of most likely tokens whose probabilities reach top_p.
+  // Tokens below (1 - top_p) / count are not in it, since together they have less than 1 - top_p:
+  // only the others are sorted.
   double nucleus_floor(int64_t count, double top_p) {
     std::copy_n(kept_.begin(), count, all_.begin());
     const double total = weigh(all_.data(), count), wanted = top_p * total;
-    const double least = std::log((1 - top_p) / static_cast<double>(count) * total) - 1e-9;  // what rounding may leave out stays
+    const double least = std::log((1 - top_p) / static_cast<double>(count) * total) - 1e-9;  // with a margin for rounding
     auto end = std::copy_if(kept_.begin(), kept_.begin() + count, ranked_.begin(), [&](double score) { return score >= least; });
     std::make_heap(ranked_.begin(), end);
     for (double reached = 0; end != ranked_.begin();) {
@@ -138,7 +139,8 @@ class Chooser {
     return *std::min_element(kept_.begin(), kept_.begin() + count);
   }
 
-  // The first whose cumulative weight exceeds u of the total; rounding may not carry u beyond the last possible one.
+  // The first token whose cumulative weight exceeds u times the total; rounding cannot select a
+  // token after the last possible one.
   int64_t inverse(double* weights, int64_t count, double u) {
     double sum = 0;
     for (int64_t i = 0; i < count; ++i) weights[i] = sum += weights[i];
@@ -147,11 +149,14 @@ class Chooser {
   }
 
   const int64_t V_;
-  Numbers all_, kept_, ranked_;  // weights of all tokens, and later of those kept; scores of those kept; the same in another order
-  std::vector<int64_t> ids_;     // of those kept
+  // all_: weights of all tokens, later of the kept ones. kept_: scores of the kept tokens. ranked_:
+  // the same in another order.
+  Numbers all_, kept_, ranked_;
+  std::vector<int64_t> ids_;     // ids of the kept tokens
 };
 
-// logits (N, V); masks (M, V): tokens that may not be taken; which (N): the mask of each row, or -1; rules (N, 5) as in `Rules`.
+// logits (N, V); masks (M, V): forbidden tokens; which (N): the mask of each row, or -1; rules
+// (N, 5) as in `Rules`.
 std::tuple<Tensor, Tensor, Tensor> choose(const Tensor& logits, const Tensor& masks, const Tensor& which, const Tensor& rules) {
   TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat && logits.is_contiguous(), "logits are ", logits.scalar_type(), " ",
               logits.sizes(), "; they must be dense float32 (N, V)");

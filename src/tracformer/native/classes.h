@@ -1,10 +1,12 @@
-// How the strided decoder attention falls apart into independent tasks: one residue class of queries, one head.
+// The independent tasks of the strided decoder attention: one residue class of queries, one head.
 //
-// Queries of sequence b with t mod s = r read two key classes: slots t-1, t-1-s, ... of the forward reading, and u-1, u-1-s, ... of
-// the mirrored one, where u = length-1-t faces t. No other r of that b touches those slots. So a task (b, r, head) owns its queries, its
-// keys and all of their gradients, and tasks run in any order, on any thread, without a lock.
+// Queries of sequence b with t mod s = r read two key classes: slots t-1, t-1-s, ... of the forward
+// reading, and u-1, u-1-s, ... of the mirrored one, where u = length-1-t mirrors t. No other r of
+// the same b uses these slots. So a task (b, r, head) owns its queries, its keys and all their
+// gradients, and tasks run in any order, on any thread, without a lock.
 //
-// Within a class, key j stands on slot first + j * s and a query reads keys 0 .. count-1: causal attention over sequences of length T / s.
+// Within a class, key j is on slot first + j * s and a query reads keys 0 .. count-1: causal
+// attention over sequences of length T / s.
 #pragma once
 
 #include <cmath>
@@ -19,11 +21,11 @@ struct Shape {
   int64_t classes() const { return batch * stride; }
 };
 
-// Which queries belong to which class, and how many keys of each reading each of them reads.
+// The queries of each class, and the number of keys of each reading that each query reads.
 struct Classes {
   std::vector<int64_t> start;     // (B * s + 1) where a class begins in `query`
   std::vector<int64_t> query;     // (N) rows of q, class by class, in the caller's order within each
-  std::vector<int64_t> count[2];  // (N) number of keys, beside `query`
+  std::vector<int64_t> count[2];  // (N) number of keys, in the order of `query`
   int64_t most_queries = 0, most_keys = 0;
 
   Classes(const Shape& shape, const int64_t* rows, int64_t N, const int64_t* lengths) : start(shape.classes() + 1), query(N) {
@@ -47,10 +49,10 @@ struct Classes {
   }
 };
 
-// Where the keys of one class lie in one reading.
+// The place of the keys of one class in one reading.
 struct KeyClass {
   int64_t row, first, total;  // row of k and v; slot of key 0; keys up to the padded length
-  int64_t most = 0;           // keys that some query reads
+  int64_t most = 0;           // keys that at least one query reads
 
   KeyClass(const Shape& shape, int64_t b, int64_t r, int64_t reading, int64_t length) : row(reading * shape.batch + b) {
     const int64_t s = shape.stride, before = reading == 0 ? r - 1 : length - 2 - r;
@@ -89,7 +91,7 @@ struct Task {
   }
 };
 
-// What the forward reads and writes.
+// Inputs and outputs of the forward pass.
 template <typename T>
 struct StridedForward {
   Rows<const T> q, k, v;  // (N, H, D), (rows, T, H, D), (rows, T, H, D)
@@ -97,7 +99,7 @@ struct StridedForward {
   T* lse;                 // (N, H); zero for a query without keys
 };
 
-// What the backward reads and writes.
+// Inputs and outputs of the backward pass.
 template <typename T>
 struct StridedBackward {
   Rows<const T> grad, q, k, v, out;
@@ -105,7 +107,8 @@ struct StridedBackward {
   Rows<T> grad_q, grad_k, grad_v;
 };
 
-// Every slot of the class gets a gradient: zero where nobody reads. The first `most` keys are left out unless `all`.
+// Sets the gradients of keys without queries to zero, so that every slot of the class has one; with
+// `all`, those of the first `most` keys too.
 template <typename T>
 void clear_gradients(const Task<T>& task, bool all, const StridedBackward<T>& x) {
   for (int64_t reading = 0; reading < task.shape.readings; ++reading)

@@ -1,19 +1,20 @@
-// Strided attention of a class with a handful of keys, as in the coarse layers: single dot products, straight from the tensors.
+// Strided attention of a class with few keys, as in the coarse layers: single dot products,
+// directly from the tensors.
 #pragma once
 
 #include "classes.h"
 
 namespace tracformer {
 
-constexpr int64_t kFewKeys = 6;                    // keys of each reading; from about so many on, panels are faster
-constexpr int64_t kFewScores = 2 * kFewKeys + 16;  // a whole vector may be read from the last
+constexpr int64_t kFewKeys = 6;                    // keys of each reading; with more, panels are faster
+constexpr int64_t kFewScores = 2 * kFewKeys + 16;  // a whole vector may be read at the last
 
 template <typename T>
 bool few_keys(const Task<T>& task) {
   return task.keys[0].most <= kFewKeys && task.keys[1].most <= kFewKeys;
 }
 
-// Scores of query i against all of its keys, forward reading first, into `scores`; returns their number.
+// Writes the scores of query i and all its keys, forward reading first; returns their number.
 template <typename T>
 inline int64_t few_scores(const Task<T>& task, int64_t i, const T* q, const Rows<const T>& k, T* scores) {
   int64_t keys = 0;

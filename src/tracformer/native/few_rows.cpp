@@ -1,4 +1,4 @@
-// The linear layer for a handful of rows, as PyTorch sees it.
+// The operation `few_rows`: a linear layer for few rows.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -31,7 +31,7 @@ Tensor few_rows(const Tensor& x_, const Tensor& weight, const std::optional<Tens
     operand = turned;
   }
   float* to = out.mutable_data_ptr<float>();
-  const int64_t grain = std::max<int64_t>(16, (int64_t{1} << 15) / std::max<int64_t>(1, m.width));  // less work than that is done sooner alone
+  const int64_t grain = std::max<int64_t>(16, (int64_t{1} << 15) / std::max<int64_t>(1, m.width));  // smaller parts are not worth a thread
   at::parallel_for(0, m.outputs, grain,
                    [&](int64_t from, int64_t until) { product(m, operand, rows, to, m.outputs, from, until); });
   return out;

@@ -1,5 +1,6 @@
-// x W' for a handful of rows x: every weight is read once, in order, so that memory sets the pace. No prefetch instructions: the
-// processor follows a single stream by itself, and they were measured to cost more than they bring.
+// x W' for few rows x. Every weight is read once, in order, so the time is that of reading memory.
+// No prefetch instructions: the processor prefetches a single stream itself, and they were measured
+// to cost more than they gain.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +11,9 @@
 
 namespace tracformer {
 
-constexpr int64_t kFewRows = 32;   // that go through a product together
-constexpr int64_t kAloneRows = 4;  // up to that, each row keeps its own sums along the weights' row
-constexpr int kWidened = 64;       // weights of a row that are widened together, where all rows go together
+constexpr int64_t kFewRows = 32;   // in one product
+constexpr int64_t kAloneRows = 4;  // up to that, each row has its own sums along a row of weights
+constexpr int kWidened = 64;       // weights of a row that are widened together, for several rows of x
 
 // Rows n < Rows of x against one row of weights.
 template <typename S, int Rows>
@@ -41,7 +42,7 @@ inline void dot_rows(const float* x, int64_t width, const S* weight, float* sums
     for (int n = 0; n < Rows; ++n) sums[n] += widened_one(weight[k]) * x[n * width + k];
 }
 
-// Outputs from .. to-1 for at most kAloneRows rows; they are added to what stands in `out` if `add`.
+// Outputs from .. to-1 for at most kAloneRows rows; added to `out` if `add`.
 template <typename S, int Rows>
 void product_alone(const Matrix& m, const float* x, float* out, int64_t out_width, int64_t from, int64_t to, bool add) {
   for (int64_t o = from; o < to; ++o) {
@@ -54,10 +55,11 @@ void product_alone(const Matrix& m, const float* x, float* out, int64_t out_widt
   }
 }
 
-// Rows are turned in whole vectors.
+// Rows are transposed in whole vectors.
 inline int64_t turned_rows(int64_t rows) { return padded<float>(rows); }
 
-// Outputs o .. o+Block-1 of all rows at once: one weight is spread over V vectors of rows. `turned` is (width, V vectors).
+// Outputs o .. o+Block-1 of all rows at once: one weight multiplies V vectors of rows. `turned` is
+// the transpose of the rows, (width, V vectors).
 template <typename S, int Block, int V>
 void product_block(const Matrix& m, const float* turned, int64_t rows, float* out, int64_t out_width, int64_t o, bool add) {
   constexpr int L = kLanes<float>;
@@ -106,13 +108,13 @@ void product_block(const Matrix& m, const float* turned, int64_t rows, float* ou
 
 template <typename S, int V>
 void product_together(const Matrix& m, const float* x, int64_t rows, float* out, int64_t out_width, int64_t from, int64_t to, bool add) {
-  constexpr int Block = kVectorBytes == 64 ? 8 : V > 2 ? 2 : 4;  // sums and operands fit into the registers
+  constexpr int Block = kVectorBytes == 64 ? 8 : V > 2 ? 2 : 4;  // sums and operands fit in registers
   int64_t o = from;
   for (; o + Block <= to; o += Block) product_block<S, Block, V>(m, x, rows, out, out_width, o, add);
   for (; o < to; ++o) product_block<S, 1, V>(m, x, rows, out, out_width, o, add);
 }
 
-// work(count) with the count as a constant, from 1 to Most.
+// Calls work(count) with the count as a constant, from 1 to Most.
 template <int Most, typename Work>
 void each_count(int64_t count, const Work& work) {
   if (count == Most)
@@ -135,8 +137,8 @@ void product_of(const Matrix& m, const float* x, int64_t rows, float* out, int64
   each_count<kFewRows / kLanes<float>>(vectors, together);
 }
 
-// Outputs from .. to-1 of every row, (rows, out_width). x is (rows, width) up to kAloneRows rows, above that turned: (width, rows in
-// whole vectors).
+// Outputs from .. to-1 of every row, (rows, out_width). x is (rows, width) for up to kAloneRows
+// rows; above that it is transposed, (width, rows rounded up to vectors).
 inline void product(const Matrix& m, const float* x, int64_t rows, float* out, int64_t out_width, int64_t from, int64_t to,
                     bool add = false) {
   switch (m.kind) {
@@ -146,7 +148,7 @@ inline void product(const Matrix& m, const float* x, int64_t rows, float* out, i
   }
 }
 
-// Columns from .. to-1 of x (rows, width), turned. What stands in the lanes beyond the last row is never looked at.
+// Transposes columns from .. to-1 of x (rows, width). Lanes after the last row are never used.
 inline void turn_columns(const float* x, int64_t rows, int64_t width, int64_t from, int64_t to, float* turned) {
   pack_transposed(x + from, width, rows, to - from, turned + from * turned_rows(rows), turned_rows(rows));
 }

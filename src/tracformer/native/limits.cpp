@@ -1,4 +1,5 @@
-// How fast this machine can read: the limit that generation is compared with. A torch reduction is slower than memory.
+// The memory bandwidth of this machine, with which the speed of generation is compared. A reduction
+// in torch is slower than memory.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -8,8 +9,8 @@
 namespace tracformer {
 namespace {
 
-constexpr int kStreams = 8;            // independent sums, so that additions do not wait for each other
-constexpr int64_t kAheadFloats = 512;  // between what is added and what is fetched
+constexpr int kStreams = 8;            // independent sums, so that additions can overlap
+constexpr int64_t kAheadFloats = 512;  // distance from the additions to the prefetches
 
 float sum_of(const float* x, int64_t count) {
   constexpr int L = kLanes<float>;
@@ -30,7 +31,7 @@ float sum_of(const float* x, int64_t count) {
 
 }  // namespace
 
-// The sum of all elements, each read once, in order, by all threads.
+// The sum of all elements, each read once, in order, by all threads together.
 double streamed_sum(const at::Tensor& x) {
   TORCH_CHECK(x.scalar_type() == at::kFloat && x.is_contiguous(), "x must be contiguous float32");
   const float* data = x.const_data_ptr<float>();

@@ -1,4 +1,4 @@
-// From tensors to the plain pointers that products read, with everything checked on the way.
+// From checked tensors to the plain pointers that products read.
 #pragma once
 
 #include <ATen/core/Tensor.h>

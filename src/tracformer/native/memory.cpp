@@ -1,5 +1,6 @@
-// Large pages under weights that are already there. A step of generation reads all of them in order; under small pages it waits for page
-// tables every few microseconds, and the processor's own prefetching stops at each page's end.
+// Moves existing weights to large pages. A step of generation reads all of them in order; with
+// small pages it waits for page tables every few microseconds, and prefetching stops at each page's
+// end.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -25,13 +26,13 @@ constexpr uintptr_t kSmall = 1 << 12, kLarge = 1 << 21;
 
 void ask(uintptr_t from, uintptr_t to) {
   void* start = reinterpret_cast<void*>(from);
-  if (madvise(start, to - from, MADV_HUGEPAGE) == 0) madvise(start, to - from, MADV_COLLAPSE);  // a wish: refusal leaves all as it was
+  if (madvise(start, to - from, MADV_HUGEPAGE) == 0) madvise(start, to - from, MADV_COLLAPSE);  // only advice: a refusal changes nothing
 }
 #else
 void ask(uintptr_t, uintptr_t) {}
 #endif
 
-// Asked once for each place: the kernel's answer takes its time, even where nothing is left to do.
+// Called once for each range: the call is slow even if the pages are already large.
 void large_pages(at::TensorList tensors) {
   std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
   for (const at::Tensor& each : tensors)
@@ -40,7 +41,7 @@ void large_pages(at::TensorList tensors) {
       ranges.emplace_back(start, start + each.nbytes());
     }
   std::sort(ranges.begin(), ranges.end());
-  std::vector<std::pair<uintptr_t, uintptr_t>> joined;  // neighbours share pages
+  std::vector<std::pair<uintptr_t, uintptr_t>> joined;  // neighbouring ranges share pages
   for (const auto& range : ranges)
     if (!joined.empty() && range.first <= joined.back().second + kSmall)
       joined.back().second = std::max(joined.back().second, range.second);

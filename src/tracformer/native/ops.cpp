@@ -1,4 +1,4 @@
-// The operations that PyTorch sees: checks, allocation, threads.
+// The attention operations that PyTorch calls: checks, allocation, threads.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -38,7 +38,8 @@ Rows<T> mutable_view(const Tensor& x) {
   return {x.mutable_data_ptr<T>(), x.stride(0), slots ? x.stride(1) : 0, x.stride(slots ? 2 : 1)};
 }
 
-// Threads draw a few tasks at a time, so that none waits for a slow one. `start` makes a thread's own worker, with its scratch memory.
+// Threads take a few tasks at a time, so that none waits for a slow one. `start` makes the worker
+// of a thread, with its scratch memory.
 template <typename Start>
 void run_tasks(int64_t tasks, const Start& start) {
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks);
@@ -69,7 +70,7 @@ Shape strided_shape(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
     const int64_t row = rows.const_data_ptr<int64_t>()[n];
     TORCH_CHECK(row >= 0 && row < B * T, "row ", row, " is not among ", B, " sequences of length ", T);
   }
-  return {B, T, k.size(0) / B, k.size(2), k.size(3), std::min(stride, T)};  // from T on, every stride leaves one key at most
+  return {B, T, k.size(0) / B, k.size(2), k.size(3), std::min(stride, T)};  // larger strides than T are the same: at most one key
 }
 
 Pair strided_forward(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& rows, const Tensor& lengths, int64_t stride) {
@@ -172,7 +173,7 @@ Triple window_backward_op(const Tensor& grad_, const Tensor& q_, const Tensor& k
   return {grad_q, grad_k, grad_v};
 }
 
-// Shapes alone, for tracing.
+// Shapes only, for tracing.
 template <typename... Rest>
 Pair forward_shapes(const Tensor& q, const Tensor&, const Tensor&, Rest...) {
   return {contiguous_like(q), contiguous_lse(q)};

@@ -1,4 +1,4 @@
-// Scratch memory of one thread, and copies between scattered rows and the dense panels that products want.
+// Scratch memory of one thread, and copies between scattered rows and dense panels for products.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct Rows {
   T* at(int64_t i, int64_t p, int64_t h) const { return data + i * row + p * slot + h * head; }
 };
 
-// Zeroed pieces of memory that start on cache lines and live as long as this.
+// Zeroed buffers that start on cache lines and live as long as this object.
 template <typename T>
 class Scratch {
  public:
@@ -47,14 +47,15 @@ inline Vector<T> interleaved(Vector<T> a, Vector<T> b) {
   return shuffled<T>(a, b, lane / 2 + (lane & 1) * lanes + (Upper ? lanes / 2 : 0));
 }
 
-// Rows `stride` apart, (count, D), to (D, padded count): log2(lanes) rounds of interleaving transpose a square of vectors.
+// Transposes rows `stride` apart, (count, D), to (D, padded count): log2(lanes) rounds of
+// interleaving transpose a square of vectors.
 template <typename T>
 void pack_transposed(const T* from, int64_t stride, int64_t count, int64_t D, T* to, int64_t to_row) {
   constexpr int lanes = kLanes<T>;
   const int64_t whole = D / lanes * lanes;
   for (int64_t j = 0; j < count; j += lanes) {
     const T* rows[lanes];
-    for (int i = 0; i < lanes; ++i) rows[i] = from + std::min<int64_t>(j + i, count - 1) * stride;  // the last row fills up
+    for (int i = 0; i < lanes; ++i) rows[i] = from + std::min<int64_t>(j + i, count - 1) * stride;  // the last row is repeated as padding
     for (int64_t d = 0; d < whole; d += lanes) {
       Vector<T> x[lanes], y[lanes];
 #pragma GCC unroll 16

@@ -1,4 +1,5 @@
-// What stands between the products of a layer, for single rows: normalisation, GELU, rotary angles, attention.
+// The parts of a layer between its products, for single rows: normalisation, GELU, rotary angles,
+// attention.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@ struct Norm {
   const float *weight, *bias;  // (d)
 };
 
-// Columns from .. to-1 of LayerNorm(x), x having d elements.
+// Columns from .. to-1 of LayerNorm(x) for x of d elements.
 inline void normalise(const float* x, int64_t d, const Norm& norm, int64_t from, int64_t to, float* out) {
   constexpr int L = kLanes<float>;
   Vector<float> sums{};
@@ -36,7 +37,8 @@ inline void normalise(const float* x, int64_t d, const Norm& norm, int64_t from,
   for (i = from; i < to; ++i) out[i] = (x[i] - mean) * scale * norm.weight[i] + norm.bias[i];
 }
 
-// x Phi(x) = max(x, 0) - |x| / 2 erfc(|x| / sqrt 2), with Abramowitz and Stegun's 7.1.26 for erfc: right to 1.5e-7.
+// GELU: x Phi(x) = max(x, 0) - |x| / 2 erfc(|x| / sqrt 2), with Abramowitz and Stegun's 7.1.26 for
+// erfc, whose error is at most 1.5e-7.
 inline Vector<float> gelu(Vector<float> x) {
   const Vector<float> zero{}, size = x < zero ? -x : x, z = size * 0.70710678118654752f, t = 1.0f / (1.0f + 0.3275911f * z);
   const Vector<float> series =
@@ -54,7 +56,8 @@ inline void gelu(float* x, int64_t count) {
   std::copy_n(rest, count - i, x + i);
 }
 
-// The pair (x_i, x_{i + D/2}) of one head turned by its position's angles; cos and sin are (D/2).
+// Rotates the pairs (x_i, x_{i + D/2}) of one head by the angles of its position; cos, sin are
+// (D/2).
 inline void rotate(const float* from, float* to, int64_t D, const float* cos, const float* sin) {
   const int64_t half = D / 2;
   for (int64_t i = 0; i < half; ++i) {
@@ -64,8 +67,8 @@ inline void rotate(const float* from, float* to, int64_t D, const float* cos, co
   }
 }
 
-// Softmax attention of one head's query over the slots that slot(0 .. count-1) names, rows `width` apart; zero where there are none.
-// `scores` has room for `count` and a vector more.
+// Softmax attention of one head's query over the slots slot(0), .., slot(count-1), rows `width`
+// apart; zero if count is zero. `scores` has room for `count` values and one more vector.
 template <typename Slot>
 void attend(const float* q, const float* keys, const float* values, int64_t width, int64_t D, int64_t count, const Slot& slot, float* out,
             float* scores) {

@@ -1,11 +1,13 @@
-// Small matrix products whose operands lie in cache: a block of sums is held in registers over the whole inner dimension.
+// Small matrix products with operands in cache: a block of sums stays in registers over the whole
+// inner dimension.
 #pragma once
 
 #include "simd.h"
 
 namespace tracformer {
 
-// C (M, N vectors) = or += A (M, depth) B (depth, N vectors). A is read by any strides, so that its transpose needs no copy.
+// C (M, N vectors) = or += A (M, depth) B (depth, N vectors). A has any strides, so that a
+// transpose needs no copy.
 template <typename T, int M, int N>
 inline void block_product(
     int64_t depth, const T* a, int64_t a_row, int64_t a_column, const T* b, int64_t b_row, T* c, int64_t c_row, bool add) {

@@ -1,4 +1,5 @@
-// One pass from a projection's output to queries, keys and values: split, turned to their positions, widened from bfloat16. And back.
+// One pass from a projection's output to queries, keys and values: split, rotated to their
+// positions, widened from bfloat16. And its gradient.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -17,7 +18,8 @@ using at::Tensor;
 
 constexpr int64_t kElementsAThread = 1 << 14;
 
-// A bfloat16 is the upper half of a float's bits; here it is handled as those bits, so that loops over it vectorise.
+// A bfloat16 is the upper half of a float's bits. It is handled as these bits, so that loops over
+// it are vectorised.
 struct Half {
   uint16_t bits;
 };
@@ -26,7 +28,7 @@ inline float wide(Half x) { return std::bit_cast<float>(static_cast<uint32_t>(x.
 inline float wide(float x) { return x; }
 inline double wide(double x) { return x; }
 
-inline void assign(Half& to, float x) {  // to the nearest, ties to even; a NaN stays one
+inline void assign(Half& to, float x) {  // round to nearest even; a NaN stays a NaN
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   to.bits = static_cast<uint16_t>(x == x ? rounded : 0x7fc0);
@@ -34,7 +36,8 @@ inline void assign(Half& to, float x) {  // to the nearest, ties to even; a NaN 
 inline void assign(float& to, float x) { to = x; }
 inline void assign(double& to, double x) { to = x; }
 
-// The pair (x_i, x_{i + D/2}) of every head, turned by its angle; the backward turns by the opposite one.
+// Rotates the pair (x_i, x_{i + D/2}) of every head by its angle; the backward pass rotates by the
+// opposite angle.
 template <typename From, typename To, typename T>
 void turn(const From* __restrict from, To* __restrict to, int64_t heads, int64_t half, const T* __restrict cos, const T* __restrict sin, T sign) {
   for (int64_t h = 0; h < heads; ++h, from += 2 * half, to += 2 * half)
@@ -63,7 +66,8 @@ Sizes check(int64_t rows, int64_t width, const Tensor& cos, const Tensor& sin, i
   return {rows, heads, half};
 }
 
-// x: (M, parts * heads * D) -> parts tensors (M, heads, D), the first `turned` of them turned; bfloat16 comes out as float.
+// x: (M, parts * heads * D) -> `parts` tensors (M, heads, D), the first `turned` of them rotated;
+// bfloat16 becomes float.
 template <typename In, typename T>
 void split(const In* x, const std::vector<T*>& outs, const T* cos, const T* sin, Sizes s, size_t turned) {
   const int64_t width = s.width(), stride = width * static_cast<int64_t>(outs.size());
@@ -135,7 +139,7 @@ Tensor heads_backward(at::TensorList grads_, const Tensor& cos, const Tensor& si
   return x;
 }
 
-// Shapes alone, for tracing.
+// Shapes only, for tracing.
 std::vector<Tensor> forward_shapes(const Tensor& x, const Tensor& cos, const Tensor&, int64_t heads, int64_t parts, int64_t) {
   std::vector<Tensor> outs;
   for (int64_t p = 0; p < parts; ++p)

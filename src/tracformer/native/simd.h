@@ -1,4 +1,5 @@
-// Vectors of float or double as wide as the target allows, in the compiler's own vector types: one source for every processor.
+// Vectors of float or double, as wide as the target allows, in the compiler's vector types: one
+// source for all processors.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ struct Types<float> {
   typedef float Unaligned __attribute__((vector_size(kVectorBytes), aligned(alignof(float)), may_alias));
   typedef int32_t Integers __attribute__((vector_size(kVectorBytes)));
   static constexpr int mantissa = 23, bias = 127;
-  static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;  // the high part has 9 bits: its product with n is exact
+  static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;  // 9 bits: its product with n is exact
   static constexpr float lowest_exponent = -87.0f;
   static constexpr int degree = 7;
 };
@@ -72,7 +73,7 @@ inline void store(T* to, Vector<T> x) {
 
 template <typename T>
 inline Vector<T> broadcast(T x) {
-  return x - Vector<T>{};  // not 0 + x, which turns -0 into 0 and so is an addition; this is none
+  return x - Vector<T>{};  // optimised away, unlike 0 + x, which turns -0 into 0
 }
 
 template <typename T>
@@ -96,7 +97,7 @@ inline Vector<T> first_lanes(Vector<T> x, int64_t count, T otherwise) {
   return lane_numbers<T>() < static_cast<typename Types<T>::Integer>(count) ? x : broadcast<T>(otherwise);
 }
 
-// Lane i of the result is lane from[i] of a, then b, seen as one row.
+// Lane i of the result is lane from[i] of a and b, concatenated.
 template <typename T>
 inline Vector<T> shuffled(Vector<T> a, Vector<T> b, typename Types<T>::Integers from) {
 #if defined(__clang__)
@@ -132,8 +133,9 @@ constexpr T inverse_factorial(int n) {
   return 1 / product;
 }
 
-// exp(x) for x <= 0 or a little above, to about one unit in the last place: x = n ln 2 + r, Taylor series in r, |r| <= ln 2 / 2.
-// Below the smallest normal number the result stays there; nan stays nan.
+// exp(x) for x <= 0 or slightly above, to about one unit in the last place: x = n ln 2 + r, with
+// the Taylor series in r, |r| <= ln 2 / 2. Results below the smallest normal number are clamped to
+// it; nan stays nan.
 template <typename T>
 inline Vector<T> exponential(Vector<T> x) {
   using Traits = Types<T>;

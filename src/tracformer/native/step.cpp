@@ -1,10 +1,12 @@
-// A step of generation, whole: the encoder over some tokens with the decoder's keys of them, and the decoder over some positions up to the
-// logits, each in one call. A handful of rows at a time goes through all layers.
+// The step of generation: in one call the encoder over some tokens, with the decoder's keys of
+// them; in another the decoder over some positions, up to the logits. A few rows at a time go
+// through all layers.
 //
-// Rows are (sequence, place) pairs. A place is a position; the suffix encoder's places count from the end of the text. Caches are
-// (B * slots, d), each token's heads side by side. States are float32, weights are stored as `Matrix` says. Where there are rows enough, each
-// thread takes some through all layers on its own; else all threads go through the layers together, and a product's outputs are divided among
-// them, and so are attention's heads.
+// Rows are (sequence, place) pairs. A place is a position; the suffix encoder's places count from
+// the end of the text. Caches are (B * slots, d), the heads of a token side by side. States are
+// float32; weights are stored as a `Matrix`. With enough rows, each thread takes some of them
+// through all layers. Otherwise all threads work on the same layer: they divide the outputs of a
+// product, and the heads of attention.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -22,11 +24,11 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-constexpr int64_t kLeastPortion = 1 << 14;  // bytes of weights: with less, threads wait more than they work
-constexpr int64_t kPortion = 1 << 19;       // with more, one may be left waiting for another
-constexpr int64_t kOwnRows = 16;            // of each thread: with fewer, reading the weights costs more than waiting for each other
+constexpr int64_t kLeastPortion = 1 << 14;  // bytes of weights: smaller portions cost more waiting than work
+constexpr int64_t kPortion = 1 << 19;       // with larger portions, threads finish at different times
+constexpr int64_t kOwnRows = 16;            // per thread: with fewer, sharing the layers is faster
 
-struct Rest {  // of a layer, behind its attention
+struct Rest {  // the part of a layer after its attention
   Matrix out;
   Norm norm;
   Matrix up, down;
@@ -36,10 +38,10 @@ struct EncoderLayer {
   Norm norm;
   Matrix qkv;
   Rest rest;
-  Norm norm_feature;  // of the decoder layer that reads this one
+  Norm norm_feature;  // these belong to the decoder layer that reads this layer
   Matrix k, v;
-  const int64_t* offsets;  // ascending: keys are so far behind their query
-  int64_t reach;           // how many there are
+  const int64_t* offsets;  // ascending distances from a query back to its keys
+  int64_t reach;           // number of offsets
 };
 
 struct DecoderLayer {
@@ -49,7 +51,7 @@ struct DecoderLayer {
   int64_t stride;
 };
 
-// Takes the flat list of weights apart in the order in which it was written.
+// Reads the flat list of weights in the order in which it was written.
 class Reader {
  public:
   Reader(const Tensors& weights, int64_t d) : weights_(weights), d_(d) {}
@@ -57,7 +59,7 @@ class Reader {
     const float* weight = floats(next(), d_);
     return {weight, floats(next(), d_)};
   }
-  Matrix matrix(int64_t outputs, int64_t width) {  // three tensors; an empty one stands for no scale, or no bias
+  Matrix matrix(int64_t outputs, int64_t width) {  // three tensors; an empty one means no scale, or no bias
     const Tensor &weight = next(), &scale = next(), &bias = next();
     const auto unless_empty = [](const Tensor& x) { return x.numel() ? std::optional<Tensor>(x) : std::nullopt; };
     TORCH_CHECK(weight.dim() == 2 && weight.size(0) == outputs && weight.size(1) == width, "a weight is ", weight.sizes(), ", not (", outputs,
@@ -96,13 +98,14 @@ struct Slots {
   float *keys, *values;
 };
 
-// A handful of rows: where they stand, and what is computed for them.
+// A few rows: their places, and buffers for their states.
 struct Batch {
   int64_t N, d, heads, D;
-  const int64_t *row, *place, *end;  // end, of the encoder's rows: zero, or the length of the text that is read from its end
+  // end, in the encoder: zero, or the length of the text that is read from its end
+  const int64_t *row, *place, *end;
   const float *cos, *sin;            // (T, D/2) tables
   Scratch<float> memory;
-  float *x, *projected, *mixed, *inner, *turned;  // (N, d), (N, 3d), (N, d), (N, 4d), (4d, N in whole vectors)
+  float *x, *projected, *mixed, *inner, *turned;  // (N, d), (N, 3d), (N, d), (N, 4d), (4d, N rounded up to vectors)
 
   Batch(int64_t N, int64_t d, int64_t heads, const int64_t* row, const int64_t* place, const int64_t* end, const float* cos, const float* sin)
       : N(N), d(d), heads(heads), D(d / heads), row(row), place(place), end(end), cos(cos), sin(sin) {
@@ -120,13 +123,13 @@ struct Product {
   const Matrix* matrix = nullptr;
   float* out = nullptr;  // (N, out_width)
   int64_t out_width = 0;
-  bool add = false, gelu = false;  // added to what is there; followed by GELU
+  bool add = false, gelu = false;  // add to `out`; apply GELU
 };
 
-// One thread's way through the layers.
+// The work of one thread in all layers.
 class Worker {
  public:
-  static constexpr int64_t kStages = 14;  // of a layer, at most
+  static constexpr int64_t kStages = 14;  // at most, in one layer
 
   Worker(Member me, Batch& at, int64_t most_keys) : me_(me), at_(at), alone_(at.N <= kAloneRows) {
     own_ = memory_.take(at.N * at.d), query_ = memory_.take(at.D), scores_ = memory_.take(most_keys + kLanes<float>);
@@ -136,7 +139,7 @@ class Worker {
     const int64_t N = at_.N, d = at_.d, D = at_.D;
     multiply({&layer.qkv, at_.projected, 3 * d}, at_.x, &layer.norm);
     me_.stage(at_.heads, 1, me_.size(), [&](int64_t first, int64_t last) {
-      for (int64_t h = first * D; h < last * D; h += D) {  // a head's keys are read by the thread that writes them
+      for (int64_t h = first * D; h < last * D; h += D) {  // the thread that writes a head's keys also reads them
         for (int64_t n = 0; n < N; ++n) {
           const int64_t slot = at_.row[n] * length + at_.place[n];
           at_.rotate_head(at_.projected + n * 3 * d + d + h, n, kept.keys + slot * d + h);
@@ -163,8 +166,8 @@ class Worker {
     });
   }
 
-  // Row n, at place t, reads prefix slots t-1, t-1-stride, ... and, where its length is positive, suffix slots length + t+1,
-  // length + t+1+stride, ... below its text's own length.
+  // Row n, at place t, reads prefix slots t-1, t-1-stride, ... and, where its length is positive,
+  // suffix slots length + t+1, length + t+1+stride, ... within its text.
   void decode(const DecoderLayer& layer, const Slots& read, const int64_t* lengths, int64_t length, int64_t sides) {
     const int64_t N = at_.N, d = at_.d, D = at_.D, stride = layer.stride;
     multiply({&layer.q, at_.projected, d}, at_.x, &layer.norm);
@@ -183,7 +186,7 @@ class Worker {
   void answer(const Norm& norm, const Matrix& head, float* logits) { multiply({&head, logits, head.outputs}, at_.x, &norm); }
 
  private:
-  // x (N, width), normalised if there is a norm, times one matrix or two of the same shape.
+  // x (N, width), normalised if there is a norm, times one matrix, or two of the same shape.
   void multiply(const Product& first, const float* x, const Norm* norm, const Product& second = {}) {
     const Matrix& m = *first.matrix;
     if (!alone_)
@@ -195,7 +198,7 @@ class Worker {
     bool ready = !alone_ || !norm;
     const int64_t bytes = m.bytes(), portions = std::max(bytes / kPortion, std::min(bytes / kLeastPortion, 4 * int64_t{me_.size()}));
     me_.stage(m.outputs, 16, portions, [&](int64_t from, int64_t to) {
-      if (!ready) {  // a few rows every thread normalises for itself: that is sooner done than waiting
+      if (!ready) {  // each thread normalises few rows itself: faster than waiting
         normalise_columns(x, *norm, 0, m.width);
         operand = own_, ready = true;
       }
@@ -221,14 +224,15 @@ class Worker {
 
   Member me_;
   Batch& at_;
-  const bool alone_;  // rows go alone through products, not turned
+  const bool alone_;  // few rows: products without transposing them
   Scratch<float> memory_;
   float *own_, *query_, *scores_;  // (N, d); (D); (keys)
 };
 
 struct Step : torch::CustomClassHolder {
-  // weights: embedding; each encoder layer's norm_attention, qkv, out, norm_feedforward, up, down, then norm_feature, k, v of the decoder layer
-  // that reads it; each decoder layer's norm_query, q, out, norm_feedforward, up, down; norm, head. offsets: of each encoder layer, ascending.
+  // weights: embedding; each encoder layer's norm_attention, qkv, out, norm_feedforward, up, down,
+  // then norm_feature, k, v of the decoder layer that reads it; each decoder layer's norm_query, q,
+  // out, norm_feedforward, up, down; norm, head. offsets: of each encoder layer, ascending.
   Step(Tensors weights, Tensors offsets, std::vector<int64_t> strides, int64_t heads)
       : weights_(std::move(weights)), offsets_(std::move(offsets)), heads_(heads) {
     TORCH_CHECK(!weights_.empty() && weights_[0].dim() == 2, "the first weight must be the embedding");
@@ -259,9 +263,11 @@ struct Step : torch::CustomClassHolder {
     threads_ = std::max<int64_t>(1, read.bytes / read.products / kLeastPortion);
   }
 
-  // Tokens (N) at (rows, places), ascending in each sequence, all before them being encoded. ends (N): zero, or the length of the text that
-  // the suffix encoder reads; a sequence is read in one direction at a time, since both keep their keys in the same slots. Keys and values of
-  // encoder and decoder go to their slots; `read_*` are the decoder's, in the order of the encoder layers that they belong to.
+  // Encodes tokens (N) at (rows, places), ascending in each sequence; all tokens before them must
+  // be encoded already. ends (N): zero, or the length of the text that the suffix encoder reads; a
+  // sequence is read in one direction at a time, since both directions use the same slots for their
+  // keys. Keys and values of encoder and decoder go to their slots; `read_*` are the decoder's, in
+  // the order of the encoder layers that they belong to.
   void encode(const Tensor& tokens, const Tensor& rows, const Tensor& places, const Tensor& ends, const Tensor& cos, const Tensor& sin,
               int64_t sides, const Tensors& kept_keys, const Tensors& kept_values, const Tensors& read_keys, const Tensors& read_values) const {
     const int64_t N = tokens.numel(), length = cos.size(0);
@@ -281,7 +287,8 @@ struct Step : torch::CustomClassHolder {
     });
   }
 
-  // Logits (N, vocabulary) at (rows, places), all before them being encoded; lengths (N) of their texts, zero where no suffix is read.
+  // Returns logits (N, vocabulary) at (rows, places); all tokens before them must be encoded.
+  // lengths (N) are those of the texts, zero where no suffix is read.
   Tensor decode(const Tensor& rows, const Tensor& places, const Tensor& lengths, const Tensor& cos, const Tensor& sin, int64_t sides,
                 const Tensors& read_keys, const Tensors& read_values) const {
     const int64_t N = rows.numel(), length = cos.size(0);
@@ -317,8 +324,9 @@ struct Step : torch::CustomClassHolder {
     return all;
   }
 
-  // Where each thread's own rows begin, and the end: no sequence is cut, since what is behind reads what is before it. All in one part where
-  // there are too few for each thread, where parts would be too unequal, and where sequences are not in order.
+  // Where the rows of each thread begin, and the end. No sequence is divided, since later rows read
+  // earlier ones. There is one part only if rows are too few for each thread, if parts would be too
+  // unequal, or if sequences are not in order.
   static std::vector<int64_t> parts_of(const Places& all) {
     const int64_t N = all.N, threads = at::in_parallel_region() ? 1 : at::get_num_threads();
     if (threads == 1 || N < threads * kOwnRows || !std::is_sorted(all.row, all.row + N)) return {0, N};
@@ -363,7 +371,7 @@ struct Step : torch::CustomClassHolder {
     return found;
   }
 
-  const Tensors weights_, offsets_;  // kept alive: layers point into them
+  const Tensors weights_, offsets_;  // kept alive, because layers point into them
   const int64_t heads_;
   int64_t d_ = 0, vocabulary_ = 0, threads_ = 1;
   const float* embedding_ = nullptr;

@@ -1,4 +1,5 @@
-// Weights as they are stored, widened to float32 in registers: float32 itself; bfloat16, the upper half of a float32; int8.
+// Stored weights, widened to float32 in registers: float32, bfloat16 (the upper half of a float32),
+// or int8.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace tracformer {
 
 inline Vector<float> widened(const float* from) { return load(from); }
 
-// The compiler widens by two at most; by four it takes lanes one by one. So where the instructions exist they are named.
+// Compilers widen by a factor of two at most; for four they convert lanes one by one. So intrinsics
+// are used where they exist.
 #if defined(__AVX512F__)
 inline Vector<float> widened(const uint16_t* from) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -49,7 +51,8 @@ inline float widened_one(int8_t x) { return x; }
 
 enum class Kind { kFloat32, kBfloat16, kInt8 };
 
-// A linear layer: out = scale * (weight x) + bias, row by row. Without scales they are one, without biases zero.
+// A linear layer: out = scale * (weight x) + bias, row by row. Missing scales are 1, missing biases
+// 0.
 struct Matrix {
   Kind kind = Kind::kFloat32;
   const void* weight = nullptr;  // (outputs, width), rows `stride` elements apart

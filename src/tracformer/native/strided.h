@@ -1,7 +1,9 @@
-// Strided attention of a class with many keys: causal attention in dense panels, prefix and mirrored suffix in one softmax.
+// Strided attention of a class with many keys: causal attention in dense panels, prefix and
+// mirrored suffix in one softmax.
 //
-// Scores exist a tile of queries by a block of keys at a time. The forward goes tile by tile, with a running softmax over the blocks; the
-// backward goes block by block, so that a block's gradients are complete when it is left.
+// Scores are computed for a tile of queries and a block of keys at a time. The forward pass goes
+// tile by tile, with a running softmax over the blocks; the backward pass goes block by block, so
+// that the gradients of a block are complete at its end.
 #pragma once
 
 #include "classes.h"
@@ -9,10 +11,10 @@
 
 namespace tracformer {
 
-constexpr int64_t kKeyBlock = 64;   // keys: a block of 64 x 64 floats is half of a first-level cache
+constexpr int64_t kKeyBlock = 64;   // keys: a block of 64 x 64 floats is half of the L1 cache
 constexpr int64_t kQueryTile = 48;  // queries
 
-// How many keys of the block that begins at `start` query i reads.
+// The number of keys that query i reads in the block that begins at `start`.
 template <typename T>
 inline int64_t keys_within(const Task<T>& task, int64_t reading, int64_t i, int64_t start) {
   return std::clamp<int64_t>(task.count(reading, i) - start, 0, kKeyBlock);
@@ -33,7 +35,7 @@ struct ForwardScratch {
   T* values[2];        // (blocks * kKeyBlock, padded D)
   T *queries, *sums;   // (kQueryTile, padded D) scaled queries; weighted sums of values
   T* scores;           // (kQueryTile, kKeyBlock)
-  T *highest, *total;  // (kQueryTile) of the scores so far
+  T *highest, *total;  // (kQueryTile) maximum and sum of the softmax so far
 
   ForwardScratch(const Shape& shape, int64_t most_keys)
       : D(padded<T>(shape.size)), blocks((most_keys + kKeyBlock - 1) / kKeyBlock) {
@@ -46,7 +48,8 @@ struct ForwardScratch {
   }
 };
 
-// One more block of keys in a row's softmax: scores become weights against the highest score so far; earlier sums shrink to match.
+// Adds a block of keys to a row's softmax: scores become weights relative to the highest score so
+// far, and earlier sums are rescaled.
 template <typename T>
 inline void absorb(T* scores, int64_t keys, int64_t columns, T& highest, T& total, T* sums, int64_t D) {
   constexpr int lanes = kLanes<T>;
@@ -91,7 +94,7 @@ void many_keys_forward(const Task<T>& task, ForwardScratch<T>& at, const Strided
     for (int64_t reading = 0; reading < task.shape.readings; ++reading) {
       const int64_t most = task.keys[reading].most;
       for (int64_t start = 0; start < most; start += kKeyBlock) {
-        const auto row_blocks = [&](auto&& work) {  // six queries at a time, those that read something here
+        const auto row_blocks = [&](auto&& work) {  // six queries at a time, of those that read keys here
           for (int64_t i = 0; i < rows; i += kBlockRows) {
             const int64_t some = std::min<int64_t>(kBlockRows, rows - i), keys = most_within(task, reading, tile + i, some, start);
             if (keys > 0) work(i, some, keys);
@@ -137,12 +140,12 @@ struct BackwardScratch {
   }
 };
 
-// Gradients that one tile of queries and one block of keys give each other.
+// The gradients from one tile of queries and one block of keys.
 template <typename T>
 void tile_backward(const Task<T>& task, BackwardScratch<T>& at, int64_t reading, int64_t tile, int64_t start) {
   constexpr int lanes = kLanes<T>;
   const int64_t size = task.shape.size, D = at.D;
-  int64_t first = tile, last = std::min(tile + kQueryTile, task.queries);  // the tile's queries that read this block
+  int64_t first = tile, last = std::min(tile + kQueryTile, task.queries);  // the queries of the tile that read this block
   while (first < last && keys_within(task, reading, first, start) == 0) ++first;
   while (first < last && keys_within(task, reading, last - 1, start) == 0) --last;
   const int64_t all_keys = most_within(task, reading, first, last - first, start);
@@ -169,7 +172,7 @@ void tile_backward(const Task<T>& task, BackwardScratch<T>& at, int64_t reading,
   }
   for (int64_t j = 0; j < all_keys; j += kBlockRows) {
     const int64_t some = std::min<int64_t>(kBlockRows, all_keys - j);
-    int64_t from = first, to = last;  // of these, the queries that reach key j
+    int64_t from = first, to = last;  // the queries among them that read key j
     while (from < to && keys_within(task, reading, from, start) <= j) ++from;
     while (from < to && keys_within(task, reading, to - 1, start) <= j) --to;
     const int64_t corner = (from - first) * kKeyBlock + j;

@@ -1,7 +1,8 @@
 // Threads that go through a sequence of stages together, in one parallel region.
 //
-// A stage is over when its portions are done, whoever did them: threads draw portions as they come, and none waits for another to arrive.
-// So a thread that is slower, or whose core another process has taken, holds up no more than the portion that it is at.
+// A stage ends when all its portions are done. Threads take portions one by one, and none waits for
+// another to arrive. So a thread that is slower, or that has lost its core to another process,
+// delays the others by one portion at most.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -31,8 +32,9 @@ class Member {
 
   int size() const { return size_; }
 
-  // The next stage: work(from, to) over parts of 0 .. total-1 in whole units, cut into about so many portions. On return all is done, and
-  // seen by this thread. Nothing that a stage reads may change before it is over, so a thread may only look at it within `work`.
+  // The next stage: work(from, to) over parts of 0 .. total-1 in whole units, in about `portions`
+  // portions. On return the stage is complete and its results are visible to this thread. Nothing
+  // that a stage reads may change before its end, so a thread may only use it within `work`.
   template <typename Work>
   void stage(int64_t total, int64_t unit, int64_t portions, const Work& work) {
     if (size_ == 1) return work(int64_t{0}, total);
@@ -44,7 +46,7 @@ class Member {
       stage.done.fetch_add(1, std::memory_order_acq_rel);
     }
     for (int spins = 0; stage.done.load(std::memory_order_acquire) < portions; ++spins)
-      if (spins < 2000)  // longer than a portion takes: its thread has lost its core
+      if (spins < 2000)  // longer than a portion takes: the other thread has lost its core
         pause();
       else
         std::this_thread::yield();
@@ -56,7 +58,8 @@ class Member {
   size_t next_ = 0;
 };
 
-// work(member) on PyTorch's number of threads, at most `most`; all go through the same stages. It must not throw: the others would wait.
+// Runs work(member) on PyTorch's number of threads, at most `most`; all go through the same stages.
+// It must not throw, because the others would wait forever.
 template <typename Work>
 void together(int64_t most, int64_t stages, const Work& work) {
   if (most <= 1 || at::get_num_threads() <= 1 || at::in_parallel_region()) {
@@ -64,7 +67,7 @@ void together(int64_t most, int64_t stages, const Work& work) {
     return work(Member(none, 1));
   }
   std::vector<Stage> shared(stages);
-#pragma omp parallel  // all threads: asking for fewer would make OpenMP end the rest, and start them anew for the next
+#pragma omp parallel  // all threads: with fewer, OpenMP would end the rest and restart them later
   {
     const int number = omp_get_thread_num(), size = static_cast<int>(std::min<int64_t>(omp_get_num_threads(), most));
     if (number < size) work(Member(shared, size));

@@ -1,11 +1,14 @@
 // Multi-scope encoder attention: a sliding window over one residue class and head.
 //
-// Positions that differ by multiples of `step` form a class, in which query i reads keys i-count+1 .. i. A tile of `rows` queries meets
-// rows + count - 1 keys. Let the first of them be column 0 of the score buffer: then row i reads columns i .. i+count-1, a band, and
-// products run along it, six rows at a time. Keys off the grid (`extra` distances) lie in other classes and are taken one by one.
+// Positions that differ by multiples of `step` form a class, in which query i reads keys i-count+1
+// .. i. A tile of `rows` queries reads rows + count - 1 keys. Let the first of them be column 0 of
+// the score buffer: then row i reads columns i .. i+count-1, a band, and products run along it, six
+// rows at a time. Keys off the grid (`extra` distances) are in other classes and are processed
+// singly.
 //
-// A task is a segment of a class. It owns its queries, and its keys' gradients: for those it also recomputes the count-1 queries behind
-// its end, and the queries that read its keys off the grid, so that no two tasks write to one place.
+// A task is a segment of a class. It owns its queries and the gradients of its keys. For the latter
+// it also recomputes the count-1 queries after its end, and the queries that read its keys off the
+// grid, so that no two tasks write to the same place.
 #pragma once
 
 #include <cmath>
@@ -17,15 +20,17 @@
 namespace tracformer {
 
 constexpr int64_t kWindowTile = 96;        // queries
-constexpr int64_t kShortestSegment = 256;  // queries: shorter ones recompute too much at their ends
-constexpr int64_t kLongestSegment = 512;   // heads of a segment follow one another while its pages are at hand: a third faster at T = 32768
+constexpr int64_t kShortestSegment = 256;  // queries: shorter segments recompute too much at their ends
+// Queries. The heads of a segment follow one another, while its pages are still in the TLB: this is
+// a third faster at T = 32768.
+constexpr int64_t kLongestSegment = 512;
 
 struct Window {
   int64_t rows, length, heads, size, step, count;
   std::vector<int64_t> extra;
   int64_t segments;  // of each class
   int64_t tasks() const { return rows * step * segments * heads; }
-  int64_t width() const { return kWindowTile + count + kBlockRows + 2 * (kVectorBytes / 4); }  // columns of a score row, with room to spare
+  int64_t width() const { return kWindowTile + count + kBlockRows + 2 * (kVectorBytes / 4); }  // columns of a score row, padded
 };
 
 template <typename T>
@@ -54,7 +59,7 @@ struct WindowTask {
   int64_t lse_at(int64_t t) const { return (row * window.length + t) * window.heads + head; }
 };
 
-// One tile of queries of a task: which columns of the score buffer exist, and which a block of rows needs.
+// One tile of queries of a task: its columns in the score buffer, and those of a block of rows.
 struct Band {
   int64_t start, rows, count;  // first query, number of queries, keys of each
   int64_t first;               // key of column 0; negative where the class begins within the tile's reach
@@ -96,7 +101,7 @@ void copy_rows(const T* from, int64_t stride, int64_t count, int64_t size, T* to
   for (int64_t j = 0; j < count; ++j) std::copy_n(from + j * stride, size, to + j * D);
 }
 
-// What the forward reads and writes, all (rows, T, H, D) but lse, which is (rows, T, H).
+// Inputs and outputs of the forward pass, (rows, T, H, D) except lse, which is (rows, T, H).
 template <typename T>
 struct WindowForward {
   Rows<const T> q, k, v;
@@ -167,7 +172,7 @@ void window_forward(const WindowTask<T>& task, WindowScratch<T>& at, const Windo
   }
 }
 
-// The pair (query at t, key at p): its weight and the slope of its score, times the scale.
+// The weight of the pair (query at t, key at p), and the gradient of its score times the scale.
 template <typename T>
 inline void pair_slopes(const WindowTask<T>& task, const WindowBackward<T>& x, int64_t t, int64_t p, T* weight, T* score_slope) {
   const int64_t size = task.window.size;
@@ -177,7 +182,7 @@ inline void pair_slopes(const WindowTask<T>& task, const WindowBackward<T>& x, i
   *score_slope = *weight * along * task.scale;
 }
 
-// Weights and score slopes of a tile, and the gradients of its queries.
+// Weights and score gradients of a tile, and the gradients of its queries.
 template <typename T>
 void window_tile_backward(const WindowTask<T>& task, WindowScratch<T>& at, const WindowBackward<T>& x, const Band& band) {
   constexpr int lanes = kLanes<T>;
@@ -190,7 +195,7 @@ void window_tile_backward(const WindowTask<T>& task, WindowScratch<T>& at, const
       const int64_t from = band.from(row) - column, to = row + band.count - column;
       const T lse = x.lse[task.lse_at(task.position(band.start + row))];
       const T delta = dot(at.slopes + row * D, task.at(x.out, band.start + row), size);
-      for (int64_t j = 0; j < columns + kBlockRows; j += lanes) {  // blocks of keys read a little past the band: zeros
+      for (int64_t j = 0; j < columns + kBlockRows; j += lanes) {  // blocks of keys read slightly past the band: zeros
         const Vector<T> w = lanes_between<T>(exponential<T>(load(weights + j) - lse), from - j, to - j, 0);
         store(weights + j, w);
         store(slopes + j, lanes_between<T>(w * (load(slopes + j) - delta), from - j, to - j, 0));
@@ -214,7 +219,7 @@ void window_tile_backward(const WindowTask<T>& task, WindowScratch<T>& at, const
   });
 }
 
-// Gradients of the first `columns` columns are complete: they leave, where the segment owns their keys.
+// Writes the complete gradients of the first `columns` columns, if the segment owns their keys.
 template <typename T>
 void write_key_gradients(const WindowTask<T>& task, WindowScratch<T>& at, const WindowBackward<T>& x, int64_t first, int64_t columns) {
   const int64_t size = task.window.size, D = at.D;
@@ -238,7 +243,7 @@ void window_backward(const WindowTask<T>& task, WindowScratch<T>& at, const Wind
   const Window& window = task.window;
   const int64_t size = window.size, D = at.D, width = at.width, overlap = window.count - 1;
   for (T* grads : {at.key_grads, at.value_grads}) std::fill_n(grads, overlap * D, T{0});
-  const int64_t last = std::min(task.end + overlap, task.n);  // the last queries that read this segment's keys
+  const int64_t last = std::min(task.end + overlap, task.n);  // end of the queries that read this segment's keys
   int64_t start = task.begin;
   while (start < last) {
     const Band band(start, std::min(kWindowTile, last - start), window.count);
@@ -260,7 +265,7 @@ void window_backward(const WindowTask<T>& task, WindowScratch<T>& at, const Wind
       product(some, D, depth, at.weights + corner, int64_t{1}, width, at.slopes + from * D, D, at.value_grads + j * D, D, true);
     }
     write_key_gradients(task, at, x, band.first, band.rows);
-    for (T* grads : {at.key_grads, at.value_grads})  // the last columns become the next tile's first
+    for (T* grads : {at.key_grads, at.value_grads})  // the last columns become the first of the next tile
       std::memmove(grads, grads + band.rows * D, overlap * D * sizeof(T));
     start += band.rows;
   }
