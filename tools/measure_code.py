@@ -35,7 +35,7 @@ LAYERS = (
     ("model",),
     ("baselines",),
     ("data",),
-    ("distributed", "loading", "generation", "proteins", "training"),
+    ("loading", "generation", "proteins", "training"),
     ("evaluation",),
     ("reproduce", "report", "bench"),
     ("server", "client", "hf"),

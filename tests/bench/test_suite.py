@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tracformer import native
-from tracformer.bench import BenchRow, Figures, Scale, growth, least_time, plot, suite
+from tracformer.bench import BenchRow, Figures, Scale, growth, least_time, suite
+from tracformer.bench.attention_speed import draw_growth
 from tracformer.bench.suite import FAILED, BenchPiece, Store, in_fresh_process
 
 SCALE = Scale(
@@ -71,13 +72,13 @@ def test_every_measurement_has_figures_and_rows(store: Store) -> None:
 
 
 def test_the_picture_shows_encoder_attention(store: Store, tmp_path: Path) -> None:
-    assert plot.draw(store.pieces, tmp_path / "all.svg")
+    assert draw_growth(store.pieces, tmp_path / "all.svg")
     assert "encoder attention" in (tmp_path / "all.svg").read_text()
-    assert not plot.draw(
+    assert not draw_growth(
         {"machine/limits/all": store.pieces["machine/limits/all"]}, tmp_path / "none.png"
     )
     with pytest.raises(ValueError, match=r"'all.gif'; it must end in one of: .png"):
-        plot.draw(store.pieces, tmp_path / "all.gif")
+        draw_growth(store.pieces, tmp_path / "all.gif")
 
 
 def test_an_interrupted_run_continues(tmp_path: Path) -> None:

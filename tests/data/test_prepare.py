@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import documents, text_io
+from tracformer import files
+from tracformer.data import documents
 from tracformer.data.make_tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.prepare import is_made_from, prepare
 from tracformer.data.shards import PreparedData, dtype_name
@@ -148,7 +149,7 @@ def test_a_giant_document_gives_the_same_tokens_in_pieces(
 ) -> None:
     book = "\n".join(STORIES[:50])
     monkeypatch.setattr(documents, "PIECE_CHARACTERS", 64)
-    monkeypatch.setattr(text_io, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
     monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 200)
     (tmp_path / "book.txt").write_text(book, encoding="utf-8")
     data = prepare(tmp_path / "out", tmp_path / "book.txt", BPE, validation=0.0, quiet=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 import tracformer
 from tests.golden.figures import batch, model_folder, read_record, subject_of, task_of
 from tracformer import Tracformer, TracformerConfig
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.evaluation.provenance import weights_hash
 from tracformer.evaluation.result_files import FORMAT, Result
 from tracformer.evaluation.runner import evaluate

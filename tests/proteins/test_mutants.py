@@ -13,7 +13,6 @@ from tracformer import Tracformer
 from tracformer.data import Tokenizer
 from tracformer.data.alignment import read_alignment
 from tracformer.model.batch import Batch
-from tracformer.proteins import ardca
 from tracformer.proteins.mutants import (
     Mutant,
     agreement,
@@ -23,7 +22,7 @@ from tracformer.proteins.mutants import (
     score_mutants,
     write_scores,
 )
-from tracformer.proteins.rivals import LETTERS, family_rows, numbered, rival_scores
+from tracformer.proteins.rivals import LETTERS, family_rows, fit_ardca, numbered, rival_scores
 from tracformer.proteins.wild_type import (
     RESIDUES,
     WildType,
@@ -180,7 +179,7 @@ def test_a_wild_type_is_aligned_to_the_columns(tmp_path: Path) -> None:
 
 def test_ardca_is_a_distribution_and_finds_the_coupling(tmp_path: Path) -> None:
     rows = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 1], [1, 1, 0]] * 25)
-    model = ardca.fit(rows, np.ones(len(rows)), 2, couplings_penalty=1e-3, steps=20)
+    model = fit_ardca(rows, np.ones(len(rows)), 2, couplings_penalty=1e-3, steps=20)
     everything = np.array(list(itertools.product(range(2), repeat=3)))
     log_probs = model.log_prob(everything)
     assert np.exp(log_probs).sum() == pytest.approx(1.0, abs=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers import small_model
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.checkpoint import CheckpointWriter, Reader, State
 from tracformer.training.optimizer import build_optimizer

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.helpers import small_model
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.model.batch import Batch
 from tracformer.training.batches import MicroBatch, Stream
 from tracformer.training.objectives import OBJECTIVES, MaskSampler, low_discrepancy, parse_objective

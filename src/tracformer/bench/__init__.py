@@ -10,7 +10,6 @@ and is saved at once, so an interrupted run loses one piece at most.
     attention_speed       attention alone: time, growth with the length, memory
     training_speed        training steps and long sequences, against systems of equal size
     generation_speed      generation with the cache, the engine under requests, memory
-    plot                  the picture of a run
 """
 
 import math

@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `tracformer bench`."""
-    from tracformer.bench import FULL, QUICK, plot, suite
+    from tracformer.bench import FULL, QUICK, suite
+    from tracformer.bench.attention_speed import check_format
     from tracformer.files import write_atomically
     from tracformer.report.tables import print_tables
 
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     check_device(arguments.device)
     if arguments.plot:
-        plot.check_format(Path(arguments.plot))
+        check_format(Path(arguments.plot))
     parts = suite.chosen_parts(arguments.only, arguments.device)
     folder = Path(arguments.out) if arguments.out else suite.default_folder(scale)
     store = suite.Store(folder, suite.describe(scale), arguments.fresh)
@@ -121,11 +122,11 @@ def check_device(device: str) -> None:
 
 def draw(store: "Store", wanted: str | None, folder: Path) -> Path | None:
     """Draw the picture; without matplotlib that is an error only if --plot was given."""
-    from tracformer.bench import plot
+    from tracformer.bench.attention_speed import draw_growth
 
     out = Path(wanted) if wanted else folder / "plot.png"
     try:
-        return out if plot.draw(store.pieces, out) else None
+        return out if draw_growth(store.pieces, out) else None
     except ImportError as missing:
         if wanted:
             raise

@@ -142,8 +142,7 @@ def sort_words(words: Sequence[str], known: Sequence[str]) -> tuple[list[str], l
 def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argparse.Namespace) -> int:
     import torch
 
-    from tracformer.devices import keep_freed_memory
-    from tracformer.distributed import join_ranks
+    from tracformer.devices import join_ranks, keep_freed_memory
     from tracformer.evaluation.runner import evaluate, load_subjects
     from tracformer.evaluation.task import Progress
     from tracformer.model.fast_step import KINDS

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rivals and not arguments.family:
         raise ValueError("--rivals needs --family, the alignment that they are fitted to")
     from tracformer.proteins import mutants as table
-    from tracformer.proteins.heat_map import check_path, draw_heat_map
+    from tracformer.proteins.mutants import check_path, draw_heat_map
 
     if arguments.heat_map:
         check_path(arguments.heat_map)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracformer.data.text_io import lines_of, read_text
-from tracformer.files import optional_package
+from tracformer.files import lines_of, optional_package, read_text
 
 GAP = "-"
 INSERTED = -1

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tracformer.data.alignment import read_alignment
-from tracformer.data.text_io import lines_of, read_text
 from tracformer.data.tokenizer import EOT
+from tracformer.files import lines_of, read_text
 
 PIECE_CHARACTERS = 1 << 18  # small enough that several are encoded at once, one per core
 NEWLINES = "\r\n"

@@ -16,7 +16,7 @@ import torch
 
 from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.evaluation.result_files import Result, file_name
 from tracformer.evaluation.task import ONE_RANK, Progress, Subject, Task
 from tracformer.model.base import ConditionalModel, check_mode, preferred_mode

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import torch
 
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.evaluation import provenance
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.model.base import ConditionalModel, check_mode

@@ -2,6 +2,15 @@
 
 All are fitted to the distinct sequences of an alignment, weighted by 1/neighbours at 80% identity
 (HMMER weights them in its own way). `profile` and `hmm` treat positions as independent.
+
+arDCA (Trinquier, Uguzzoni, Pagnani, Zamponi and Weigt, "Efficient generative modeling of protein
+sequences using simple autoregressive models", 2021) is one multinomial logistic regression per
+column. The columns are ordered from the most to the least conserved one (ascending entropy), and
+
+    p(x_i = a | earlier columns) = softmax_a( h_i(a) + sum over earlier j of J_ij(a, x_j) )
+
+so the probability of a whole sequence is exact. `fit_ardca` minimises the weighted negative
+log-likelihood with a quadratic penalty by L-BFGS; the problem is convex.
 """
 
 import math
@@ -9,12 +18,111 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from tracformer.data.alignment import GAP, INSERTED, Alignment, as_rows, sequence_weights
-from tracformer.proteins import ardca
 from tracformer.proteins.mutants import Mutant
 from tracformer.proteins.wild_type import RESIDUES, WildType, family_hmm
+
+
+class Ardca(nn.Module):
+    """Autoregressive direct-coupling analysis of sequences (N, L) of letters 0..V-1.
+
+    Args:
+        order: The columns from first to last.
+        letters: V, the number of letters.
+    """
+
+    def __init__(self, order: NDArray[np.int64], letters: int) -> None:
+        super().__init__()
+        L, V = len(order), letters
+        self.fields = nn.Parameter(torch.zeros(L, V))
+        self.couplings = nn.Parameter(torch.zeros(L, V, L, V))  # from column j and its letter
+        rank = torch.empty(L, dtype=torch.long)
+        rank[torch.from_numpy(order)] = torch.arange(L)
+        self.earlier: Tensor
+        self.register_buffer("earlier", (rank[:, None] < rank)[:, None, :, None])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return (N, L) the log-probability of each letter given the earlier columns."""
+        L, V = self.fields.shape
+        letters = nn.functional.one_hot(rows, V).to(self.fields.dtype).flatten(1)
+        couplings = (self.couplings * self.earlier).reshape(L * V, L * V)
+        scores = (letters @ couplings).view(-1, L, V) + self.fields
+        return scores.log_softmax(2).gather(2, rows[..., None])[..., 0]
+
+    @torch.no_grad()
+    def log_prob(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return (N,) the exact log-probability of each sequence."""
+        parts = [self(torch.from_numpy(rows[i : i + 1024])) for i in range(0, len(rows), 1024)]
+        return np.asarray(torch.cat(parts).double().sum(1))
+
+
+def letter_shares(
+    rows: NDArray[np.int64], weights: NDArray[np.float64], letters: int, pseudocount: float = 0.5
+) -> NDArray[np.float64]:
+    """Return (L, V) the weighted share of each letter in each column."""
+    counts = np.full((rows.shape[1], letters), pseudocount)
+    for column in range(rows.shape[1]):
+        np.add.at(counts[column], rows[:, column], weights)
+    return counts / counts.sum(1, keepdims=True)
+
+
+def fit_ardca(
+    rows: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    letters: int,
+    *,
+    couplings_penalty: float = 5e-4,
+    fields_penalty: float = 1e-4,
+    steps: int = 60,
+    progress: Callable[[int], None] = lambda steps: None,
+) -> Ardca:
+    """Return an arDCA fitted to aligned sequences.
+
+    Args:
+        rows: (N, L) letters 0..V-1.
+        weights: (N,) weight of each sequence, such as `data.alignment.sequence_weights`.
+        letters: V, the number of letters.
+        couplings_penalty: Weight of the squared couplings, beside the mean negative log-likelihood
+            of a sequence.
+        fields_penalty: Weight of the squared fields, relative to the columns' shares.
+        steps: Iterations of L-BFGS.
+        progress: Called every ten iterations with their number.
+    """
+    shares = letter_shares(rows, weights, letters)
+    entropy = -(shares * np.log(shares)).sum(1)
+    model = Ardca(np.argsort(entropy, kind="stable"), letters)
+    start = torch.from_numpy(np.log(shares)).float()
+    with torch.no_grad():
+        model.fields.copy_(start)
+    data, share = torch.from_numpy(rows), torch.from_numpy(weights / weights.sum()).float()
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        couplings = (model.couplings * model.earlier).square().sum()
+        fields = (model.fields - start).square().sum()
+        penalty = couplings_penalty * couplings + fields_penalty * fields
+        value: Tensor = penalty - share @ model(data).sum(1)
+        value.backward()
+        return value
+
+    optimizer = torch.optim.LBFGS(
+        model.parameters(),
+        max_iter=10,
+        max_eval=14,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=8,
+        line_search_fn="strong_wolfe",
+    )
+    for _ in range(0, steps, 10):
+        optimizer.step(loss)
+        progress(10)
+    return model.eval()
+
 
 LETTERS = RESIDUES + GAP
 
@@ -87,9 +195,9 @@ def rival_scores(
     """
     rows = [mutated_row(wild, mutant) for mutant in mutants]
     letters = family.letters
-    model = ardca.fit(letters, family.weights, len(LETTERS), progress=progress)
+    model = fit_ardca(letters, family.weights, len(LETTERS), progress=progress)
     known = numbered([wild.row, *(row for row in rows if row is not None)])
-    shares = ardca.letter_shares(letters, family.weights, len(LETTERS))
+    shares = letter_shares(letters, family.weights, len(LETTERS))
     profile = np.log(shares)[np.arange(shares.shape[0]), known].sum(1)
     hmm = family_hmm(family.columns)
     emissions = np.array([list(row)[: len(RESIDUES)] for row in hmm.match_emissions][1:])

@@ -34,7 +34,7 @@ import torch
 from tracformer import loading
 from tracformer.baselines import find_family, load_model, schema_of
 from tracformer.data import PreparedData, Tokenizer
-from tracformer.distributed import Ranks, join_ranks
+from tracformer.devices import Ranks, join_ranks
 from tracformer.evaluation.provenance import weights_hash
 from tracformer.evaluation.result_files import Result, file_name, plain
 from tracformer.evaluation.runner import evaluate

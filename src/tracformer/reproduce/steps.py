@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.files import lock_folder
 
 WAIT = 2.0  # seconds between attempts to take a lock

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracformer.data.examples import ExampleOrder, Examples
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.model.batch import Batch
 from tracformer.training.objectives import Masking, MaskSampler
 

@@ -24,7 +24,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tracformer.distributed import Ranks, local
+from tracformer.devices import Ranks, local
 from tracformer.files import flush, sha256_of
 from tracformer.model import ConditionalModel, ModelConfig
 from tracformer.model.storage import save_tensors

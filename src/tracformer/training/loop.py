@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracformer.data.examples import Examples
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracformer.distributed import local
+from tracformer.devices import local
 from tracformer.model import ConditionalModel
 from tracformer.training.train_config import OptimizerConfig
 

@@ -30,7 +30,7 @@ from tracformer.data import (
 )
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
-from tracformer.distributed import Ranks, join_ranks
+from tracformer.devices import Ranks, join_ranks
 from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig

@@ -12,7 +12,7 @@ from torch import Tensor
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
 from tracformer.data.examples import Examples
-from tracformer.distributed import Ranks
+from tracformer.devices import Ranks
 from tracformer.generation.decode import fill
 from tracformer.model import ConditionalModel
 from tracformer.model.base import BOUND
