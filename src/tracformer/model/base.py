@@ -305,6 +305,10 @@ class ConditionalModel(nn.Module):
             else counted - sum(table.numel() for table in self.embedding_tables())
         )
 
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that training changes, by name; by default all."""
+        return dict(self.named_parameters())
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save_pretrained` writes: parameters and buffers.
 

@@ -21,6 +21,8 @@ class ModelConfig:
     model_type: ClassVar[str]
     possible_modes: ClassVar[tuple[str, ...]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    # fields that training from a model's weights (`init`) may change
+    changeable: ClassVar[tuple[str, ...]] = ("dropout", "modes")
     # Names of older files: old -> present; see `tracformer.renames`.
     old_config_keys: ClassVar[Mapping[str, str]] = {}
     old_tensor_names: ClassVar[Mapping[str, str]] = {}  # with * for any text: "blocks.*.fc.weight"

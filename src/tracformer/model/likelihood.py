@@ -126,7 +126,8 @@ class _WeightedNLL(torch.autograd.Function):
         total = torch.zeros((), dtype=summed, device=hidden.device)
         wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1] or ctx.needs_input_grad[4]
         grad_hidden = torch.empty_like(hidden)
-        grad_head = torch.zeros_like(head, dtype=summed)
+        # a frozen head (an adapter's base model) gets none
+        grad_head = torch.zeros_like(head, dtype=summed) if ctx.needs_input_grad[1] else None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=summed)
         for rows in row_chunks(len(hidden), len(head)):
             logits = logits_of(hidden[rows], head, bias).to(summed)
@@ -141,12 +142,14 @@ class _WeightedNLL(torch.autograd.Function):
                 slopes.scatter_add_(1, targets[rows, None], -weight)
                 narrow = slopes.to(hidden.dtype)
                 torch.mm(narrow, head, out=grad_hidden[rows])
-                grad_head += narrow.T @ hidden[rows]
+                if grad_head is not None:
+                    grad_head += narrow.T @ hidden[rows]
                 if grad_bias is not None:
                     grad_bias += slopes.sum(0)
         if wants_grad:
             narrow_bias = None if bias is None or grad_bias is None else grad_bias.to(bias.dtype)
-            ctx.save_for_backward(grad_hidden.to(dtypes[0]), grad_head.to(dtypes[1]), narrow_bias)
+            narrow_head = None if grad_head is None else grad_head.to(dtypes[1])
+            ctx.save_for_backward(grad_hidden.to(dtypes[0]), narrow_head, narrow_bias)
         return total
 
     @staticmethod
@@ -154,7 +157,7 @@ class _WeightedNLL(torch.autograd.Function):
         grad_hidden, grad_head, grad_bias = ctx.saved_tensors
         return (
             grad_hidden * grad,
-            grad_head * grad,
+            None if grad_head is None else grad_head * grad,
             None,
             None,
             None if grad_bias is None else grad_bias * grad,

