@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.data.test_split import family as protein_family
 from tests.data.test_split import write_family
-from tracformer.baselines import family_names, find_family, load_model, schema_of
+from tracformer.baselines import CAUSAL_LM, family_names, find_family, load_model, schema_of
 from tracformer.data import Tokenizer, char_tokenizer, prepare
 from tracformer.data.make_tokenizer import ALPHABETS
 from tracformer.evaluation import Result, Subject, Task, make_task
@@ -91,7 +91,8 @@ class Figures:
 
 def subjects() -> Iterator[tuple[str, str]]:
     """Return ("families", name) and ("tasks", name) of all that is registered."""
-    yield from (("families", name) for name in family_names())
+    # a causal language model has no weights of its own: its figures are those of its network
+    yield from (("families", name) for name in family_names() if name != CAUSAL_LM)
     yield from (("tasks", name) for name in task_names())
 
 

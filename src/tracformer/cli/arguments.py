@@ -40,8 +40,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="MODEL",
-        help=f"model or run folder, bundled model ({bundle}; default: {bundled.DEFAULT}), smollm2, or "
-        "hub id",,
+        help=f"model, run or adapter folder, bundled model ({bundle}; default: {bundled.DEFAULT}), "
+        "smollm2, or hub id",
     )
 
 
