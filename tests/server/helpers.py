@@ -105,7 +105,7 @@ class Running:
     def raw(self, path: str, fields: Any) -> Iterator[socket.socket]:
         body = json.dumps(fields).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
             f"{len(body)}\r\n\r\n"
         )
         with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:

@@ -147,7 +147,7 @@ def test_texts_that_are_hard_to_parse_are_answered(server: Running, unit: str) -
 
 @pytest.mark.parametrize("path", PATHS)
 def test_interrupted_bodies_do_no_harm(server: Running, path: str) -> None:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n".encode()
     for sent in (head + b'{"text": "the', head, head[:30], b"\x16\x03\x01", b"GET\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.sendall(sent)
@@ -160,7 +160,7 @@ def test_a_slow_body_times_out(lm: LanguageModel) -> None:
         socket.create_connection(("127.0.0.1", there.port), timeout=10) as connection,
     ):
         connection.sendall(
-            b'POST /infill HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"input'
+            b'POST /infill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"input'
         )
         assert b"408" in connection.recv(4096)
 

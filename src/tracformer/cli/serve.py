@@ -11,8 +11,10 @@ exits. Logs are JSON lines on standard error; they never contain texts.
 """
 
 import argparse
+import gc
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracformer.cli import FAILED
 from tracformer.cli import arguments as shared
@@ -21,8 +23,22 @@ from tracformer.options import add_arguments as add_options
 from tracformer.options import from_arguments
 from tracformer.server import Limits, Settings
 
+if TYPE_CHECKING:
+    from tracformer.generation.language_model import LanguageModel
+
 KEY = "TRACFORMER_API_KEY"
-OPTIONS = ("host", "port", "rows", "queue", "timeout", "body_timeout", "drain")
+OPTIONS = (
+    "host",
+    "port",
+    "no_key",
+    "rows",
+    "queue",
+    "timeout",
+    "connections",
+    "header_timeout",
+    "body_timeout",
+    "drain",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ORIGIN",
         help="origin of web pages that may call this server, or * for all; repeatable",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="further name in the Host header by which this server may be called, or * for all; "
+        "repeatable (default: localhost and the address of --host)",
     )
     parser.add_argument(
         "--max-body",
@@ -80,8 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.model or shared.default_model()
     settings = Settings(
         **from_arguments(Settings, arguments, OPTIONS),
-        api_key=arguments.api_key or os.environ.get(KEY) or None,
+        api_key=os.environ.get(KEY) if arguments.api_key is None else arguments.api_key,
         origins=tuple(arguments.allow_origin),
+        hosts=tuple(arguments.allowed_host),
         aliases=tuple(arguments.alias),
         limits=Limits(body=arguments.max_body),
     )
@@ -90,7 +115,14 @@ def run(arguments: argparse.Namespace) -> int:
     check_kind(arguments.weights)
     device = pick_device(arguments.device)
     configure_logging(arguments.log_level)
+
+    def load() -> "LanguageModel":
+        lm = shared.open_model(folder, arguments.weights, device)
+        gc.collect()
+        gc.freeze()  # a collection that goes through all of PyTorch stops every request for 0.4 s
+        return lm
+
     name = arguments.name or Path(folder).resolve().name
-    server = Server(lambda: shared.open_model(folder, arguments.weights, device), name, settings)
+    server = Server(load, name, settings)
     server.run()
     return FAILED if server.failed or not server.started else 0

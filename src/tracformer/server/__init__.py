@@ -5,6 +5,7 @@ module holds the settings of a server, which the command line is derived from; i
 of the server's libraries.
 """
 
+import ipaddress
 from dataclasses import dataclass
 
 from tracformer.options import check_options, option
@@ -15,6 +16,8 @@ class Limits:
     """The most that one request may ask for; what exceeds a limit is refused."""
 
     body: int = 2**20  # bytes
+    values: int = 2**15  # strings, members and elements in the JSON of a body
+    depth: int = 32  # of its nesting
     blanks: int = 64
     n: int = 16  # samples
     best_of: int = 32
@@ -42,6 +45,10 @@ class Settings:
     origins: tuple[str, ...] = option(
         (), "origins of web pages that may call this server, or * for all"
     )
+    hosts: tuple[str, ...] = option(
+        (), "further names in the Host header by which this server may be called, or * for all"
+    )
+    no_key: bool = option(False, "listen to other machines although there is no API key")
     aliases: tuple[str, ...] = option((), "further names of the model, or * for any name")
     rows: int = option(
         64, "sequences in one batch, and requests that run at a time", low=1, metavar="N"
@@ -50,6 +57,16 @@ class Settings:
     timeout: float = option(
         60.0,
         "time limit of a request, with its time in the queue",
+        above=0,
+        high=LONGEST,
+        metavar="SECONDS",
+    )
+    connections: int = option(
+        512, "open connections; idle ones are closed for new ones", low=1, metavar="N"
+    )
+    header_timeout: float = option(
+        10.0,
+        "time limit for a client to send its headers",
         above=0,
         high=LONGEST,
         metavar="SECONDS",
@@ -68,5 +85,22 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.api_key is not None and self.api_key.strip() != self.api_key:
+            raise ValueError("the API key begins or ends with white space; leave that out")
         if self.api_key == "":
             raise ValueError("the API key is empty; leave it out for a server without a key")
+        if self.api_key is None and not self.no_key and not is_loopback(self.host):
+            raise ValueError(
+                f"host is {self.host!r}, which other machines can reach, and there is no API key; "
+                "set one in TRACFORMER_API_KEY, or add --no-key to let everyone call this server"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

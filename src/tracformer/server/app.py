@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -32,6 +33,12 @@ from starlette.staticfiles import StaticFiles
 from tracformer import __version__
 from tracformer.generation.language_model import LanguageModel
 from tracformer.server import Settings, llamacpp, mistral, native_protocol, openai
+from tracformer.server.connections import (
+    BACKLOG,
+    Connection,
+    ConnectionLimits,
+    report_loop_errors,
+)
 from tracformer.server.errors import INVALID, NOT_FOUND, ApiError, body_of, invalid
 from tracformer.server.middleware import RequestGuard
 from tracformer.server.observability import log_event
@@ -43,6 +50,7 @@ TOKENIZER_KINDS = {"char": "characters", "byte": "bytes"}  # all others: pieces 
 ERRORS = {
     "400": "The request is wrong: a field, a value, a text that does not fit, or a limit.",
     "401": "The API key is missing or wrong.",
+    "403": "The Host or Origin header names a host that is not allowed.",
     "408": "The request exceeded its time limit.",
     "413": "The body is too large.",
     "429": "The queue is full; the Retry-After header says when to try again.",
@@ -72,9 +80,13 @@ class Server(uvicorn.Server):
         sys.setswitchinterval(SWITCH_SECONDS)
         app = make_app(load, name, settings, self._stop_failed)
         self.service: Service = app.state.service
+        limits = ConnectionLimits(settings.connections, settings.header_timeout)
         super().__init__(
             uvicorn.Config(
                 app,
+                http=partial(Connection, limits),  # type: ignore[arg-type]
+                loop="asyncio",
+                backlog=BACKLOG,
                 host=settings.host,
                 port=settings.port,
                 log_config=None,
@@ -110,6 +122,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Begin to listen."""
+        report_loop_errors(asyncio.get_running_loop())
         await super().startup(sockets)
         if self.started:
             log_event("listening", host=self.config.host, port=self.port)

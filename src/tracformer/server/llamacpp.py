@@ -22,6 +22,7 @@ from tracformer.server.schema import (
     LARGEST_INT,
     Lenient,
     NotNegative,
+    Several,
     ShortText,
     StopStrings,
     Text,
@@ -45,7 +46,7 @@ class LlamaCppRequest(Lenient):
 
     input_prefix: Text = ""
     input_suffix: Text = ""
-    input_extra: list[ExtraText] = Field(default_factory=list)
+    input_extra: Several[ExtraText] = Field(default_factory=list)
     prompt: Text = Field("", description="the beginning of the text to fill in")
     n_predict: Annotated[int, Field(ge=-2, le=LARGEST_INT)] = -1
     temperature: float = Field(0.8, le=100)
@@ -57,7 +58,7 @@ class LlamaCppRequest(Lenient):
     stop: StopStrings | None = None
     n_probs: NotNegative = 0
     stream: bool = False
-    response_fields: list[ShortText] | None = None
+    response_fields: Several[ShortText] | None = None
     return_tokens: bool = False
     model: ShortText | None = None
 

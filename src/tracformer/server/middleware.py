@@ -1,12 +1,20 @@
-"""Checks before a request reaches its protocol (origin, API key, body size), and its log line."""
+"""Checks before a request reaches its protocol, and its log line.
+
+Checked are the Host and Origin headers, the API key, and size and structure of the body.
+"""
 
 import asyncio
+import contextlib
 import hmac
+import ipaddress
 import json
 import logging
+import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +28,14 @@ from tracformer.server.queue import ClientGoneError
 # paths that need no API key; nor do the page's files
 OPEN = ("/", "/health", "/docs", "/openapi.json", "/favicon.ico")
 PAGE = "/page/"
+PROBES = ("/health", "/metrics")  # orchestrators call them by any host name
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+# Bytes of a body that are read and thrown away after a refusal: a client that sends all before it
+# reads would else find its connection reset instead of the answer.
+DISCARDED = 2**25
+# A string, or a byte that opens, separates or closes values. Possessive, so that it is linear.
+JSON_PART = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]},]', re.DOTALL)
+PARTS_AT_ONCE = 8192  # of a body that are checked in one step of the event loop
 CLIENT_GONE = 499  # status in the log of a client that disconnected before its answer
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -75,8 +91,21 @@ class RequestGuard:
             await send(message)
 
         try:
-            self._check_access(path, scope["method"], Headers(scope=scope))
-            await self.app(scope, await self._read_body(scope, receive), send_with_headers)
+            try:
+                self._check_access(path, scope["method"], Headers(scope=scope))
+                body = await self._read_body(scope, receive)
+            except ApiError as problem:
+                # a body that is too slow is not waited for again
+                rest = _nothing if problem.status == 408 else partial(self._discard_body, receive)
+                await _refuse(send_with_headers, path, problem, rest)
+                return
+            await self._check_structure(body)
+            messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def replay() -> Message:
+                return messages.pop() if messages else await receive()
+
+            await self.app(scope, replay, send_with_headers)
         except ApiError as problem:
             await _refuse(send_with_headers, path, problem)
         except ClientGoneError:
@@ -95,6 +124,13 @@ class RequestGuard:
             self._record(entry, scope["method"])
 
     def _check_access(self, path: str, method: str, headers: Headers) -> None:
+        if path not in PROBES and not all(map(self._is_here, headers.getlist("host") or [""])):
+            raise ApiError(
+                403,
+                "this server is not called by the name in the Host header; start it with "
+                "--allowed-host to permit it",
+                code="host",
+            )
         origin = headers.get("origin")
         if (
             origin is not None
@@ -121,6 +157,24 @@ class RequestGuard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
+    def _is_here(self, host: str) -> bool:
+        """Return whether a Host header names this server.
+
+        A web page elsewhere can let its own name point to this machine, and a browser then takes
+        this server for the page's own. It cannot do so with a number, which is no name.
+        """
+        name = re.sub(r":\d*$", "", host.strip().lower()).removeprefix("[").removesuffix("]")
+        bound = self.settings.host.lower()
+        if name in (*LOCAL_NAMES, bound) or "*" in self.settings.hosts:
+            return True
+        if bound in ("0.0.0.0", "::"):  # all addresses of this machine
+            try:
+                ipaddress.ip_address(name)
+                return True
+            except ValueError:
+                pass
+        return name in map(str.lower, self.settings.hosts)
+
     def _is_allowed(self, origin: str, host: str) -> bool:
         return (
             "*" in self.settings.origins
@@ -128,8 +182,8 @@ class RequestGuard:
             or origin.partition("://")[2] == host
         )
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Read the body, up to the limit, and return a `receive` that replays it.
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the body.
 
         Raises:
             ApiError: The body is too large or too slow.
@@ -160,12 +214,47 @@ class RequestGuard:
             raise ApiError(
                 408, "the body did not arrive in time", errors.TIMEOUT, code="timeout"
             ) from None
-        messages = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        return b"".join(parts)
 
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
+    async def _check_structure(self, body: bytes) -> None:
+        """Raise ApiError if the JSON of a body has too many values or is nested too deeply.
 
-        return replay
+        Parsing and validating it holds up all other requests, so this bounds how long that takes.
+        """
+        limits = self.settings.limits
+        opened = body.count(b"[") + body.count(b"{")
+        if opened <= limits.depth and opened + body.count(b",") + 1 <= limits.values:
+            return
+        values, depth = 1, 0
+        for number, part in enumerate(JSON_PART.finditer(body)):
+            byte = body[part.start()]
+            if byte in b"[{":
+                depth += 1
+            elif byte in b"]}":
+                depth -= 1
+            values += byte in b"[{,"
+            for name, value, limit in (
+                ("values", values, limits.values),
+                ("levels", depth, limits.depth),
+            ):
+                if value > limit:
+                    raise ApiError(
+                        400,
+                        f"the body's JSON has more than {limit} {name}, the limit of this server",
+                        code="limit",
+                    )
+            if number % PARTS_AT_ONCE == PARTS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+
+    async def _discard_body(self, receive: Receive) -> None:
+        """Read and throw away the rest of a body, up to limits of size and time."""
+        size, more = 0, True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.body_timeout):
+                while more and size < DISCARDED:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    more = message.get("more_body", False)
 
     def _record(self, entry: LogEntry, method: str) -> None:
         seconds = time.monotonic() - entry.start
@@ -190,8 +279,24 @@ class RequestGuard:
         )
 
 
-async def _refuse(send: Send, path: str, problem: ApiError) -> None:
-    """Send an error answer."""
+async def _nothing() -> None:
+    pass
+
+
+async def _refuse(
+    send: Send,
+    path: str,
+    problem: ApiError,
+    discard: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Send an error answer.
+
+    Args:
+        send: Sends to the client.
+        path: Decides the shape of the answer.
+        problem: The error.
+        discard: Reads the rest of a request that was not read, before the connection is closed.
+    """
     status, body = errors.body_of(problem, path)
     content = json.dumps(body, ensure_ascii=False).encode()
     headers = {
@@ -199,10 +304,13 @@ async def _refuse(send: Send, path: str, problem: ApiError) -> None:
         "Content-Length": str(len(content)),
         **problem.headers,
     }
-    if status in (408, 413):
-        headers["Connection"] = "close"  # the rest of the body stays unread
+    if discard is not None:
+        headers["Connection"] = "close"  # a part of the body may stay unread
     raw = [
         (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()
     ]
     await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": content})
+    await send({"type": "http.response.body", "body": content, "more_body": discard is not None})
+    if discard is not None:
+        await discard()
+        await send({"type": "http.response.body", "body": b""})

@@ -3,6 +3,7 @@
 An unknown field is an error.
 """
 
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -23,9 +24,10 @@ from tracformer.generation.request_options import (
 from tracformer.generation.results import Callback, Infilled, Token
 from tracformer.generation.template import Template, parse
 from tracformer.server.errors import ApiError, body_of
-from tracformer.server.queue import QueuedRequest, Send, Service, service_of, usage_of
+from tracformer.server.queue import QueuedRequest, Send, Service, off_the_loop, service_of, usage_of
 from tracformer.server.schema import (
     Seed,
+    Several,
     ShortText,
     Strict,
     Text,
@@ -89,7 +91,7 @@ class InfillBody(Strict):
     text: Text | None = Field(
         None, description="text with blanks: [[]], [[8]] or [[3-8]]; \\[[ stands for the characters"
     )
-    segments: list[Segment] | None = Field(
+    segments: Several[Segment] | None = Field(
         None, description="instead of `text`: literal strings and blanks in turn"
     )
     seed: Seed | None = Field(None, description="random seed; null draws one, which is returned")
@@ -150,10 +152,14 @@ async def infill(http: Request, body: InfillBody) -> Response:
     service = service_of(http)
     model = service.model_name(body.model)
     seed = secrets.randbelow(2**31) if body.seed is None else body.seed
-    try:
-        template = body.template()
-        options = body.options(seed)
+
+    def read() -> tuple[Template, InfillOptions]:
+        template, options = body.template(), body.options(seed)
         check_limits(service, template, options)
+        return template, options
+
+    try:
+        template, options = await off_the_loop(read, body.text or "")
     except ValueError as mistake:
         raise ApiError(400, str(mistake)) from mistake
 
@@ -252,7 +258,7 @@ async def score(http: Request, body: ScoreBody) -> Response:
     try:
         if not body.text:
             raise ValueError("the text is empty; there is nothing to score")
-        template = parse(body.text, required=False)
+        template = await off_the_loop(lambda: parse(body.text, required=False), body.text)
     except ValueError as mistake:
         raise ApiError(400, str(mistake), param="text") from mistake
     if not template.contents:
@@ -278,11 +284,17 @@ class TokenizeBody(Strict):
 async def tokenize(http: Request, body: TokenizeBody) -> Response:
     """Return the tokens of a text."""
 
-    def tokens(lm: LanguageModel, _: Send) -> list[dict[str, Any]]:
-        return [
-            {"id": token, "text": lm.spelling.token(token, first=i == 0 and not body.inside)}
+    def tokens(lm: LanguageModel, _: Send) -> bytes:
+        # written token by token in this thread: other requests wait for one long `json.dumps`
+        written = (
+            json.dumps(
+                {"id": token, "text": lm.spelling.token(token, first=i == 0 and not body.inside)},
+                ensure_ascii=False,
+                separators=(",", ":"),
+            )
             for i, token in enumerate(lm.tokenizer.encode(body.text, body.inside))
-        ]
+        )
+        return f'{{"tokens":[{",".join(written)}]}}'.encode()
 
     request = service_of(http).start(http, tokens)
-    return JSONResponse({"tokens": await request.done()})
+    return Response(await request.done(), media_type="application/json")

@@ -51,7 +51,11 @@ def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     # uvicorn's own info messages repeat what the server logs
-    for name, least in ((LOGGER.name, level.upper()), ("uvicorn", "WARNING")):
+    for name, least in (
+        (LOGGER.name, level.upper()),
+        ("uvicorn", "WARNING"),
+        ("asyncio", "WARNING"),
+    ):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(least)

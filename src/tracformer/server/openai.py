@@ -16,8 +16,10 @@ from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
     Count,
     Lenient,
+    Many,
     NotNegative,
     Seed,
+    Several,
     ShortText,
     StopStrings,
     Text,
@@ -44,12 +46,12 @@ def _kind_of_prompt(prompt: Any) -> str:
     return "id lists" if isinstance(first, list) else "ids" if isinstance(first, int) else "texts"
 
 
-TokenIds = list[NotNegative]
+TokenIds = Many[NotNegative]
 PromptField = Annotated[
     Annotated[Text, tagged("text")]
-    | Annotated[list[Text], tagged("texts")]
+    | Annotated[Several[Text], tagged("texts")]
     | Annotated[TokenIds, tagged("ids")]
-    | Annotated[list[TokenIds], tagged("id lists")],
+    | Annotated[Several[TokenIds], tagged("id lists")],
     choose_by(_kind_of_prompt),
 ]
 
@@ -77,7 +79,7 @@ class OpenAIRequest(Lenient):
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = Field(
         None, description="only 0: not supported"
     )
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = Field(
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = Field(
         None, description="only empty: not supported"
     )
     whole: bool = Field(False, description="not part of OpenAI's API: the suffix ends the document")

@@ -24,6 +24,7 @@ from tracformer.server import Settings
 from tracformer.server.errors import NOT_FOUND, UNAVAILABLE, ApiError, busy, late
 from tracformer.server.observability import Metrics
 
+LONG_TEXT = 10_000  # characters that take about a millisecond
 RECENT = 64  # requests whose duration is averaged for the `Retry-After` header
 
 R = TypeVar("R")
@@ -312,6 +313,11 @@ class Service:
             prompt_tokens=usage["prompt_tokens"],
             completion_tokens=usage["completion_tokens"],
         )
+
+
+async def off_the_loop(work: Callable[[], R], text: str) -> R:
+    """Run work that grows with a text: in a thread if it is long, since other requests wait."""
+    return await asyncio.to_thread(work) if len(text) > LONG_TEXT else work()
 
 
 def service_of(http: HttpRequest) -> Service:

@@ -17,6 +17,7 @@ from pydantic import (
     Field,
     Tag,
     create_model,
+    model_validator,
 )
 
 from tracformer.generation.request_options import FlatOption, flat_options
@@ -25,7 +26,13 @@ from tracformer.server.errors import TAG
 
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 100.0
+MOST_FIELDS = 100  # of a request or an object in it
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+# A list whose first wrong element ends its validation: an error for each of thousands of elements
+# takes seconds. `Several` are few enough for checks in Python.
+Many = Annotated[list[T], Field(fail_fast=True)]
+Several = Annotated[list[T], Field(fail_fast=True, max_length=4096)]
 
 
 def _check_text(text: str) -> str:
@@ -71,7 +78,7 @@ Count = Annotated[int, Field(ge=1, le=LARGEST_INT)]
 NotNegative = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 StopString = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_check_text)]
 StopStrings = Annotated[
-    Annotated[StopString, tagged("text")] | Annotated[list[StopString], tagged("list")],
+    Annotated[StopString, tagged("text")] | Annotated[Several[StopString], tagged("list")],
     choose_by(lambda value: "list" if isinstance(value, list) else "text"),
 ]
 
@@ -85,6 +92,14 @@ class Strict(BaseModel):
     """A request in which an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        """Refuse a flood of unknown fields before an error is made for each."""
+        if isinstance(value, dict) and len(value) > MOST_FIELDS:
+            raise ValueError(f"{len(value)} fields; at most {MOST_FIELDS} are allowed")
+        return value
 
 
 class Lenient(BaseModel):
@@ -119,7 +134,7 @@ def _field_of(option: FlatOption) -> tuple[Any, Any]:
     hint: Any = kind
     limits: dict[str, Any] = {}
     if kind is None:  # a list of token ids
-        hint, default = list[NotNegative], list(default)
+        hint, default = Many[NotNegative], list(default)
     elif kind is str:
         names = bounds.names()
         hint = Literal[names] if names else ShortText

@@ -1,0 +1,141 @@
+"""Connections: how long a client may take to send its headers, and how many clients there may be.
+
+uvicorn has no limit for either. `Connection` adds both to its HTTP protocol. `ConnectionLimits`
+keeps the connections of one server in their order, so that the oldest idle one makes room for a new
+one: clients that connect and send nothing cannot keep others out. `report_loop_errors` logs what
+the event loop itself reports, such as a lack of file descriptors, as JSON and not too often.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import time
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tracformer.server.observability import log_event
+
+BACKLOG = 64  # connections that are accepted in one step of the event loop
+SPARE_DESCRIPTORS = 32  # for files, and for sockets of the event loop
+REPEAT_SECONDS = 10.0  # a kind of error of the event loop is logged once in this time
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b'Connection: close\r\n\r\n{"error": {"message": "too many connections; try again later", '
+    b'"type": "unavailable_error", "param": null, "code": "connections"}}'
+)
+
+
+class ConnectionLimits:
+    """The connections of one server that wait for the headers of a request.
+
+    Args:
+        most: Number of connections; fewer if the process may open too few files.
+        header_timeout: Seconds for the headers of a request to arrive.
+    """
+
+    def __init__(self, most: int, header_timeout: float) -> None:
+        self.most, self.header_timeout = min(most, _free_descriptors()), header_timeout
+        self.idle: dict[Connection, None] = {}  # the oldest first
+
+    def make_room(self) -> bool:
+        """Close the connection that is idle for longest; return whether there was one."""
+        oldest = next(iter(self.idle), None)
+        if oldest is None:
+            return False
+        oldest.give_up()
+        return True
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP protocol, with a time limit for headers and a limit of connections.
+
+    Args:
+        limits: Limits of the server.
+        **options: Passed to uvicorn's protocol.
+    """
+
+    def __init__(self, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(**options)
+        self.limits = limits
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.most and not self.limits.make_room():
+            transport.write(FULL)
+            transport.close()
+            return
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def give_up(self) -> None:
+        """Close this connection, which sent no complete headers."""
+        self._stop_watching()
+        # Free its place now: the transport reports the end only in the next step of the loop.
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Start the timer if this connection waits for headers, and stop it if not."""
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._stop_watching()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.limits.header_timeout, self.give_up)
+            self.limits.idle[self] = None
+
+    def _stop_watching(self) -> None:
+        self.limits.idle.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def report_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
+    """Log errors of the event loop as JSON lines, each kind once in `REPEAT_SECONDS`.
+
+    When file descriptors run out, asyncio stops accepting connections for a second and tries again;
+    it reports that for every connection that waits.
+    """
+    logged: dict[str, float] = {}
+
+    def report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        out = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+        event = "out of file descriptors" if out else "event loop failed"
+        now = time.monotonic()
+        if now - logged.get(event, -REPEAT_SECONDS) < REPEAT_SECONDS:
+            return
+        logged[event] = now
+        log_event(event, logging.ERROR, None if out else error)
+
+    loop.set_exception_handler(report)
+
+
+def _free_descriptors() -> int:
+    """Return how many connections the process can hold without running out of descriptors."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return 2**31
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 2**31
+    try:
+        used = len(os.listdir("/dev/fd"))
+    except OSError:
+        used = 64
+    return max(1, limit - used - BACKLOG - SPARE_DESCRIPTORS)
