@@ -21,7 +21,7 @@ from tracformer.baselines import find_family
 from tracformer.devices import keep_freed_memory
 from tracformer.model import ConditionalModel
 from tracformer.reproduce.experiment import Experiment, ModelPlan, read_experiment
-from tracformer.reproduce.plan import HOUR, core_hours
+from tracformer.reproduce.steps import HOUR, core_hours
 from tracformer.training.batches import group_by_mode
 from tracformer.training.objectives import MaskSampler, parse_objective
 from tracformer.training.optimizer import Optimizer, build_optimizer, hidden_matrices

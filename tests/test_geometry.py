@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracformer import geometry
-from tracformer.attention.layout import Layout, mirrored
+from tracformer.attention.reference import Layout, mirrored
 
 layers = st.integers(1, 12)
 key_counts = st.integers(2, 40)

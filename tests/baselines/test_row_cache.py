@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.baselines.small import MODES, random_question, small_baseline
 from tracformer.generation.decode import fill
-from tracformer.generation.sessions import empty_session, open_session
+from tracformer.generation.scheduler import empty_session, open_session
 from tracformer.model.batch import Batch
 
 CACHED = [

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.helpers import small_model
 from tracformer import Tracformer
-from tracformer.generation import sessions
+from tracformer.generation import scheduler
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, ByConfidence, LeftToRight, Order, RandomOrder
 from tracformer.model.batch import Batch
@@ -95,7 +95,7 @@ def check_law(
     five are taken together.
     """
     assert sum(law.values()) == pytest.approx(1.0)
-    monkeypatch.setattr(sessions, "AT_ONCE", N)
+    monkeypatch.setattr(scheduler, "AT_ONCE", N)
     filled = fill(
         model, Batch(tokens.expand(N, T), context.expand(N, T)), mode, order=order, seed=range(N)
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.baselines.small import MODES, small_baseline
 from tests.generation.engines import PATIENCE
 from tests.helpers import random_batch, small_model
-from tracformer.generation import sessions
+from tracformer.generation import scheduler
 from tracformer.generation.decode import Filled, fill
 from tracformer.generation.engine import Engine
 from tracformer.generation.fill_request import FillRequest
@@ -26,8 +26,7 @@ from tracformer.generation.orders import (
 )
 from tracformer.generation.results import Token
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.generation.scheduler import Scheduler
-from tracformer.generation.sessions import WholePasses, open_session
+from tracformer.generation.scheduler import Scheduler, WholePasses, open_session
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.model.cache import Cache
@@ -408,7 +407,7 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
 def test_a_selection_keeps_what_was_revealed_and_stands_alone(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "AT_ONCE", 1)
+    monkeypatch.setattr(scheduler, "AT_ONCE", 1)
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 9)
     context[:, 2:5] = False
@@ -439,7 +438,7 @@ def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.Mon
     wanted = (~context & (torch.arange(11) < lengths[:, None])).nonzero()
     answers = []
     for batch in (1, 2, 16):
-        monkeypatch.setattr(sessions, "AT_ONCE", batch)
+        monkeypatch.setattr(scheduler, "AT_ONCE", batch)
         answers.append(
             open_session(model, Batch(tokens, context, lengths), "ac", cached=False).logits(
                 *wanted.unbind(1)

@@ -17,7 +17,7 @@ from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction
 from tracformer.reproduce.experiment import read_experiment
 from tracformer.reproduce.pilots import Pilots, SystemPilots, scaled
-from tracformer.reproduce.plan import describe_plan
+from tracformer.reproduce.steps import describe_plan
 from tracformer.training.loop import TrainingOutcome
 from tracformer.training.start import start
 from tracformer.training.train_config import OptimizerConfig, TrainConfig

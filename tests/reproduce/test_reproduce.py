@@ -24,7 +24,7 @@ from tracformer.reproduce import Reproduction, steps
 from tracformer.reproduce.experiment import read_experiment
 from tracformer.reproduce.experiment_data import prepare_data
 from tracformer.reproduce.pilots import count_sizes
-from tracformer.reproduce.plan import describe_plan
+from tracformer.reproduce.steps import describe_plan
 from tracformer.training.log import read_log
 from tracformer.training.loop import NotFiniteError, Trainer, TrainingOutcome
 from tracformer.training.start import start

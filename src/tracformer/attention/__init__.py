@@ -11,8 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tracformer.attention.blocked import Blocked
-from tracformer.attention.layout import Layout
-from tracformer.attention.reference import Reference
+from tracformer.attention.reference import Layout, Reference
 
 
 class Attention(Protocol):

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tracformer.attention.layout import Layout
+from tracformer.attention.reference import Layout
 from tracformer.devices import wide
 from tracformer.geometry import KeyRun, arithmetic_run
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tracformer.attention.layout import Layout
+from tracformer.attention.reference import Layout
 from tracformer.attention.triton import Triton
 from tracformer.geometry import KeyRun, arithmetic_run
 from tracformer.native import available

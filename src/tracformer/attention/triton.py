@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tracformer.attention.blocked import Blocked
-from tracformer.attention.layout import Layout
+from tracformer.attention.reference import Layout
 from tracformer.devices import wide
 from tracformer.geometry import KeyRun, arithmetic_run
 

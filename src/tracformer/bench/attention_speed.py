@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tracformer import geometry
 from tracformer.attention import Attention, Layout, build_attention
 from tracformer.attention import reference as masks
-from tracformer.attention.layout import mirrored
+from tracformer.attention.reference import mirrored
 from tracformer.bench import (
     BenchRow,
     Figures,

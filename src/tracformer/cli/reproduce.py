@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tracformer.reproduce.experiment import experiment_names, read_experiment, scale_names
 
     if arguments.list:
-        from tracformer.reproduce.plan import summary
+        from tracformer.reproduce.steps import summary
 
         experiments = {name: read_experiment(name) for name in experiment_names()}
         costs = {name: summary(experiment) for name, experiment in experiments.items()}
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         batch=int(batch),
     )
     if arguments.dry_run:
-        from tracformer.reproduce.plan import describe_plan
+        from tracformer.reproduce.steps import describe_plan
 
         lines = list(describe_plan(work))
         print(json.dumps({"plan": lines}) if arguments.json else "\n".join(lines))

@@ -16,8 +16,7 @@ from tracformer.generation.orders import Ancestral, Order
 from tracformer.generation.request_options import PLAIN, Sampler
 from tracformer.generation.results import Candidate, Token
 from tracformer.generation.samplers import Pick, adjusted
-from tracformer.generation.scheduler import Scheduler, candidates_of
-from tracformer.generation.sessions import Session, open_session
+from tracformer.generation.scheduler import Scheduler, Session, candidates_of, open_session
 from tracformer.model.base import ConditionalModel, Passes, finish
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig

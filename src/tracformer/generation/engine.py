@@ -27,8 +27,7 @@ from torch import Tensor
 from tracformer.generation.decode import Runner, reverse_process
 from tracformer.generation.fill_request import Filled, FillRequest, FillRules
 from tracformer.generation.results import Token, TokenCallback
-from tracformer.generation.scheduler import Scheduler
-from tracformer.generation.sessions import Session, open_session
+from tracformer.generation.scheduler import Scheduler, Session, open_session
 from tracformer.model.base import ConditionalModel, Passes, at_once
 from tracformer.model.batch import Batch
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tracformer.generation import sessions
-from tracformer.generation.sessions import Session
+from tracformer.generation import scheduler
+from tracformer.generation.scheduler import Session
 from tracformer.model.base import EXACT, ConditionalModel, check_batch
 from tracformer.model.batch import Batch
 
@@ -91,7 +91,7 @@ def search(
         _choices(p, model.config.vocab_size, banned, only).to(batch.device) for p in positions
     ]
     ask = (
-        partial(sessions.open_session, model, cached=cached)
+        partial(scheduler.open_session, model, cached=cached)
         if open_session is None
         else open_session
     )

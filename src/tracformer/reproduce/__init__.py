@@ -15,9 +15,8 @@ experiments of the same scale, at once: each takes the next pilot, training run 
 no other process holds. A model is evaluated as soon as it is trained.
 
 - `experiment.py`: what an experiment is, read from YAML; `experiment_data.py`: its data sets.
-- `steps.py`: the work shared between processes.
+- `steps.py`: the work shared between processes, and `plan`, the dry run.
 - `pilots.py`: learning-rate pilots, learning curves, model sizes.
-- `plan.py`: the dry run and the cost.
 """
 
 import json

@@ -1,20 +1,30 @@
-"""A list of steps that several processes work through together.
+"""The steps of an experiment: worked through by several processes, or listed by a dry run.
 
 Each process takes the first step that is ready, not done and not held by another process. A step is
 held by a lock that the operating system releases when the process ends for any reason; the next
 process then continues what a killed process had begun.
+
+`plan` lists the steps without doing them. Costs are training tokens, and core-hours if the scale
+knows the pace of a system (tokens per second and core, as measured by `benchmarks/study_pace.py`).
 """
 
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracformer.devices import Ranks
 from tracformer.files import lock_folder
+from tracformer.reproduce.experiment import NO_PILOTS, Experiment, Run
+from tracformer.reproduce.experiment_data import data_folder, require_files
+from tracformer.reproduce.pilots import chosen_rate, count_sizes
+
+if TYPE_CHECKING:
+    from tracformer.reproduce import Reproduction
 
 WAIT = 2.0  # seconds between attempts to take a lock
 ENDED, BUSY = -1, -2
@@ -122,3 +132,148 @@ def _take(left: list[Step], steps: Sequence[Step], locks: Path, lock: ExitStack)
             lock.enter_context(trial.pop_all())
             return steps.index(step)
     return BUSY if busy else ENDED
+
+
+HOUR = 3600.0
+
+Training = list[tuple[str, float]]  # models, and the tokens they are to be trained on
+
+
+def core_hours(work: Iterable[tuple[str, float]], paces: Mapping[str, float]) -> float | None:
+    """Return the core-hours of training; None if no pace is known.
+
+    A model of unknown pace is counted at the mean of the known ones.
+
+    Args:
+        work: Pairs of a model and the tokens it is to be trained on.
+        paces: Tokens per second and core, by model.
+
+    >>> core_hours([("a", 3.6e6), ("b", 3.6e6)], {"a": 1000.0})
+    2.0
+    """
+    if not paces:
+        return None
+    mean = len(paces) / sum(1 / pace for pace in paces.values())  # by time per token
+    return sum(tokens / paces.get(model, mean) for model, tokens in work) / HOUR
+
+
+def cost(work: Training, paces: Mapping[str, float]) -> str:
+    """Return the cost of training models.
+
+    >>> cost([("a", 24.6e6), ("a", 295e9)], {}), cost([("a", 7.2e6)], {"a": 1000.0})
+    ('295B tokens', '7.2M tokens, about 2.0 core-hours')
+    """
+    tokens = sum(count for _, count in work)
+    text = f"{tokens:.0f} tokens"
+    for size, letter in ((1e3, "k"), (1e6, "M"), (1e9, "B")):
+        if tokens >= size:
+            text = f"{tokens / size:.3g}{letter} tokens"
+    hours = core_hours(work, paces)
+    return text if hours is None else f"{text}, about {hours:.1f} core-hours"
+
+
+def summary(experiment: Experiment) -> str:
+    """Return what the experiment costs from the beginning."""
+    work = experiment.training()
+    return cost(work, experiment.pace) if work else "nothing is trained"
+
+
+def describe_plan(work: "Reproduction") -> Iterator[str]:
+    """Yield the lines of a dry run; nothing is downloaded or written."""
+    experiment = work.experiment
+    work.check(network=False)
+    yield f"{experiment.name} at scale {experiment.scale}, in {work.root}: {experiment.title}"
+    for name in dict.fromkeys(name for task in experiment.tasks for name in task.left_out):
+        yield f"  left out  {name}: scale {experiment.scale} does not have it"
+    for trained, sets in (
+        (True, experiment.training_sets()),
+        (False, experiment.evaluation_sets()),
+    ):
+        for data in sets:
+            ready = data_folder(work.root, data.name, trained).exists()
+            if not ready:
+                require_files(data)
+            state = "ready" if ready else f"from {data.source!r}"
+            yield f"  data      {data.name}: {state}" + ("" if trained else ", evaluation only")
+    yield from _sizes(work)
+    left: Training = []
+    piloted: set[str] = set()
+    for run in work.runs():
+        if run.seed is None:
+            yield f"  model     {run.name}: published, {run.plan.published}"
+            continue
+        owner = experiment.pilots_owner(run.plan)
+        if experiment.pilots is not None and run.plan.pilots != NO_PILOTS and owner not in piloted:
+            piloted.add(owner)
+            yield _pilots(work, run, owner, left)
+        known = data_folder(work.root, run.plan.data, trained=True).exists()
+        config = work.config(run)
+        state = "trained"
+        if not (known and (work.is_trained(run) or work.is_finished(run))):
+            left.append((run.plan.name, run.plan.tokens))
+            state = (
+                f"{config.steps} steps of {config.batch} x {config.length}, "
+                f"{cost(left[-1:], _pace(experiment, run.plan.name))}"
+            )
+        yield (
+            f"  train     {run.name} ({config.model.get('family', 'tracformer')}, "
+            f"{config.objective}): {state}"
+        )
+    for task, run in work.evaluations():
+        options = ", ".join(f"{key}={value}" for key, value in task.options.items())
+        done = "" if work.find_result(task, run) is None else "; done"
+        yield (
+            f"  evaluate  {run.name} ({task.mode or run.plan.mode}): {task.task} {options}".rstrip()
+            + done
+        )
+    yield f"  report    {work.page}"
+    yield (
+        f"to train: {cost(left, experiment.pace if left else {})}; existing results are not "
+        "computed again"
+    )
+
+
+def _pace(experiment: Experiment, model: str) -> dict[str, float]:
+    return {model: experiment.pace[model]} if model in experiment.pace else {}
+
+
+def _sizes(work: "Reproduction") -> Iterator[str]:
+    """Yield the parameters of each model, and its operations per token if a task counts them."""
+    counted = {
+        model
+        for task in work.experiment.tasks
+        if task.options.get("flops")
+        for model in task.models
+    }
+    sizes = []
+    for run in work.runs():
+        if run.seed is None or run.number:
+            continue
+        training = work.config(run) if run.plan.name in counted else None
+        result = count_sizes(run.plan.name, run.plan.mode, work.shape(run), training=training)
+        sizes.append(result.find("parameters_without_embeddings").value)
+        text = f"{sizes[-1] / 1e6:.2f}M parameters without embeddings"
+        if training is not None:
+            text += f", {result.find('flops_per_token').value / 1e6:.2f} MFLOP per trained token"
+        yield f"  size      {run.plan.name}: {text}"
+    sizes = [size for size in sizes if size]  # `frequencies` has no network
+    if len(sizes) > 1:
+        yield (
+            f"  sizes     the largest is {max(sizes) / min(sizes) - 1:.1%} larger than the "
+            "smallest, without embeddings"
+        )
+
+
+def _pilots(work: "Reproduction", run: Run, owner: str, left: Training) -> str:
+    """Return the line of a system's pilots; add their training to `left`."""
+    pilots = work.experiment.pilots
+    assert pilots is not None
+    if (outcome := work.outcome(run)) is not None:
+        lr, factor = outcome.details["lr"], chosen_rate(outcome)
+        return f"  pilots    {owner}: {factor:g} times the planned rates was chosen, lr {lr:g}"
+    config = work.experiment.models[owner].config("-", "-", 0)
+    training = [(owner, pilots.tokens(config)) for _ in pilots.rates]
+    left += training
+    rates = ", ".join(f"{rate:g}" for rate in pilots.rates)
+    each = f"{pilots.steps(config)} steps each, {cost(training, _pace(work.experiment, owner))}"
+    return f"  pilots    {owner}: {rates} times the planned rates, {each}"

@@ -13,9 +13,9 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
+from tracformer.generation.continuation import cut
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.results import Candidate
-from tracformer.generation.stopping import cut
 from tracformer.generation.token_text import bytes_of
 from tracformer.server.queue import QueuedRequest
 
