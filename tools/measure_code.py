@@ -30,7 +30,18 @@ WIDTH, LONGEST, SHORTEST = 100, 520, 60
 # A module imports only modules of its own layer and of layers above it in this list. Folders of one
 # layer may import each other as long as there is no cycle.
 LAYERS = (
-    ("rng", "options", "files", "devices", "bundled", "geometry", "spans", "progress", "renames"),
+    (
+        "rng",
+        "options",
+        "files",
+        "devices",
+        "bundled",
+        "geometry",
+        "spans",
+        "progress",
+        "renames",
+        "workers",
+    ),
     ("contexts", "native", "attention"),
     ("model",),
     ("baselines",),

@@ -4,8 +4,7 @@ import hashlib
 import importlib
 import json
 import os
-import subprocess
-import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracformer import files
-from tracformer.data import documents
+from tracformer.data import documents, shards
 from tracformer.data.make_tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.prepare import is_made_from, prepare
 from tracformer.data.shards import PreparedData, dtype_name
 from tracformer.data.sources import TextSource, open_source, open_sources
 from tracformer.data.tokenizer import EOT, Tokenizer
+from tracformer.files import lock_folder
 
 # `tracformer.data.prepare` names the function
 prepare_module = importlib.import_module("tracformer.data.prepare")
@@ -225,19 +225,126 @@ def test_a_file_name_may_not_be_utf8(tmp_path: Path) -> None:
     assert is_made_from(data, open_sources(path))
 
 
-def test_parts_of_dead_processes_are_removed(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    kept = [
-        tmp_path / f".out.{os.getppid()}.part",
-        tmp_path / f".other.{dead.pid}.part",
-        tmp_path / ".out.notes.part",
-    ]
-    for part in (*kept, tmp_path / f".out.{dead.pid}.part"):
-        part.mkdir()
-        (part / "train-00000.bin").write_bytes(b"half")
-    prepare(tmp_path / "out", TextSource(["text"]), BYTE, validation=0.0, quiet=True)
-    assert set(tmp_path.iterdir()) == {*kept, tmp_path / "out"}
+LINES = "".join(f"{story}\n" for story in STORIES)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Arguments for a file of many small batches, shards and records."""
+    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(prepare_module, "RECORD_EVERY", 2)
+    (tmp_path / "lines.txt").write_text(LINES, encoding="utf-8")
+    source = open_source(tmp_path / "lines.txt", documents="line")
+    return {
+        "sources": {"train": source},
+        "tokenizer": "bpe:300",
+        "validation": 0.1,
+        "shard_tokens": 1500,
+        "quiet": True,
+    }
+
+
+def test_any_number_of_workers_gives_the_same_files(tmp_path: Path, lines: dict[str, Any]) -> None:
+    prepare(tmp_path / "plain", **lines)
+    for workers in (1, 2):
+        prepare(tmp_path / f"w{workers}", workers=workers, **lines)
+        assert contents(tmp_path / f"w{workers}") == contents(tmp_path / "plain")
+    assert len(list((tmp_path / "plain").glob("train-*.bin"))) > 3
+    with pytest.raises(ValueError, match="workers is 0; it is the number of processes"):
+        prepare(tmp_path / "none", workers=0, **lines)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no code of ours catches it."""
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> list[int]:
+    """Let the encoder stop after some batches; return the list that counts them."""
+    seen: list[int] = []
+    encode = prepare_module._Encoder.__call__
+
+    def count(self: Any, batch: Any) -> Any:
+        if len(seen) == batches:
+            raise Killed
+        seen.append(len(batch))
+        return encode(self, batch)
+
+    monkeypatch.setattr(prepare_module._Encoder, "__call__", count)
+    return seen
+
+
+@pytest.mark.parametrize("batches", [1, 2, 5, 8])
+def test_a_stopped_run_continues_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: dict[str, Any], batches: int
+) -> None:
+    prepare(tmp_path / "whole", **lines)
+    with monkeypatch.context() as patch:
+        stop_after(patch, batches)
+        with pytest.raises(Killed):
+            prepare(tmp_path / "out", **lines)
+    assert not (tmp_path / "out").exists()
+    # bytes that were written after the last record, as a kill leaves them
+    for pattern in (".out.part/*.index.bin", ".out.part/train-*.bin"):
+        for file in sorted(tmp_path.glob(pattern))[-1:]:
+            end = file.open("ab")
+            end.write(b"more")
+            end.close()
+    repeated = stop_after(monkeypatch, 1000)
+    prepare(tmp_path / "out", **lines)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    if batches >= 2:  # there was a record
+        assert sum(repeated) < len(STORIES)
+    assert not (tmp_path / ".out.part").exists()
+
+
+def test_an_unfinished_run_is_not_mixed_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: dict[str, Any]
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(Killed):
+            prepare(tmp_path / "out", **lines)
+    with pytest.raises(ValueError, match="with other tokenizer and validation; repeat that run"):
+        prepare(tmp_path / "out", **{**lines, "tokenizer": "byte", "validation": 0.2})
+    (tmp_path / "lines.txt").write_text(LINES.replace("Story", "Tales"), encoding="utf-8")
+    with pytest.raises(ValueError, match="with other changed files"):
+        prepare(tmp_path / "out", **lines)
+    data = prepare(tmp_path / "out", overwrite=True, **lines)
+    assert data.manifest.splits["train"].documents > 0
+
+
+def test_two_processes_do_not_prepare_the_same_folder(tmp_path: Path) -> None:
+    with (
+        lock_folder(tmp_path / ".out.part"),
+        pytest.raises(BlockingIOError, match="another process is preparing"),
+    ):
+        prepare(tmp_path / "out", TextSource(["text"]), BYTE, validation=0.0, quiet=True)
+
+
+def test_memory_does_not_grow_with_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 1 << 18)
+    peaks = []
+    for buffers in (2, 20):
+
+        class Stream(TextSource):
+            def pieces(self, buffers: int = buffers) -> Any:
+                for number in range(buffers * 64):
+                    yield from documents.as_pieces(f"{number:04d}" * 1024, f"document {number}")
+
+        tracemalloc.start()
+        data = prepare(
+            tmp_path / f"{buffers}", Stream([]), BYTE, validation=0.0, quiet=True, workers=1
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert data.manifest.splits["train"].bytes == buffers << 18
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 def test_an_existing_folder_is_safe(tmp_path: Path) -> None:
@@ -268,7 +375,7 @@ def test_a_failure_leaves_nothing_and_the_old_folder_whole(
     def full_disk(self: Any, data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepare_module._HashedFile, "write", full_disk)
+    monkeypatch.setattr(shards._HashedFile, "write", full_disk)
     with pytest.raises(OSError, match="No space left"):
         prepare(folder, TextSource(["second"]), BYTE, validation=0.0, overwrite=True, quiet=True)
     assert stored(PreparedData.open(folder, verify=True), "train") == expected(BYTE, ["first"])

@@ -12,12 +12,15 @@
     tracformer prepare exact:hmm-16,sequences=20000 --out data/hmm-16
 
 Several sources are trained on together, with the validation split of the first. The output folder
-holds memory-mapped shards, an index, the tokenizer and a manifest with the SHA-256 of each file.
+holds memory-mapped shards, an index, the tokenizer and a manifest with the SHA-256 of each file. It
+appears when it is finished; after a kill, the same command continues where the run stopped.
 """
 
 import argparse
 import json
 from typing import Any
+
+from tracformer.workers import cores
 
 DRAWN = "exact:"  # sources of the exact benchmark
 
@@ -77,6 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing output folder"
     )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that tokenize; the files are the same for any number (default: all cores)",
+    )
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
@@ -90,7 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
     }
     where = arguments.source[0] if len(arguments.source) == 1 else arguments.source
     fraction, held_out = parse_validation(arguments.validation)
-    common = {"overwrite": arguments.overwrite, "quiet": arguments.json}
+    common = {
+        "overwrite": arguments.overwrite,
+        "quiet": arguments.json,
+        "workers": cores() if arguments.workers is None else arguments.workers,
+    }
     if isinstance(where, str) and where.startswith(DRAWN):
         given = options or held_out or arguments.folder or arguments.identity is not None
         if given or arguments.tokenizer != "auto":

@@ -40,6 +40,10 @@ class AlphabetError(ValueError):
         self.alphabet, self.text_number = alphabet, text_number
         super().__init__(self.explain(f"at offset {offset}"))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # an exception of a worker process is made again from its arguments
+        return type(self), (self.character, self.offset, self.alphabet, self.text_number)
+
     def explain(self, where: str) -> str:
         """Return the message for a character found at `where`, with advice."""
         shown = repr(self.alphabet)

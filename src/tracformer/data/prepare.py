@@ -5,34 +5,38 @@ is_made_from        whether a folder was prepared from given sources
 require_tokenizer   stop if a folder was prepared with another tokenizer than the wanted one
 """
 
-import glob
-import hashlib
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracformer.data.documents import TextPiece
 from tracformer.data.make_tokenizer import ALPHABETS, build_tokenizer, choose_tokenizer
 from tracformer.data.shards import (
     DTYPES,
-    INDEX_DTYPE,
     MANIFEST_FILE,
     Manifest,
     PreparedData,
-    SplitCounts,
+    SplitWriter,
     dtype_name,
-    index_file,
-    shard_file,
 )
-from tracformer.data.sources import DataSource, Where, file_hashes, open_sources, with_gaps_of
+from tracformer.data.sources import (
+    DataSource,
+    Where,
+    file_hashes,
+    files_of,
+    open_sources,
+    with_gaps_of,
+)
 from tracformer.data.split import SplitRule, WholeSource, choose_rule, identity_rule
 from tracformer.data.tokenizer import (
     CONFIG_FILE,
@@ -42,12 +46,15 @@ from tracformer.data.tokenizer import (
     Ids,
     Tokenizer,
 )
-from tracformer.files import flush, sha256_of, write_atomically
+from tracformer.files import flush, lock_folder, sha256_of, write_atomically
 from tracformer.progress import ProgressBar
+from tracformer.workers import check_workers, ordered_map
 
 SHARD_TOKENS = 1 << 28
 # documents are tokenized in batches large enough for all cores
 BATCH_CHARACTERS, BATCH_PIECES = 1 << 21, 4096
+RECORD_EVERY = 16  # batches between two records of the progress, from which a killed run continues
+PROGRESS_FILE = "progress.json"
 SPLIT_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -61,10 +68,13 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     quiet: bool = False,
+    workers: int | None = None,
 ) -> PreparedData:
     """Tokenize sources into a folder and open it.
 
-    The folder appears only when everything is written.
+    The folder appears only when everything is written; until then, files are in a hidden folder
+    beside it. The same call after a kill continues there, if all sources are files. Memory is
+    bounded: at most two batches of text per worker, of about 2 MB each, and their tokens.
 
     Args:
         folder: The folder to write.
@@ -78,13 +88,17 @@ def prepare(
         shard_tokens: Number of tokens per shard.
         overwrite: Replace a prepared folder.
         quiet: Show no progress.
+        workers: Number of processes that tokenize, with one thread each; the files are the same
+            for any number. None tokenizes in this process, with the tokenizer library's threads.
 
     Returns:
         The prepared data.
 
     Raises:
-        ValueError: An argument is wrong, the folder exists, or a text cannot be tokenized.
+        ValueError: An argument is wrong, the folder exists, an unfinished folder was begun with
+            other arguments, or a text cannot be tokenized.
         FileNotFoundError: A source does not exist.
+        BlockingIOError: Another process is preparing this folder.
 
     Example:
         >>> import tempfile
@@ -97,40 +111,50 @@ def prepare(
     """
     target = Path(folder)
     _check_arguments(target, validation, shard_tokens, overwrite)
+    if workers is not None:
+        check_workers(workers)
     by_split = _by_split(sources)
     asked = "" if isinstance(tokenizer, Tokenizer) else str(tokenizer)
-    if not isinstance(tokenizer, Tokenizer):
-        spec = choose_tokenizer(by_split) if str(tokenizer) == "auto" else tokenizer
-        # An alphabet must cover every split; merges are learned from training text only.
-        learn_from = (
-            list(by_split)
-            if str(spec) == "char"
-            else ["train"]
-            if "train" in by_split
-            else list(by_split)
-        )
-        tokenizer = build_tokenizer(
-            spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces())
-        )
-    by_split = {name: with_gaps_of(tokenizer, source) for name, source in by_split.items()}
-    rules: dict[str, SplitRule] = {name: WholeSource(name) for name in by_split}
-    if identity is not None:
-        if set(by_split) != {"train"}:
-            raise ValueError(
-                "identity holds out records of one source, but there are sources for "
-                f"{', '.join(by_split)}; give only train, or leave identity out"
-            )
-        rules["train"] = identity_rule(by_split["train"], identity, validation)
-    elif "train" in by_split and "validation" not in by_split:
-        rules["train"] = choose_rule(by_split["train"].pieces(), validation)
-    _remove_abandoned(target)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    begun_with = {
+        "tokenizer": asked or getattr(tokenizer, "fingerprint", ""),
+        "validation": validation,
+        "identity": identity,
+        "shard_tokens": shard_tokens,
+        "sources": {name: source.describe() for name, source in by_split.items()},
+        "changed files": [
+            path.stat().st_mtime_ns for source in by_split.values() for path in files_of(source)
+        ],
+    }
+    part = target.with_name(f".{target.name}.part")
     try:
-        part.mkdir(parents=True)
-        _write(part, by_split, rules, tokenizer, asked, shard_tokens, quiet)
-        _put_in_place(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(lock_folder(part))
+            except BlockingIOError:
+                raise BlockingIOError(
+                    f"another process is preparing {target}; wait for it, or use another folder"
+                ) from None
+            try:
+                progress = _progress(part, begun_with, overwrite)
+                if progress is not None:
+                    tokenizer = Tokenizer.load(part)
+                elif not isinstance(tokenizer, Tokenizer):
+                    tokenizer = _build_tokenizer(str(tokenizer), by_split)
+                by_split = {
+                    name: with_gaps_of(tokenizer, source) for name, source in by_split.items()
+                }
+                rules = _rules(by_split, identity, validation)
+                if progress is None:
+                    tokenizer.save(part)
+                    progress = _Progress(begun_with)
+                _write(part, by_split, rules, tokenizer, asked, progress, quiet, workers)
+                (part / PROGRESS_FILE).unlink(missing_ok=True)
+                _put_in_place(part, target)
+            finally:
+                if not (part / PROGRESS_FILE).exists():
+                    shutil.rmtree(part, ignore_errors=True)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}; then repeat the command, which continues") from error
     return PreparedData.open(target)
 
 
@@ -189,72 +213,70 @@ def require_tokenizer(wanted: str, data: PreparedData, what: str) -> None:
         )
 
 
-class SplitWriter:
-    """Write the shards and the index of one split, and hash them."""
+@dataclass
+class _Progress:
+    """What is written already, as of the last record.
 
-    def __init__(
-        self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, files: ExitStack
-    ) -> None:
-        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
-        self.documents = self.tokens = self.bytes = 0
-        self.facts: dict[str, dict[str, Any]] = {}
-        self._files = files
-        self._index = self._open(index_file(split))
-        self._shard: _HashedFile | None = None
-        self._add_to_index()
+    Attributes:
+        begun_with: Arguments of the run.
+        source: Name of the source that is being read; empty before the first.
+        pieces: Number of its pieces that are written.
+        splits: State of the writer of each split.
+    """
 
-    def add(self, ids: NDArray[np.unsignedinteger[Any]]) -> None:
-        """Append ids to the current document."""
-        data = ids.astype(self.dtype, copy=False)
-        while len(data):
-            number, filled = divmod(self.tokens, self.shard_tokens)
-            if filled == 0 or self._shard is None:
-                self._finish_shard()
-                self._shard = self._open(shard_file(self.split, number))
-            now, data = data[: self.shard_tokens - filled], data[self.shard_tokens - filled :]
-            self._shard.write(now.tobytes())
-            self.tokens += len(now)
+    begun_with: dict[str, Any]
+    source: str = ""
+    pieces: int = 0
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def end_document(self, eot: NDArray[np.unsignedinteger[Any]]) -> None:
-        """Append end of text and note where the next document begins."""
-        self.add(eot)
-        self.documents += 1
-        self._add_to_index()
-
-    def finish(self) -> SplitCounts:
-        """Close the files and return the split's sizes."""
-        self._finish_shard()
-        self.facts[index_file(self.split)] = self._index.finish()
-        return SplitCounts(self.documents, self.tokens, self.bytes)
-
-    def _open(self, name: str) -> "_HashedFile":
-        return _HashedFile(self._files.enter_context(open(self.folder / name, "wb")))
-
-    def _add_to_index(self) -> None:
-        self._index.write(np.array(self.tokens, INDEX_DTYPE).tobytes())
-
-    def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self.facts[shard_file(self.split, len(self.facts))] = self._shard.finish()
-            self._shard = None
+    def record(self, folder: Path, writers: Mapping[str, SplitWriter]) -> None:
+        """Write the record, after the files that it speaks of."""
+        self.splits = {split: writer.state() for split, writer in writers.items()}
+        write_atomically(folder / PROGRESS_FILE, json.dumps(asdict(self)))
 
 
-class _HashedFile:
-    """A file that hashes what is written to it."""
+def _progress(part: Path, begun_with: dict[str, Any], overwrite: bool) -> _Progress | None:
+    """Return how far an unfinished run came; without one, clear the folder and return None."""
+    file = part / PROGRESS_FILE
+    if file.is_file() and not overwrite:
+        found = _Progress(**json.loads(file.read_text(encoding="utf-8")))
+        now = json.loads(json.dumps(begun_with))
+        if different := [name for name in now if now[name] != found.begun_with.get(name)]:
+            raise ValueError(
+                f"{part} holds the beginning of a run with other {' and '.join(different)}; repeat "
+                "that run to finish it, or delete the folder or use overwrite=True (--overwrite) "
+                "to begin again"
+            )
+        return found
+    for entry in part.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return None
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest, self.bytes = file, hashlib.sha256(), 0
 
-    def write(self, data: bytes) -> None:
-        self.file.write(data)
-        self.digest.update(data)
-        self.bytes += len(data)
+def _build_tokenizer(spec: str, by_split: Mapping[str, DataSource]) -> Tokenizer:
+    spec = choose_tokenizer(by_split) if spec == "auto" else spec
+    # An alphabet must cover every split; merges are learned from training text only.
+    only_train = spec != "char" and "train" in by_split
+    learn_from = ["train"] if only_train else list(by_split)
+    return build_tokenizer(
+        spec, lambda: (piece.text for name in learn_from for piece in by_split[name].pieces())
+    )
 
-    def finish(self) -> dict[str, Any]:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
+
+def _rules(
+    by_split: Mapping[str, DataSource], identity: float | None, validation: float
+) -> dict[str, SplitRule]:
+    rules: dict[str, SplitRule] = {name: WholeSource(name) for name in by_split}
+    if identity is not None:
+        if set(by_split) != {"train"}:
+            raise ValueError(
+                "identity holds out records of one source, but there are sources for "
+                f"{', '.join(by_split)}; give only train, or leave identity out"
+            )
+        rules["train"] = identity_rule(by_split["train"], identity, validation)
+    elif "train" in by_split and "validation" not in by_split:
+        rules["train"] = choose_rule(by_split["train"].pieces(), validation)
+    return rules
 
 
 def _write(
@@ -263,34 +285,56 @@ def _write(
     rules: Mapping[str, SplitRule],
     tokenizer: Tokenizer,
     asked: str,
-    shard_tokens: int,
+    progress: _Progress,
     quiet: bool,
+    workers: int | None,
 ) -> None:
-    tokenizer.save(folder)
+    shard_tokens = progress.begun_with["shard_tokens"]
     name = dtype_name(tokenizer.vocab_size)
     eot = np.array([tokenizer.eot_id], DTYPES[name])
-    writers: dict[str, SplitWriter] = {}
     sizes = [source.size() for source in sources.values()]
     total = sum(size for size in sizes if size is not None) if None not in sizes else None
+    # documents in memory may differ from those of the killed run
+    resumable = all(files_of(source) for source in sources.values())
+    names = list(sources)
+    done = names[: names.index(progress.source)] if progress.source else []
     with (
         ExitStack() as files,
         ProgressBar(
             f"preparing {', '.join(sources)}", total, unit="bytes", enabled=not quiet
         ) as bar,
     ):
+        writers = {
+            split: SplitWriter(folder, split, DTYPES[name], shard_tokens, files, state)
+            for split, state in progress.splits.items()
+        }
+        bar.update(sum(writer.bytes for writer in writers.values()))
+        batches = 0
         for given, source in sources.items():
-            for split, piece, ids in _encode(tokenizer, rules[given].route(source.pieces())):
-                writer = writers.get(split)
-                if writer is None:
-                    writer = writers[split] = SplitWriter(
-                        folder, split, DTYPES[name], shard_tokens, files
-                    )
-                size = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
-                writer.bytes += size
-                writer.add(ids)
-                if piece.end:
-                    writer.end_document(eot)
-                bar.update(size)
+            if given in done:
+                continue
+            if given != progress.source:
+                progress.source, progress.pieces = given, 0
+            routed = islice(rules[given].route(source.pieces()), progress.pieces, None)
+            for batch in _encode(tokenizer, routed, workers):
+                for split, piece, ids in batch:
+                    writer = writers.get(split)
+                    if writer is None:
+                        writer = writers[split] = SplitWriter(
+                            folder, split, DTYPES[name], shard_tokens, files
+                        )
+                    size = _bytes_of(piece.text)
+                    writer.bytes += size
+                    writer.add(ids)
+                    if piece.end:
+                        writer.end_document(eot)
+                    bar.update(size)
+                progress.pieces += len(batch)
+                batches += 1
+                documents = sum(writer.documents for writer in writers.values())
+                bar.update(0, note=f"{documents:,} documents")
+                if resumable and batches % RECORD_EVERY == 0:
+                    progress.record(folder, writers)
         counts = {split: writer.finish() for split, writer in writers.items()}
     for split in {split: None for rule in rules.values() for split in rule.splits}:
         if split not in counts:
@@ -322,37 +366,72 @@ def _write(
     flush(folder)
 
 
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+Encoded = list[tuple[str, TextPiece, Ids]]
+
+
 def _encode(
-    tokenizer: Tokenizer, routed: Iterable[tuple[str, TextPiece]]
-) -> Iterator[tuple[str, TextPiece, Ids]]:
-    """Yield the pieces with their splits and ids."""
+    tokenizer: Tokenizer, routed: Iterable[tuple[str, TextPiece]], workers: int | None
+) -> Iterator[Encoded]:
+    """Yield batches of pieces with their splits and ids."""
+    batches = _batches(routed)
+    if workers is None:
+        yield from map(_Encoder(tokenizer), batches)
+        return
+    threads = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        arguments = (tokenizer.document, tokenizer.kind, tokenizer.eot)
+        yield from ordered_map(_make_encoder, arguments, batches, workers)
+    finally:
+        if threads is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = threads
+
+
+def _batches(routed: Iterable[tuple[str, TextPiece]]) -> Iterator[list[tuple[str, TextPiece]]]:
     batch: list[tuple[str, TextPiece]] = []
     characters = 0
     for item in routed:
         batch.append(item)
         characters += len(item[1].text)
         if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_PIECES:
-            yield from _encode_batch(tokenizer, batch)
+            yield batch
             batch, characters = [], 0
-    yield from _encode_batch(tokenizer, batch)
+    if batch:
+        yield batch
 
 
-def _encode_batch(
-    tokenizer: Tokenizer, batch: list[tuple[str, TextPiece]]
-) -> Iterator[tuple[str, TextPiece, Ids]]:
-    try:
-        encoded = tokenizer.encode_batch([piece.text for _, piece in batch])
-    except AlphabetError as error:
-        piece = batch[error.text_number][1]
-        excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
-        raise ValueError(
-            f"{piece.origin}: "
-            f"{error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}"
-        ) from error
-    for (split, piece), ids in zip(batch, encoded, strict=True):
-        if piece.offset and tokenizer.adds_prefix_space:  # not the beginning of a document
-            ids = np.array(tokenizer.encode(piece.text, inside=True), np.uint32)
-        yield split, piece, ids
+def _make_encoder(document: str, kind: str, eot: str) -> "_Encoder":
+    return _Encoder(Tokenizer(document, kind, eot))
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """Tokenizes batches."""
+
+    tokenizer: Tokenizer
+
+    def __call__(self, batch: list[tuple[str, TextPiece]]) -> Encoded:
+        try:
+            encoded = self.tokenizer.encode_batch([piece.text for _, piece in batch])
+        except AlphabetError as error:
+            piece = batch[error.text_number][1]
+            excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
+            raise ValueError(
+                f"{piece.origin}: "
+                f"{error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}"
+            ) from error
+        found = []
+        for (split, piece), ids in zip(batch, encoded, strict=True):
+            if piece.offset and self.tokenizer.adds_prefix_space:  # not a document's beginning
+                ids = np.array(self.tokenizer.encode(piece.text, inside=True), np.uint32)
+            found.append((split, piece, ids))
+        return found
 
 
 def _by_split(sources: Where | DataSource | Mapping[str, DataSource]) -> dict[str, DataSource]:
@@ -391,26 +470,6 @@ def _check_arguments(target: Path, validation: float, shard_tokens: int, overwri
             f"{target} is not a folder of prepared data (it has no {MANIFEST_FILE}), so it is not "
             "overwritten; use another folder"
         )
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Remove the unfinished folders of processes that were killed."""
-    for part in target.parent.glob(f"{glob.escape(f'.{target.name}.')}*.part"):
-        process = part.name.split(".")[-2]
-        if process.isdecimal() and not _is_alive(int(process)):
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    if os.name == "nt":  # there, signal 0 would be Ctrl-C
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _put_in_place(part: Path, target: Path) -> None:

@@ -5,16 +5,19 @@
     tokenizer.json        and tokenizer_config.json
     manifest.json         counts, hashes, sources; written last
 
+`SplitWriter` writes the shards and the index of one split, and continues after a kill.
 `PreparedData.open` opens a folder that `prepare` wrote; `PreparedData.split` gives a `Split` with
 its `Tokens`.
 """
 
 import hashlib
 import json
+import os
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +178,131 @@ class Manifest:
     def _size(self, name: str) -> int | None:
         size: int | None = self.files.get(name, {}).get("bytes")
         return size
+
+
+class SplitWriter:
+    """Write the shards and the index of one split, and hash them.
+
+    Args:
+        folder: The folder.
+        split: Name of the split.
+        dtype: Type of the ids.
+        shard_tokens: Number of tokens per shard.
+        files: Closes the files.
+        state: What `state` returned at an earlier time: continue from there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        split: str,
+        dtype: np.dtype[Any],
+        shard_tokens: int,
+        files: ExitStack,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens
+        self.documents = self.tokens = self.bytes = 0
+        self.facts: dict[str, dict[str, Any]] = {}  # of finished files
+        self._files = files
+        self._shard: _HashedFile | None = None
+        if state is None:
+            self._index = self._open(index_file(split))
+            self._add_to_index()
+            return
+        self.documents, self.tokens, self.bytes = (
+            state["documents"],
+            state["tokens"],
+            state["bytes"],
+        )
+        self.facts = dict(state["facts"])
+        self._index = self._open(index_file(split), (state["documents"] + 1) * INDEX_DTYPE.itemsize)
+        if rest := self.tokens - len(self.facts) * shard_tokens:
+            self._shard = self._open(shard_file(split, len(self.facts)), rest * dtype.itemsize)
+
+    def add(self, ids: NDArray[np.unsignedinteger[Any]]) -> None:
+        """Append ids to the current document."""
+        data = ids.astype(self.dtype, copy=False)
+        while len(data):
+            number, filled = divmod(self.tokens, self.shard_tokens)
+            if filled == 0 or self._shard is None:
+                self._finish_shard()
+                self._shard = self._open(shard_file(self.split, number))
+            now, data = data[: self.shard_tokens - filled], data[self.shard_tokens - filled :]
+            self._shard.write(now.tobytes())
+            self.tokens += len(now)
+
+    def end_document(self, eot: NDArray[np.unsignedinteger[Any]]) -> None:
+        """Append end of text and note where the next document begins."""
+        self.add(eot)
+        self.documents += 1
+        self._add_to_index()
+
+    def state(self) -> dict[str, Any]:
+        """Flush the files to disk and return what is needed to continue from here."""
+        for file in (self._index, self._shard):
+            if file is not None:
+                file.flush()
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "facts": self.facts,
+        }
+
+    def finish(self) -> SplitCounts:
+        """Close the files and return the split's sizes."""
+        self._finish_shard()
+        self.facts[index_file(self.split)] = self._index.finish()
+        return SplitCounts(self.documents, self.tokens, self.bytes)
+
+    def _open(self, name: str, size: int = 0) -> "_HashedFile":
+        """Open a file of which `size` bytes are kept."""
+        path = self.folder / name
+        file: BinaryIO = open(path, "r+b") if size else open(path, "wb")  # noqa: SIM115
+        return _HashedFile(self._files.enter_context(file), size)
+
+    def _add_to_index(self) -> None:
+        self._index.write(np.array(self.tokens, INDEX_DTYPE).tobytes())
+
+    def _finish_shard(self) -> None:
+        if self._shard is not None:
+            self.facts[shard_file(self.split, len(self.facts))] = self._shard.finish()
+            self._shard = None
+
+
+class _HashedFile:
+    """A file that hashes what is written to it, after `size` bytes that it has already."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file, self.digest, self.bytes = file, hashlib.sha256(), size
+        left = size
+        while left:
+            block = file.read(min(left, 1 << 22))
+            if not block:
+                raise ValueError(
+                    f"{file.name} is shorter than recorded: delete the folder and prepare the data "
+                    "again"
+                )
+            self.digest.update(block)
+            left -= len(block)
+        if size:
+            file.truncate(size)  # what was written after the last record
+            file.seek(size)
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+        self.bytes += len(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def finish(self) -> dict[str, Any]:
+        self.flush()
+        self.file.close()
+        return {"bytes": self.bytes, "sha256": self.digest.hexdigest()}
 
 
 Array = NDArray[np.int64]

@@ -232,12 +232,16 @@ class JoinedSource:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
+def files_of(source: DataSource) -> list[Path]:
+    """Return the files that a source reads, in order; empty if it does not read local files."""
+    if isinstance(source, JoinedSource):
+        return [path for part in source.parts for path in files_of(part)]
+    return list(source.files) if isinstance(source, FileSource | HeldOutStories) else []
+
+
 def file_hashes(source: DataSource) -> list[str]:
     """Return the SHA-256 of each file that a source reads, in order."""
-    if isinstance(source, JoinedSource):
-        return [digest for part in source.parts for digest in file_hashes(part)]
-    files = source.files if isinstance(source, FileSource | HeldOutStories) else ()
-    return [sha256_of(path) for path in files]
+    return [sha256_of(path) for path in files_of(source)]
 
 
 def with_gaps_of(tokenizer: Tokenizer, source: DataSource) -> DataSource:
