@@ -136,10 +136,16 @@ def read_causal_lm(where: str) -> tuple["CausalLM", Path]:
     document = storage.load_document(folder)
     if document.get("model_type") == CAUSAL_LM:
         return kind.from_pretrained(folder, base=_base_of(folder, document)), folder
+    if document.get("model_type") != "gpt2" and not is_foreign(document):
+        raise ValueError(
+            f"{where} is a model of type {document.get('model_type')!r}, not a causal language "
+            "model of transformers; give one such as smollm2 or a hub id"
+        )
     tokens = load_tokenizer(folder).vocab_size
     model = kind.from_pretrained(folder, document=document, vocab_size=tokens)
     base = str(folder.resolve()) if Path(where).is_dir() else where
-    model.config = replace(model.config, base=base)
+    # until it is adapted, `rank` has no meaning: the default of an adapter
+    model.config = replace(model.config, base=base, rank=kind.config_class.rank)
     return model, folder
 
 

@@ -282,10 +282,8 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def speaker(tmp_path_factory):
-    """A random network with a byte-level tokenizer as transformers saves it, and an adapter."""
-    folder = tmp_path_factory.mktemp("speaker")
+def write_speaker(folder: Path, name: str = "llama", **changes: object) -> Path:
+    """Write a random network with a byte-level tokenizer, as transformers saves them."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -297,11 +295,21 @@ def speaker(tmp_path_factory):
     backend.train_from_iterator(TEXTS * 3, trainer)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
     rows = len(fast) + 6  # as many models have
-    write_network(folder / "base", "llama", vocab_size=rows, max_position_embeddings=256)
-    fast.save_pretrained(folder / "base")
-    model = adapted(folder / "base", vocab_size=len(fast), base=str(folder / "base"))
+    sizes = {"max_position_embeddings": 256} if name == "llama" else {"n_positions": 256}
+    write_network(folder, name, vocab_size=rows, **sizes, **changes)
+    fast.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory):
+    """A random network with its tokenizer, and an adapter."""
+    folder = tmp_path_factory.mktemp("speaker")
+    base = write_speaker(folder / "base")
+    tokenizer = tracformer.load(base).tokenizer
+    model = adapted(base, vocab_size=tokenizer.vocab_size, base=str(base))
     model.save_pretrained(folder / "adapter")
-    tracformer.load(folder / "base").tokenizer.save(folder / "adapter")
+    tokenizer.save(folder / "adapter")
     return folder
 
 

@@ -48,7 +48,7 @@ class CausalLMConfig(ModelConfig):
     model_type = "causal-lm"
     possible_modes = ("car", "ar")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    changeable = ("modes", "max_length", "body", "prefix", "rank")
+    changeable = ("modes", "body", "prefix", "rank")
 
     base: str = ""  # the base model: a folder, a hub id, or a name that `tracformer.load` knows
     base_fingerprint: str = ""
@@ -201,8 +201,9 @@ class CausalLM(DenseModel):
                 new = new if key == "adapted" else getattr(config, key)
                 if old != new:
                     raise ValueError(
-                        f"{'modes' if key == 'adapted' else key} is {new!r}, but the adapter to "
-                        f"start from has {old!r}; leave it out, or start from {before.base}"
+                        f"{'modes' if key == 'adapted' else f'model.{key}'} is {new!r}, but the "
+                        f"adapter to start from has {old!r}; use the same, or start from "
+                        f"{before.base}"
                     )
         elif config.rank:
             add_adapter(self.network, config.rank)

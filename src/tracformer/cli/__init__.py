@@ -29,6 +29,7 @@ COMMANDS = {
     "models": ("info", "list the systems that can be trained and evaluated"),
     "prepare": ("prepare", "turn text, JSONL, FASTA or a hub data set into token shards"),
     "train": ("train", "train a model, or continue an interrupted run"),
+    "adapt": ("train", "teach a causal language model of Hugging Face to fill blanks"),
     "plot": ("train", "draw the training curves of runs"),
     "eval": ("eval", "evaluate models: perplexity, infilling quality, exact benchmark and more"),
     "serve": ("serve", "serve a model over HTTP, with a web page"),

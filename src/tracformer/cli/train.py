@@ -22,7 +22,20 @@ from typing import TYPE_CHECKING, Any
 from tracformer.cli import FAILED, USAGE_ERRORS, Command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tracformer.training.train_config import TrainConfig
+
+ADAPT_DESCRIPTION = """Teach a causal language model of Hugging Face to fill blanks.
+
+    tracformer adapt smollm2 --data articles.txt --out english
+    tracformer infill -m english 'The capital of France is [[1-2]], a city on the Seine.'
+    tracformer adapt smollm2 --data articles.txt --out english steps=8000 model.rank=8
+
+The model gets an adapter of a few million numbers (LoRA), which is all that ADAPTER holds besides
+checkpoints. The same command resumes an interrupted run. SIGTERM and Ctrl-C save a checkpoint.
+Training is that of `tracformer train`, with preset `adapt`; options are the same.
+"""
 
 PLOT_DESCRIPTION = """Draw the training curves of one or more runs.
 
@@ -73,6 +86,17 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(keys) if arguments.json else to_yaml(keys, configs.TrainConfig))
         return 0
 
+    with_preset = None if presets else lambda name: configs.load_config(changes, name)
+    return _train("train", arguments, config, with_preset)
+
+
+def _train(
+    verb: str,
+    arguments: argparse.Namespace,
+    config: "TrainConfig",
+    with_preset: "Callable[[str], TrainConfig] | None",
+) -> int:
+    """Run the training loop and return the exit code; see `training.start.start`."""
     from tracformer.devices import keep_freed_memory
     from tracformer.training.loop import TrainingError
     from tracformer.training.start import start
@@ -80,17 +104,15 @@ def run(arguments: argparse.Namespace) -> int:
     keep_freed_memory()
     try:
         with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-            outcome = start(
-                config, None if presets else lambda name: configs.load_config(changes, name)
-            )
+            outcome = start(config, with_preset)
     except TrainingError as error:
-        print(f"tracformer train: {error}", file=sys.stderr)
+        print(f"tracformer {verb}: {error}", file=sys.stderr)
         return FAILED
     except OSError as error:
         if isinstance(error, USAGE_ERRORS):
             raise
         print(
-            f"tracformer train: {error}. Saved checkpoints are complete; run the same command "
+            f"tracformer {verb}: {error}. Saved checkpoints are complete; run the same command "
             "again to continue.",
             file=sys.stderr,
         )
@@ -114,6 +136,39 @@ def _model_keys(config: "TrainConfig") -> dict[str, Any]:
     return {"model": model, "eval_contexts": list(config.eval_contexts)}
 
 
+def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer adapt`."""
+    parser.add_argument("model", metavar="MODEL", help="smollm2, a folder, or a hub id")
+    parser.add_argument(
+        "--data", required=True, help="file, folder or glob of text, or a named data set"
+    )
+    parser.add_argument("--out", required=True, metavar="ADAPTER", help="folder of the adapter")
+    parser.add_argument("--full", action="store_true", help="train all weights, not an adapter")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="options of tracformer train, such as steps=500, model.rank=8 or batch=32",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the outcome as JSON; the rest goes to stderr"
+    )
+
+
+def run_adapt(arguments: argparse.Namespace) -> int:
+    """Run `tracformer adapt`."""
+    from tracformer.devices import cpu_has_bfloat16, pick_device
+    from tracformer.training.train_config import load_config
+
+    fixed = {"init": arguments.model, "data": arguments.data, "run": arguments.out}
+    words = [f"{key}={value}" for key, value in fixed.items()]
+    words += ["model.rank=0"] if arguments.full else []
+    config = load_config([*words, *arguments.words], "adapt")
+    if config.precision == "auto" and pick_device(config.device) == "cpu" and cpu_has_bfloat16():
+        config = dataclasses.replace(config, precision="bfloat16")
+    return _train("adapt", arguments, config, None)
+
+
 def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tracformer plot`."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
@@ -132,3 +187,4 @@ def run_plot(arguments: argparse.Namespace) -> int:
 
 
 plot = Command(PLOT_DESCRIPTION, add_plot_arguments, run_plot)
+adapt = Command(ADAPT_DESCRIPTION, add_adapt_arguments, run_adapt)

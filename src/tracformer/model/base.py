@@ -296,6 +296,14 @@ class ConditionalModel(nn.Module):
                 f"{kind}"
             )
 
+    def card(self, training: str) -> str | None:
+        """Return a model card for what training writes, as Markdown; None: it writes none.
+
+        Args:
+            training: How the model was trained, a sentence.
+        """
+        return None
+
     def num_parameters(self, embeddings: bool = True) -> int:
         """Return the number of parameters, or of those outside the embedding tables."""
         counted = sum(parameter.numel() for parameter in self.parameters())

@@ -285,7 +285,7 @@ class State:
             ema,
             data,
         )
-        self.parameters = dict(model.named_parameters())
+        self.parameters = model.trained_parameters()
         self.names: dict[Tensor, str] = {
             parameter: name for name, parameter in self.parameters.items()
         }

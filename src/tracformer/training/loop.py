@@ -106,7 +106,10 @@ class Trainer:
         self.loss_of = self._parallel(LossOf(self.model))
         fused = ranks.device.type in ("cpu", "cuda") and not self._sharded
         self.optimizer = build_optimizer(
-            self.model.parameters(), config.optimizer, fused, hidden_matrices(self.model)
+            self.model.trained_parameters().values(),
+            config.optimizer,
+            fused,
+            hidden_matrices(self.model),
         )
         self.state = State(
             self.model,
@@ -399,7 +402,19 @@ class Trainer:
         if self.ranks.first:
             storage.save(self.run / name, self.model.config, weights)
             self.tokenizer.save(self.run / name)
+            if (card := self.model.card(self._training())) is not None:
+                write_atomically(self.run / name / "README.md", card)
         self.ranks.barrier()
+
+    def _training(self) -> str:
+        """Return a sentence on the training so far, for a model card."""
+        config = self.config
+        return (
+            f"Trained on {config.data.source}: {self.state.step:,} steps of {config.batch} x "
+            f"{config.length} tokens, objective {config.objective}"
+            + (f" with contexts {config.contexts}" if config.contexts else "")
+            + f", peak learning rate {config.optimizer.lr:g}."
+        )
 
     def _catching_signals(self) -> Any:
         return _Signals(self._on_signal)

@@ -161,7 +161,10 @@ def hidden_matrices(model: ConditionalModel) -> list[nn.Parameter]:
     return [
         weight
         for weight in weights
-        if weight is not None and weight.dim() == 2 and id(weight) not in tables
+        if weight is not None
+        and weight.requires_grad
+        and weight.dim() == 2
+        and id(weight) not in tables
     ]
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from tracformer.baselines import find_family, load_model
+from tracformer.baselines import CAUSAL_LM, find_family, is_foreign, load_model
+from tracformer.baselines.causal_lm import CausalLM, CausalLMConfig
 from tracformer.data import (
     Examples,
     PreparedData,
@@ -32,16 +33,17 @@ from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
 from tracformer.devices import Ranks, join_ranks
 from tracformer.files import lock_folder, write_atomically
-from tracformer.loading import find_folder, tokenizer_of
+from tracformer.loading import find_folder, read_causal_lm, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
+from tracformer.model.storage import load_document
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.loop import Trainer, TrainingOutcome
+from tracformer.training.objectives import parse_objective
 from tracformer.training.train_config import DataConfig, TrainConfig
 
 SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
 EPOCHS = 20  # passes over small data
 MOST_STEPS, LEAST_STEPS = 5000, 200
-CHANGEABLE = ("dropout", "modes")  # fields of a model loaded by `init` that a run may change
 
 Say = Callable[[str], None]
 
@@ -83,7 +85,7 @@ def start(
             "data=NAME (a named data set)"
         )
     # Loaded before anything is written, so that a wrong `init` leaves no files behind.
-    initial = _load_initial(config.init) if config.init else None
+    initial = _load_initial(config) if config.init else None
     if initial is not None:
         _reject_other_model(config, initial)
     with join_ranks(config.device) as ranks:
@@ -167,10 +169,16 @@ def resolve(
     return dataclasses.replace(config, run=run, length=length, steps=steps, optimizer=optimizer)
 
 
-def _load_initial(init: str) -> InitialModel:
+def _load_initial(config: TrainConfig) -> InitialModel:
     """Load a model by anything that `tracformer.load` accepts."""
-    folder = find_folder(init)
-    model = load_model(folder)
+    folder = find_folder(config.init)
+    document = load_document(folder)
+    causal = document.get("model_type") == CAUSAL_LM or is_foreign(document)
+    model: ConditionalModel
+    if causal or config.model.get("family") == CAUSAL_LM:
+        model, folder = read_causal_lm(config.init)
+    else:
+        model = load_model(folder)
     return InitialModel(folder, model, str(tokenizer_of(folder, model)))
 
 
@@ -178,7 +186,10 @@ def _reject_other_model(config: TrainConfig, initial: InitialModel) -> None:
     """Reject model options that conflict with `init`."""
     fixed = {"family": initial.model.config.model_type, **initial.model.config.to_dict()}
     for key in fixed:  # the family first: another family has other keys
-        if key not in CHANGEABLE and config.model.get(key, fixed[key]) != fixed[key]:
+        if (
+            key not in initial.model.config.changeable
+            and config.model.get(key, fixed[key]) != fixed[key]
+        ):
             raise ValueError(
                 f"model.{key} is {config.model[key]!r}, but init={config.init} fixes it at "
                 f"{fixed[key]!r}; leave it out"
@@ -286,7 +297,7 @@ def _model_config(
     if initial is None:
         return config.model_config(tokenizer.vocab_size)
     old = initial.model.config
-    changes = {key: config.model[key] for key in CHANGEABLE if key in config.model}
+    changes = {key: config.model[key] for key in old.changeable if key in config.model}
     modes = config.modes(type(old))
     return type(old).from_dict(
         {**old.to_dict(), "vocab_size": tokenizer.vocab_size, "modes": modes, **changes}
@@ -299,6 +310,8 @@ def _build_model(
     """Return the model with fresh weights, or with those of `initial`."""
     torch.manual_seed(config.seed)
     shape = _model_config(config, initial, tokenizer)
+    if isinstance(shape, CausalLMConfig):
+        return _build_adapter(config, shape, initial, tokenizer, say)
     model: ConditionalModel
     if isinstance(shape, TracformerConfig):
         model = Tracformer(shape, config.attention)
@@ -321,6 +334,26 @@ def _build_model(
     model.load_state_dict(grown_weights(initial.model, origins))
     say(f"starting from {config.init}")
     return model
+
+
+def _build_adapter(
+    config: TrainConfig,
+    shape: CausalLMConfig,
+    initial: InitialModel | None,
+    tokenizer: Tokenizer,
+    say: Say,
+) -> CausalLM:
+    """Return a causal language model with a new adapter, or with that of `initial`."""
+    if initial is None or not isinstance(initial.model, CausalLM):
+        raise ValueError(
+            f"model.family is {CAUSAL_LM!r}, which starts from a language model of transformers: "
+            "add init=MODEL, or use `tracformer adapt`"
+        )
+    require_same_tokenizer(tokenizer, load_tokenizer(initial.tokenizer))
+    modes = {part.mode for part in parse_objective(config.objective, config.contexts).parts}
+    initial.model.adapt(shape, sorted(modes))
+    say(f"starting from {shape.base}; {initial.model.num_trained() / 1e6:.1f}M numbers are trained")
+    return initial.model
 
 
 def grown_weights(old: ConditionalModel, origins: list[int]) -> dict[str, torch.Tensor]:

@@ -249,9 +249,9 @@ class TrainConfig:
         values = dict(self.model)
         kind = find_family(values.pop("family", "tracformer")).config_class
         preset = values.pop("preset", DEFAULT_PRESET)
-        return kind.preset(
-            preset, **{"modes": self.modes(kind), **values, "vocab_size": vocab_size}
-        )
+        values = {"modes": self.modes(kind), **values, "vocab_size": vocab_size}
+        # without presets: a model that is never trained from scratch
+        return kind.preset(preset, **values) if kind.presets else kind.from_dict(values)
 
     def modes(self, kind: type[ModelConfig]) -> tuple[str, ...]:
         """Return the modes that a model of this kind learns under the objective.
@@ -305,7 +305,7 @@ def _checked_model(values: Mapping[str, Any], kind: type[ModelConfig]) -> dict[s
             raise ValueError(f"unknown option 'model.{key}'{near}")
         converted[key] = convert(value, hints[key], f"model.{key}")
     preset = converted.get("preset", DEFAULT_PRESET)
-    if preset not in kind.presets:
+    if kind.presets and preset not in kind.presets:
         raise ValueError(f"model.preset is {preset!r}; it must be one of {', '.join(kind.presets)}")
     return converted
 
