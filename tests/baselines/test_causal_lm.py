@@ -13,8 +13,10 @@ import torch
 import transformers
 
 import tracformer
+from tests.server.helpers import running
 from tracformer import Batch
 from tracformer.baselines.causal_lm import CausalLM
+from tracformer.cli import main
 from tracformer.data import byte_tokenizer
 
 V = 7  # tokens of the enumerated models
@@ -373,6 +375,39 @@ def test_errors_of_loading_name_the_cause(speaker, tmp_path):
     (tmp_path / "moved" / "config.json").write_text(json.dumps({**config, "base": "/nowhere"}))
     with pytest.raises(FileNotFoundError, match="base model was not found"):
         tracformer.load(tmp_path / "moved")
+
+
+def test_every_command_takes_an_adapter(speaker, tmp_path, capsys):
+    where = str(speaker / "adapter")
+    assert main(["infill", "-m", where, "--json", "The [[1-4]] ran [[1-2]].", "-n", "2"]) == 0
+    fills = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(fill["text"].startswith("The") for fill in fills)
+    assert main(["score", "-m", where, "The [[tired]] fox ran."]) == 0
+    assert "car: exact joint" in capsys.readouterr().out
+    assert main(["info", "-m", where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["base"] == str(speaker / "base")
+    (tmp_path / "held.txt").write_text(" ".join(TEXTS * 4))
+    words = ["--data", str(tmp_path / "held.txt"), "--length", "16", "--sequences", "3"]
+    adapters = [f"a={where}@car", f"b={where}@ar", "prefixes"]
+    assert main(["eval", *adapters, *words, "--out", str(tmp_path / "results")]) == 0
+    out = capsys.readouterr().out
+    assert "a (car), exact" in out
+    assert "does not see the text after a blank" in out
+
+
+def test_the_server_answers_in_every_protocol(speaker):
+    with running(lambda: tracformer.load(speaker / "adapter")) as server:
+        settings = {"temperature": 0, "prompt": "The tired fox", "suffix": " ran home."}
+        seeded = {**settings, "max_tokens": 4, "model": "tiny", "seed": 1}
+        openai = server.good("/v1/completions", seeded)
+        assert openai["usage"]["completion_tokens"] >= 1
+        mistral = server.good("/v1/fim/completions", {**settings, "max_tokens": 4, "model": "tiny"})
+        assert mistral["choices"][0]["message"]["content"]
+        llama = {"input_prefix": "The tired fox", "input_suffix": " ran home.", "n_predict": 4}
+        assert server.good("/infill", {**llama, "temperature": 0})["content"]
+        events = server.stream("/v1/completions", seeded)
+        text = "".join(data["choices"][0]["text"] for _, data in events if data)
+        assert text == openai["choices"][0]["text"]
 
 
 @pytest.mark.soak
