@@ -36,6 +36,7 @@ LAYERS = (
         "files",
         "devices",
         "bundled",
+        "checksums",
         "geometry",
         "spans",
         "progress",

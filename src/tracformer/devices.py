@@ -9,8 +9,9 @@ import ctypes.util
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,32 @@ def cpu_has_bfloat16() -> bool:
     """Return whether this CPU multiplies matrices in bfloat16 faster than in float32."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, check, bool)() for check in checks)
+
+
+def machine_memory() -> int | None:
+    """Return the bytes of memory that this process may use; None where that is not known."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    with suppress(OSError, ValueError):  # a container's share
+        found = min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return found
+
+
+def require_memory(needed: int, purpose: str) -> None:
+    """Raise a ValueError if a model needs more memory than this machine has.
+
+    Args:
+        needed: Bytes.
+        purpose: What needs them, for the message.
+    """
+    limit = machine_memory()
+    if limit is not None and needed > limit:
+        raise ValueError(
+            f"{purpose} needs about {needed / 2**30:.3g} GiB of memory, and this machine has "
+            f"{limit / 2**30:.3g} GiB; use smaller sizes, such as d_model, n_layer and vocab_size"
+        )
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # names and values of glibc's mallopt(3)

@@ -47,8 +47,12 @@ def test_loading_and_scoring_do_not_import_torch_compiler(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_folder_holds_two_readable_files(folder: Path) -> None:
-    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+def test_a_folder_holds_three_readable_files(folder: Path) -> None:
+    assert sorted(os.listdir(folder)) == [
+        "checksums.json",
+        "config.json",
+        "model.safetensors",
+    ]
     assert json.loads((folder / "config.json").read_text())["model_type"] == "tracformer"
 
 
@@ -89,7 +93,11 @@ def test_a_failed_save_leaves_the_old_model_whole(
     with pytest.raises(OSError, match="No space left"):
         small_model(seed=1).save_pretrained(folder)
     assert (folder / "model.safetensors").read_bytes() == before
-    assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(folder)) == [
+        "checksums.json",
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:

@@ -109,6 +109,23 @@ def test_a_large_body_gets_its_answer_not_a_reset(server: Running) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_empty_prompts_do_no_harm(server: Running, path: str) -> None:
+    empty = {name: "" for name in GOOD[path] if name in ("text", "prompt", "input_prefix")}
+    for extra in ({}, {"suffix": "", "input_suffix": ""} if path != "/v1/infill" else {}):
+        assert server.post(path, {**GOOD[path], **empty, **extra}).status_code in (200, 400, 422)
+    assert server.post("/v1/completions", {"prompt": []}).status_code == 400
+    assert server.post("/v1/completions", {"prompt": [[]]}).status_code in (200, 400)
+    server.good(path, GOOD[path])
+
+
+@pytest.mark.parametrize("number", [33, 10**6, 2**31 - 1, 2**63])
+def test_numbers_of_samples_are_bounded(server: Running, number: int) -> None:
+    for name in ("n", "best_of"):
+        server.refused("/v1/completions", {"prompt": "the", name: number})
+        server.refused("/v1/infill", {"text": "the [[1]]", name: number})
+
+
 # ---- host names
 
 

@@ -20,8 +20,10 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracformer.checksums import CHECKSUMS_FILE, verify_checksums
 from tracformer.model import storage
 from tracformer.options import did_you_mean
 
@@ -116,7 +118,11 @@ def is_foreign(document: Mapping[str, Any]) -> bool:
 
 
 def load_model(
-    folder: str | PathLike[str], *, document: Mapping[str, Any] | None = None, **options: Any
+    folder: str | PathLike[str],
+    *,
+    document: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    **options: Any,
 ) -> "ConditionalModel":
     """Load the model of a folder, of the system that its `config.json` names.
 
@@ -126,6 +132,7 @@ def load_model(
     Args:
         folder: Folder with `config.json` and weights.
         document: Content of `config.json`, if the caller has read it already.
+        verify: Check the folder's weights and tokenizer against its `checksums.json`.
         **options: Passed to the system's `from_pretrained`, such as `dtype` and `device`.
 
     Raises:
@@ -134,6 +141,8 @@ def load_model(
     """
     document = storage.load_document(folder) if document is None else document
     name = document.get("model_type")
+    if verify and (name in _families or (Path(folder) / CHECKSUMS_FILE).exists()):
+        verify_checksums(Path(folder))
     if name != "tracformer":  # no baseline is imported to load a Tracformer
         published = importlib.import_module("tracformer.baselines.published")
         if (read := published.reader_of(document)) is not None:

@@ -139,7 +139,7 @@ def _message(error: Exception) -> str:
         isinstance(error, RuntimeError) and "allocate" in str(error)
     ):
         return "out of memory; process fewer sequences at once (--batch, batch=, micro_batch=)"
-    if isinstance(error, (*USAGE_ERRORS, OSError)):
+    if isinstance(error, (*USAGE_ERRORS, OSError, FloatingPointError)):
         return str(error)
     text = str(error).split("\n")[0]
     return f"internal error: {type(error).__name__}: {text}; --debug shows the traceback"

@@ -46,12 +46,18 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that rounds weights."""
+    """Add the flags that say how weights are read."""
     parser.add_argument(
         "--weights",
         default="float32",
         metavar="KIND",
         help="precision of the weights: float32, bfloat16 or int8 (default: float32)",
+    )
+    parser.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not check weights and tokenizer against the folder's checksums.json",
     )
 
 
@@ -62,13 +68,15 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_model(folder: str, weights: str = "float32", device: str = "cpu") -> "LanguageModel":
+def open_model(
+    folder: str, weights: str = "float32", device: str = "cpu", verify: bool = True
+) -> "LanguageModel":
     """Load a model with its tokenizer."""
     from tracformer.devices import keep_freed_memory
     from tracformer.generation.language_model import load
 
     keep_freed_memory()
-    return load(folder, weights=weights, device=device)
+    return load(folder, weights=weights, device=device, verify=verify)
 
 
 # ---- texts

@@ -73,7 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ValueError(f"{line.where}{mistake}") from mistake
             templates.append(template)
     lm = shared.open_model(
-        arguments.model or shared.default_model(), arguments.weights, arguments.device
+        arguments.model or shared.default_model(),
+        arguments.weights,
+        arguments.device,
+        arguments.verify,
     )
     options = InfillOptions.make(options, **shared.token_rules(arguments, lm.tokenizer))
     where = [line.where for line in lines if line.text]

@@ -51,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
         )
     prompt = shared.argument_text(arguments.prompt, "--prompt")
     lm = shared.open_model(
-        arguments.model or shared.default_model(), arguments.weights, arguments.device
+        arguments.model or shared.default_model(),
+        arguments.weights,
+        arguments.device,
+        arguments.verify,
     )
     options = SampleOptions.make(options, **shared.token_rules(arguments, lm.tokenizer))
     colour = output.wants_colour(arguments)

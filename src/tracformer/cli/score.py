@@ -46,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     options = ScoreOptions.make(**from_arguments(ScoreOptions, arguments))
     lines = [line for line in shared.read_texts(arguments) if line.text]
     lm = shared.open_model(
-        arguments.model or shared.default_model(), arguments.weights, arguments.device
+        arguments.model or shared.default_model(),
+        arguments.weights,
+        arguments.device,
+        arguments.verify,
     )
     requests = lm.score_requests(
         [line.text for line in lines], options=options, where=[line.where for line in lines]

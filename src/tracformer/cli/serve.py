@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging(arguments.log_level)
 
     def load() -> "LanguageModel":
-        lm = shared.open_model(folder, arguments.weights, device)
+        lm = shared.open_model(folder, arguments.weights, device, arguments.verify)
         gc.collect()
         gc.freeze()  # a collection that goes through all of PyTorch stops every request for 0.4 s
         return lm

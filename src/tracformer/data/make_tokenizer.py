@@ -202,10 +202,13 @@ def load_tokenizer(where: str | PathLike[str]) -> Tokenizer:
             return _with_name(path, lambda: _from_json(path / TOKENIZER_FILE, path))
         if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             return _with_name(path, lambda: _from_merges(path))
-        if not (path / "tokenizer_config.json").is_file():
+        config = read_config(path)
+        if not config or KIND_KEY in config:
             raise FileNotFoundError(f"{path} has no tokenizer: there is no {TOKENIZER_FILE} in it")
-        return _from_transformers(str(path))
-    if not HUB_ID.fullmatch(str(where)):
+        return _from_transformers(str(path), local=True)
+    # A mistyped path also looks like an id of the hub.
+    in_folder = len(path.parts) > 1 and path.parent.is_dir()
+    if in_folder or str(where).startswith(".") or not HUB_ID.fullmatch(str(where)):
         raise FileNotFoundError(
             f"tokenizer is {str(where)!r}: no such file or folder; to build one, use one of: "
             f"{', '.join(KINDS)}"
@@ -236,15 +239,20 @@ def _from_merges(folder: Path) -> Tokenizer:
     return reserve(backend, FOREIGN, eot)
 
 
-def _from_transformers(name: str) -> Tokenizer:
+def _from_transformers(name: str, local: bool = False) -> Tokenizer:
     transformers = optional_package(
         "transformers", f"reading the tokenizer {name!r} of the Hugging Face hub", "hub"
     )
     try:
-        found = transformers.AutoTokenizer.from_pretrained(name)
+        found = transformers.AutoTokenizer.from_pretrained(name, local_files_only=local)
     # many kinds of error: no network, no such id, a missing file, a missing package
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if local:
+            raise ValueError(
+                f"{name} has no {TOKENIZER_FILE}, and transformers cannot read its other tokenizer "
+                f"files: {first}"
+            ) from error
         raise ValueError(
             f"tokenizer is {name!r}: not one of {', '.join(KINDS)}, not a file or folder, and it "
             f"could not be read from the Hugging Face hub: {first}"

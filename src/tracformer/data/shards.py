@@ -13,6 +13,7 @@ its `Tokens`.
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -309,10 +310,22 @@ Array = NDArray[np.int64]
 
 
 class Tokens:
-    """All shards of a split as one sequence; only the tokens in use are read from disk."""
+    """All shards of a split as one sequence; only the tokens in use are read from disk.
 
-    def __init__(self, shards: list[NDArray[Any]], shard_tokens: int) -> None:
-        self._shards, self._shard_tokens = shards, shard_tokens
+    Args:
+        shards: The shards.
+        shard_tokens: Number of tokens in every shard but the last.
+        verify: Called with the number of a shard before its first tokens are read.
+    """
+
+    def __init__(
+        self,
+        shards: list[NDArray[Any]],
+        shard_tokens: int,
+        verify: Callable[[int], None] | None = None,
+    ) -> None:
+        self._shards, self._shard_tokens, self._verify = shards, shard_tokens, verify
+        self._verified: set[int] = set()
         self._length = sum(map(len, shards))
 
     def __len__(self) -> int:
@@ -328,6 +341,9 @@ class Tokens:
         done = 0
         while start + done < stop:
             shard, offset = divmod(start + done, self._shard_tokens)
+            if self._verify is not None and shard not in self._verified:
+                self._verify(shard)
+                self._verified.add(shard)
             part = self._shards[shard][offset : offset + stop - start - done]
             out[done : done + len(part)] = part
             done += len(part)
@@ -408,9 +424,21 @@ class PreparedData:
                 f"{self.folder} is damaged: the index of split {name!r} does not end where its "
                 "tokens end; prepare it again"
             )
-        return Split(
-            name, Tokens(shards, self.manifest.shard_tokens), index, counts, self.tokenizer.eot_id
+        self._verify(index_file(name))
+        tokens = Tokens(
+            shards,
+            self.manifest.shard_tokens,
+            lambda shard: self._verify(shard_file(name, shard)),
         )
+        return Split(name, tokens, index, counts, self.tokenizer.eot_id)
+
+    def _verify(self, file: str) -> None:
+        """Raise a ValueError if a file does not match its SHA-256."""
+        if sha256_of(self.folder / file) != self.manifest.files[file]["sha256"]:
+            raise ValueError(
+                f"{self.folder} is damaged: {file} does not match its SHA-256; prepare the data "
+                "again"
+            )
 
     def _map(self, file: str, dtype: np.dtype[Any], length: int) -> NDArray[Any]:
         # a plain array over the map: slices of np.memmap itself are several times slower

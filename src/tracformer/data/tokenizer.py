@@ -23,6 +23,7 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import AddedToken
 
+from tracformer.checksums import CHECKSUMS_FILE, remove_checksums, write_checksums
 from tracformer.data.codecs import (
     AlphabetError,
     Ids,
@@ -212,8 +213,12 @@ class Tokenizer:
             config["added_tokens_decoder"] = {
                 str(self.mask_id): {**SPECIAL, "content": MASK, "lstrip": True}
             }
+        recorded = (path / CHECKSUMS_FILE).is_file()  # in a model folder
+        remove_checksums(path)
         write_atomically(path / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
         write_atomically(path / TOKENIZER_FILE, self.document)
+        if recorded:
+            write_checksums(path)
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Self:

@@ -430,6 +430,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     weights: str = "float32",
+    verify: bool = True,
     **options: Any,
 ) -> LanguageModel:
     """Load a model with its tokenizer.
@@ -446,6 +447,7 @@ def load(
         dtype: Data type of the weights.
         weights: "float32", or "bfloat16" or "int8" to round a Tracformer's weights for faster
             generation from left to right.
+        verify: Check the folder's files against its `checksums.json`.
         **options: Options of the reader of published weights, such as `mask_token_id` and `ema`.
 
     Returns:
@@ -463,7 +465,13 @@ def load(
     check_kind(weights)
     return LanguageModel(
         *loading.read(
-            loading.find_folder(where), device, dtype, tokenizer, adapter=adapter, **options
+            loading.find_folder(where),
+            device,
+            dtype,
+            tokenizer,
+            adapter=adapter,
+            verify=verify,
+            **options,
         ),
         str(adapter or where),
     ).lean(weights)

@@ -10,7 +10,7 @@ the sampler.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,20 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON has them; infinite and undefined numbers become None."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+class NonFiniteError(FloatingPointError):
+    """The model computed a probability that is no number."""
+
+
+def require_finite(log_probs: Sequence[float]) -> None:
+    """Raise NonFiniteError if one of these log-probabilities is infinite or NaN."""
+    for log_prob in log_probs:
+        if not math.isfinite(log_prob):
+            raise NonFiniteError(
+                f"the model computed the log-probability {log_prob}; its weights are damaged, or "
+                "too large for their precision"
+            )
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,9 @@ class Span(Record):
     log_probs: tuple[float, ...]
     first_token: int = 0
     candidates: Candidates = ()
+
+    def __post_init__(self) -> None:
+        require_finite(self.log_probs)
 
     @property
     def log_prob(self) -> float:
@@ -213,6 +230,9 @@ class Sampled(Record):
     note: str = ""
     stopped: str | None = None
     candidates: Candidates = ()
+
+    def __post_init__(self) -> None:
+        require_finite(self.log_probs)
 
 
 @dataclass(frozen=True, slots=True)

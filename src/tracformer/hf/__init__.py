@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.attention import implementations
+from tracformer.checksums import remove_checksums, write_checksums
 from tracformer.files import optional_package
 from tracformer.hf.inputs import IGNORED, read_batch
 from tracformer.hf.publish import Evaluation, model_card, push_folder, write_model_card
@@ -176,7 +177,11 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
     ) -> None:
         """Write the folder; with `evaluation`, also a model card (`publish.model_card`)."""
         hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
+        if is_main_process:
+            remove_checksums(Path(save_directory))
         super().save_pretrained(save_directory, is_main_process, state_dict, **options)
+        if is_main_process:
+            write_checksums(Path(save_directory))
         if evaluation is not None and is_main_process:
             write_model_card(save_directory, evaluation=evaluation)
         if push_to_hub and is_main_process:

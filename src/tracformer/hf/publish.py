@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from tracformer.checksums import CHECKSUMS_FILE
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.files import optional_package, write_atomically
 from tracformer.model import Tracformer, TracformerConfig, storage
@@ -166,6 +167,7 @@ FILES = [
     "LICENSE",
     storage.CONFIG_FILE,
     storage.WEIGHTS_FILE,
+    CHECKSUMS_FILE,
     "model-?????-of-?????.safetensors",
     "model.safetensors.index.json",
     "tokenizer.json",

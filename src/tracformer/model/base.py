@@ -10,6 +10,7 @@ pass of the network at a time, so that others can run between), and `each_given_
 that would show a given position its own token).
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from os import PathLike
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tracformer.devices import require_memory
 from tracformer.model import likelihood, storage
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
@@ -366,6 +368,9 @@ class ConditionalModel(nn.Module):
         with storage.on_meta() if cls.built_on_meta else torch.device("cpu"):
             model = cls(config, **options)
         expected = {name: tuple(tensor.shape) for name, tensor in model.tensors().items()}
+        if torch.device(device).type == "cpu":
+            numbers = sum(map(math.prod, expected.values()))
+            require_memory(numbers * dtype.itemsize, f"the model of {folder}")
         weights = storage.load_weights(folder, expected, dtype, device, config.old_tensor_names)
         if cls.built_on_meta:
             model.load_state_dict(weights, assign=True)

@@ -1,6 +1,7 @@
 """Configurations: the base class of all systems, and that of the Tracformer with its presets."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -9,6 +10,17 @@ from tracformer.geometry import KEY_SETS
 from tracformer.renames import present_names
 
 MODES = ("car", "ac", "ar")
+# Largest values of fields with these names, in every system, and of all other integers: beyond
+# them a configuration is a mistake that would exhaust memory or time before it is found.
+LARGEST = {
+    "n_layer": 1024,
+    "n_encoder": 1024,
+    "n_head": 1024,
+    "d_model": 2**16,
+    "d_feedforward": 2**18,
+}
+LARGEST_INT = 2**24
+ROTARY_BASES = (1.0, 1e12)
 
 
 @dataclass(frozen=True)
@@ -43,15 +55,23 @@ class ModelConfig:
             )
 
     def _check_types(self) -> None:
-        """Check that float fields hold numbers and bool fields hold bools."""
+        """Check that numbers are finite and not absurd, and that bool fields hold bools."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            largest = LARGEST.get(field.name, LARGEST_INT)
+            if isinstance(value, int) and abs(value) > largest:
+                raise ValueError(f"{field.name} is {value}; it must be at most {largest}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{field.name} is {value}; it must be a finite number")
             if field.type is float and (
                 isinstance(value, bool) or not isinstance(value, int | float)
             ):
                 raise ValueError(f"{field.name} is {value!r}; it must be a number")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{field.name} is {value!r}; it must be true or false")
+            low, high = ROTARY_BASES
+            if field.name == "rotary_base" and not low <= value <= high:
+                raise ValueError(f"rotary_base is {value!r}; it must lie in [{low:g}, {high:g}]")
 
     def require_positive(self, *fields: str) -> None:
         """Raise a ValueError unless these fields are positive integers."""

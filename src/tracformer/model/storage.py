@@ -1,4 +1,4 @@
-"""Read and write a model folder: `config.json` and `model.safetensors`.
+"""Read and write a model folder: `config.json`, `model.safetensors` and `checksums.json`.
 
 Files are written atomically. Reading is strict: unknown keys and missing, unexpected or mis-shaped
 tensors are errors. No file is a pickle.
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from tracformer.checksums import remove_checksums, write_checksums
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
 from tracformer.renames import Renames, present_tensor_name
@@ -50,9 +51,15 @@ def save(
     tensors = {
         name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in weights.items()
     }
-    write_atomically(path / WEIGHTS_FILE, lambda part: save_tensors(tensors, part))
+
+    def write(part: Path) -> None:
+        save_tensors(tensors, part)
+        remove_checksums(path)  # only now: if writing fails, the old folder stays as it was
+
+    write_atomically(path / WEIGHTS_FILE, write)
     document = json.dumps({"model_type": config.model_type, **config.to_dict()}, indent=2) + "\n"
     write_atomically(path / CONFIG_FILE, document)
+    write_checksums(path)
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -104,6 +111,11 @@ def load_config(
         if key != "model_type" and key not in FOREIGN_KEYS
     }
     try:
+        if "modes" in values and not values["modes"]:
+            raise ValueError(
+                f"modes is {values['modes']!r}; it must name at least one of: "
+                f"{', '.join(kind.possible_modes)}"
+            )
         return kind.from_dict(values)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -154,9 +166,23 @@ def load_weights(
             saved = {present_tensor_name(name, old_names or {}): name for name in file.keys()}  # noqa: SIM118
             found = {name: tuple(file.get_slice(saved[name]).get_shape()) for name in saved}
             compare(path, found, expected)
-            return {name: file.get_tensor(saved[name]).to(dtype) for name in expected}
+            tensors = {name: file.get_tensor(saved[name]) for name in expected}
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    require_finite(path, tensors)
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError that names a tensor of a file with infinite or undefined values."""
+    for name, tensor in tensors.items():
+        # The sum is faster, but that of large values overflows.
+        if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
+            count = int((~tensor.isfinite()).sum())
+            raise ValueError(
+                f"{path}: {count} of {tensor.numel()} values of {name} are infinite or NaN; the "
+                "file is damaged, or training diverged"
+            )
 
 
 def compare(

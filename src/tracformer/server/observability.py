@@ -53,6 +53,7 @@ def configure_logging(level: str) -> None:
     # uvicorn's own info messages repeat what the server logs
     for name, least in (
         (LOGGER.name, level.upper()),
+        ("tracformer", "WARNING"),
         ("uvicorn", "WARNING"),
         ("asyncio", "WARNING"),
     ):

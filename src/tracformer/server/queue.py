@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -20,9 +21,10 @@ from fastapi import Request as HttpRequest
 
 from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine, Request
 from tracformer.generation.language_model import LanguageModel
+from tracformer.generation.results import NonFiniteError
 from tracformer.server import Settings
-from tracformer.server.errors import NOT_FOUND, UNAVAILABLE, ApiError, busy, late
-from tracformer.server.observability import Metrics
+from tracformer.server.errors import NOT_FOUND, SERVER, UNAVAILABLE, ApiError, busy, late
+from tracformer.server.observability import Metrics, log_event
 
 LONG_TEXT = 10_000  # characters that take about a millisecond
 RECENT = 64  # requests whose duration is averaged for the `Retry-After` header
@@ -197,6 +199,9 @@ class QueuedRequest(Generic[R]):
             self.result = self._task.result()
         except ValueError as mistake:
             raise ApiError(400, str(mistake)) from mistake
+        except NonFiniteError as error:
+            log_event("not finite", logging.ERROR, error)
+            raise ApiError(500, str(error), SERVER, code="not_finite") from error
         except DeadlineExceeded as error:
             raise late(self.seconds) from error
         except (Cancelled, Closed) as error:

@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 
 from tracformer.generation.continuation import cut
 from tracformer.generation.language_model import LanguageModel
-from tracformer.generation.results import Candidate
+from tracformer.generation.results import Candidate, require_finite
 from tracformer.generation.token_text import bytes_of
 from tracformer.server.queue import QueuedRequest
 
@@ -72,6 +72,7 @@ class PartialText:
 
     def add(self, token_id: int, log_prob: float, candidates: tuple[Candidate, ...] = ()) -> None:
         """Append a token; tokens after a stop string are only counted."""
+        require_finite((log_prob,))
         self._count += 1
         if self.stopped is not None:
             return

@@ -31,11 +31,11 @@ from tracformer.data import (
 )
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
-from tracformer.devices import Ranks, join_ranks
+from tracformer.devices import Ranks, join_ranks, require_memory
 from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, read_causal_lm, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
-from tracformer.model.storage import load_document
+from tracformer.model.storage import load_document, on_meta
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.loop import Trainer, TrainingOutcome
 from tracformer.training.objectives import parse_objective
@@ -44,6 +44,7 @@ from tracformer.training.train_config import DataConfig, TrainConfig
 SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
 EPOCHS = 20  # passes over small data
 MOST_STEPS, LEAST_STEPS = 5000, 200
+BYTES_IN_TRAINING = 12  # of a parameter: weight, gradient, and at least one state of the optimizer
 
 Say = Callable[[str], None]
 
@@ -313,10 +314,16 @@ def _build_model(
     if isinstance(shape, CausalLMConfig):
         return _build_adapter(config, shape, initial, tokenizer, say)
     model: ConditionalModel
+    kind = find_family(shape.model_type).model_class
+    if kind.built_on_meta:
+        with on_meta():
+            numbers = kind(shape).num_parameters()
+        require_memory(numbers * BYTES_IN_TRAINING, "training this model")
+        torch.manual_seed(config.seed)
     if isinstance(shape, TracformerConfig):
         model = Tracformer(shape, config.attention)
     else:
-        model = find_family(shape.model_type).model_class(shape)
+        model = kind(shape)
     if initial is None:
         return model
     old_tokenizer = load_tokenizer(initial.tokenizer)

@@ -1,0 +1,219 @@
+"""Damaged or absurd model folders: refused in one line that names the file or the field."""
+
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from tests.cli.helpers import save_model
+from tests.server.helpers import WORDS, make, running
+from tracformer import bundled, devices, load
+from tracformer.checksums import CHECKSUMS_FILE
+from tracformer.cli import main
+from tracformer.data import PreparedData, load_tokenizer, train_bpe
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("damage") / "model", train_bpe(WORDS, 300))
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def error_of(folder: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int = 2) -> str:
+    """Return the one line that `tracformer infill` prints on standard error."""
+    assert main(["infill", "-m", str(folder), "the [[2]]", *options]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    [line] = shown.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_flipped_byte_is_noticed(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[-100] ^= 1
+    (folder / name).write_bytes(content)
+    assert f"{folder / name} is damaged or was changed" in error_of(folder, capsys)
+    with pytest.raises(ValueError, match="SHA-256"):
+        load(folder)
+
+
+def test_checks_can_be_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-4] ^= 1  # the lowest bit of a weight
+    (folder / "model.safetensors").write_bytes(content)
+    assert main(["infill", "-m", str(folder), "the [[2]]", "--no-verify"]) == 0
+    assert capsys.readouterr().err == ""
+    load(folder, verify=False)
+
+
+def test_a_folder_without_checksums_gets_a_notice(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / CHECKSUMS_FILE).unlink()
+    assert main(["infill", "-m", str(folder), "the [[2]]"]) == 0
+    [record] = caplog.records
+    assert "has no checksums.json" in record.getMessage()
+
+
+def test_checksums_follow_what_is_saved(folder: Path, tmp_path: Path) -> None:
+    other = load(save_model(tmp_path / "other", train_bpe(WORDS, 290)))
+    other.model.save_pretrained(folder)
+    other.tokenizer.save(folder)
+    assert load(folder).tokenizer.vocab_size == 290
+    other.tokenizer.save(tmp_path / "text")  # no model folder
+    assert not (tmp_path / "text" / CHECKSUMS_FILE).exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"model.safetensors": 1}', '{"../x": "y"}'])
+def test_damaged_checksums_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (folder / CHECKSUMS_FILE).write_text(content)
+    assert str(folder) in error_of(folder, capsys)
+
+
+def test_bundled_models_have_checksums() -> None:
+    for name in bundled.names():
+        found = json.loads((bundled.folder(name) / CHECKSUMS_FILE).read_text())  # type: ignore[operator]
+        assert set(found) == {"model.safetensors", "tokenizer.json"}
+
+
+def test_weights_that_are_no_numbers_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4000] + b"\xff" * 4000)
+    assert "are infinite or NaN" in error_of(folder, capsys, "--no-verify")
+
+
+def test_a_probability_that_is_no_number_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights that are finite, with results that are not."""
+    lm = make()
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            parameter.fill_(1e30)
+    lm.model.save_pretrained(folder)
+    lm.tokenizer.save(folder)
+    assert main(["score", "-m", str(folder), "the [[cat]]"]) == 1
+    assert "log-probability nan" in capsys.readouterr().err
+    with running(lambda: lm) as there:
+        for path, fields in (
+            ("/v1/score", {"text": "the [[cat]]"}),
+            ("/v1/completions", {"prompt": "the", "echo": True, "logprobs": 0, "max_tokens": 0}),
+        ):
+            error = there.refused(path, fields, 500)["error"]
+            assert error["code"] == "not_finite"
+        assert there.http.get("/health").status_code == httpx.codes.OK
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("d_model", 10**9),
+        ("n_layer", 10**9),
+        ("n_layer", -1),
+        ("n_head", 10**6),
+        ("vocab_size", 2**40),
+        ("max_length", 2**40),
+        ("max_length", 10**400),
+        ("modes", []),
+        ("rotary_base", 1e-300),
+        ("rotary_base", 1e300),
+        ("init_std", "wide"),
+        ("dropout", 5.0),
+    ],
+)
+def test_absurd_configurations_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], field: str, value: Any
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    line = error_of(folder, capsys)
+    assert str(path) in line
+    assert field in line
+
+
+def test_memory_is_estimated_before_it_is_taken(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "machine_memory", lambda: 1000)
+    assert "GiB of memory, and this machine has" in error_of(folder, capsys)
+
+
+def test_more_than_the_machine_has_is_not_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.txt").write_text("a cat and a dog\n" * 200)
+    words = ["model.d_model=65536", "model.n_head=2", "model.n_layer=500", f"run={tmp_path / 'r'}"]
+    assert main(["train", f"data.source={tmp_path / 'text.txt'}", *words]) == 2
+    assert "GiB of memory, and this machine has" in capsys.readouterr().err
+
+
+def test_a_missing_tokenizer_is_no_query_of_the_hub(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "tokenizer.json").unlink()
+    for _ in ("with checksums", "without"):
+        line = error_of(folder, capsys)
+        assert "tokenizer.json" in line
+        assert "hub" not in line
+        (folder / CHECKSUMS_FILE).unlink(missing_ok=True)
+        monkeypatch.setattr("tracformer.checksums.logging.Logger.warning", lambda *_: None)
+
+
+@pytest.mark.parametrize("where", ["runs/nothing", "../nothing", "./nothing"])
+def test_paths_are_no_queries_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        load_tokenizer(where)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load(where)
+
+
+def test_pytorch_has_a_safe_unpickler() -> None:
+    """Before 2.6 a file could run code in spite of `weights_only=True` (CVE-2025-32434)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [needed] = [line for line in project["dependencies"] if line.startswith("torch>=")]
+    assert tuple(map(int, needed.removeprefix("torch>=").split("."))) >= (2, 6)
+    for path in (ROOT / "src").rglob("*.py"):
+        for call in re.findall(r"^[^`\n]*torch\.load\(.*\)", path.read_text(), re.M):
+            assert "weights_only=True" in call
+
+
+def test_a_damaged_shard_is_noticed_at_its_first_read(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a cat and a dog\n" * 400)
+    out = tmp_path / "data"
+    assert main(["prepare", str(tmp_path / "text.txt"), "--out", str(out)]) == 0
+    shard = out / "train-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[0] ^= 1
+    shard.write_bytes(content)
+    split = PreparedData.open(out).split("train")
+    with pytest.raises(ValueError, match=r"train-00000\.bin does not match its SHA-256"):
+        split.tokens.read(0, 2)
+
+
+def test_every_test_that_the_security_page_names_exists() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page):
+        assert f"def {name}(" in (ROOT / file).read_text(), name
