@@ -2,6 +2,7 @@
 
 - `add_model`, `add_weights`, `add_device`, `open_model`: the model.
 - `add_texts`, `read_texts`, `by_batch`: texts from arguments, a file or standard input.
+- `add_job`, `run_job`, `check_no_job`: large files, with `--out`.
 - `add_sampling`, `sampler_options`, `token_rules`: a `Sampler` from flags; tokens to ban and
   require are given as text.
 """
@@ -20,6 +21,7 @@ from tracformer.options import add_arguments, flag_of, from_arguments
 if TYPE_CHECKING:
     from tracformer.data import Tokenizer
     from tracformer.generation.language_model import LanguageModel
+    from tracformer.generation.request_options import InfillOptions, ScoreOptions
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -80,6 +82,66 @@ def open_model(
 
 
 # ---- texts
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a batch job."""
+    group = parser.add_argument_group(
+        "large files",
+        "With --out, --file is JSONL, Parquet or text of any size (also .gz). Output is JSON lines "
+        "with the input's ids. Repeat a stopped command to continue.",
+    )
+    group.add_argument("--out", metavar="FOLDER", help="write the results to files in FOLDER")
+    group.add_argument("--field", help="field or column that holds the text (default: text)")
+    group.add_argument(
+        "--workers", type=int, metavar="N", help="processes, each with its own model (default: 1)"
+    )
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run the workers on a Ray cluster; without ADDRESS, on one started on this machine",
+    )
+    group.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="continue after rows that cannot be worked on; their output has the key error",
+    )
+
+
+JOB_FLAGS = ("field", "workers", "ray", "skip_bad")
+
+
+def run_job(
+    arguments: argparse.Namespace, verb: str, options: "InfillOptions | ScoreOptions"
+) -> int:
+    """Run a batch job and print what it wrote."""
+    from tracformer.generation.batch_job import BatchJob, run_job
+
+    if arguments.text or arguments.whole_file or arguments.file in (None, "-"):
+        raise ValueError("--out is for the rows of a file: give it with --file FILE")
+    job = BatchJob(
+        verb,
+        arguments.model or default_model(),
+        Path(arguments.file),
+        options,
+        arguments.weights,
+        arguments.device,
+        arguments.field or "text",
+    )
+    workers = 1 if arguments.workers is None else arguments.workers
+    out = Path(arguments.out)
+    counts = run_job(job, out, workers=workers, ray=arguments.ray, skip_bad=arguments.skip_bad)
+    bad = f", {counts['bad']:,} of them bad" if counts["bad"] else ""
+    print(f"{out}: {counts['rows']:,} rows{bad}, in {counts['parts']:,} files")
+    return 0
+
+
+def check_no_job(arguments: argparse.Namespace) -> None:
+    """Raise ValueError if a flag of a batch job is given without --out."""
+    if wrong := [name for name in JOB_FLAGS if getattr(arguments, name) not in (None, False)]:
+        raise ValueError(f"{flag_of(wrong[0])} is for large files: give a folder with --out too")
 
 
 class InputLine(NamedTuple):

@@ -4,6 +4,7 @@
     tracformer infill -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
     tracformer infill --order entropy --stream 'Mia carried the [[5]] home.'
     tracformer infill --file holes.txt --json > filled.jsonl
+    tracformer infill --file many.parquet --field story --out filled --workers 4
 
 A blank is [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
 
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("order of filling"), InfillOptions, ORDER)
     add_options(parser.add_argument_group("most probable fills"), InfillOptions, BEST)
     add_options(parser.add_argument_group("blanks without a fixed length"), InfillOptions, LENGTHS)
+    shared.add_job(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     given = from_arguments(InfillOptions, arguments) | shared.sampler_options(arguments)
     options = InfillOptions.make(**given)
     _check_output(arguments, options)
+    if arguments.out is not None:
+        return _run_job(arguments, options)
+    shared.check_no_job(arguments)
     lines = shared.read_texts(arguments)
     if arguments.stream and len(lines) > 1:
         raise ValueError(f"--stream shows one text as it is filled; there are {len(lines)}")
@@ -86,6 +91,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _fill_all(lm, lines, requests, arguments)
     return 0
+
+
+def _run_job(arguments: argparse.Namespace, options: InfillOptions) -> int:
+    """Fill the rows of a large file."""
+    if arguments.stream or arguments.marks:
+        raise ValueError("--out writes JSON lines; leave --stream and --marks out")
+    if arguments.ban or arguments.require:
+        from tracformer.data import load_tokenizer
+        from tracformer.loading import find_folder
+
+        folder = find_folder(arguments.model or shared.default_model())
+        rules = shared.token_rules(arguments, load_tokenizer(folder))
+        options = InfillOptions.make(options, **rules)
+    return shared.run_job(arguments, "infill", options)
 
 
 def _check_output(arguments: argparse.Namespace, options: InfillOptions) -> None:

@@ -2,6 +2,7 @@
 
     tracformer score 'Mia carried the [[blue lamp]] to the market.'
     tracformer score --mode ac --file marked.txt --json > scores.jsonl
+    tracformer score --file many.jsonl --out scores --workers 4
 
 Prints the natural log-probability of each marked token, their sum, the perplexity per token and the
 bits per byte of the marked text; and whether the sum is the exact joint log-probability, a sum of
@@ -39,11 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shared.add_device(parser)
     add_options(parser, ScoreOptions)
     output.add_output(parser)
+    shared.add_job(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `tracformer score`."""
     options = ScoreOptions.make(**from_arguments(ScoreOptions, arguments))
+    if arguments.out is not None:
+        return shared.run_job(arguments, "score", options)
+    shared.check_no_job(arguments)
     lines = [line for line in shared.read_texts(arguments) if line.text]
     lm = shared.open_model(
         arguments.model or shared.default_model(),

@@ -154,12 +154,12 @@ class PlannedFill(NamedTuple):
 
 @dataclass(frozen=True)
 class InfillRun:
-    """One call of `LanguageModel.infill`, for requests that share their options.
+    """One call of `LanguageModel.infill`, for requests that share their options but the seed.
 
     Args:
         runner: Runs the model.
         spelling: How the tokenizer's tokens are written.
-        options: The options of all requests.
+        options: The options of all requests; each has its own seed.
         callback: Called with the tokens of each step.
     """
 
@@ -194,8 +194,7 @@ class InfillRun:
             raise
 
     def _run(self, requests: Sequence[InfillRequest]) -> list[list[Infilled]]:
-        seeds = [derived_seed(self.options.seed, i) for i in range(self.options.draws)]
-        plans = [self._plan(number, request, seeds) for number, request in enumerate(requests)]
+        plans = [self._plan(number, request) for number, request in enumerate(requests)]
         if isinstance(self.callback, Callback):
             for fill in (fill for plan in plans for fill in plan):
                 self.callback.lengths(fill.text, fill.sample, fill.layout.lengths)
@@ -232,9 +231,10 @@ class InfillRun:
             best = reread(self.runner, best, [own(each) for each in best], self.options.batch)
         return best[: self.options.n]
 
-    def _plan(self, number: int, request: InfillRequest, seeds: Sequence[int]) -> list[PlannedFill]:
+    def _plan(self, number: int, request: InfillRequest) -> list[PlannedFill]:
         """Choose the lengths of each sample of a request."""
         model, ranges = self.runner.model, request.ranges
+        seeds = [derived_seed(request.options.seed, i) for i in range(self.options.draws)]
         limit = model.limits.get(self.mode)
         note = joined(f"mode {self.mode} {limit}" if limit else "", as_revealed(model, self.mode))
         choices: list[LengthChoice | None] = [None] * len(seeds)
@@ -263,7 +263,7 @@ class InfillRun:
         """Choose lengths by the probability that the model gives them, one choice per seed."""
         options, given, rules = self.options, request.text, self.rules
         found = length_posterior.candidates(
-            request.ranges, request.room, options.prior, options.seed
+            request.ranges, request.room, options.prior, request.options.seed
         )
         enough = [
             can_hold(given, sum(vector), options.sampler, self.spelling) for vector in found.vectors
@@ -283,7 +283,7 @@ class InfillRun:
             self.runner,
             layouts,
             draws=options.length_draws,
-            seed=options.seed,
+            seed=request.options.seed,
             rules=Sampler(banned=rules.banned, allowed=rules.allowed),
             only=lambda number, at: given.word_starts(layouts[number], at, self.spelling),
             batch=options.batch,

@@ -199,8 +199,12 @@ class LanguageModel:
         if not made:
             plain = [text for text in texts if not isinstance(text, InfillRequest)]
             return self.infill_requests(plain, n, options=options, **changes)
-        if len(made) < len(texts) or any(each.options != made[0].options for each in made):
-            raise ValueError("requests that are filled together must have the same options")
+        first = made[0].options
+        same = (replace(each.options, seed=first.seed) == first for each in made)
+        if len(made) < len(texts) or not all(same):
+            raise ValueError(
+                "requests that are filled together must have the same options, except for the seed"
+            )
         if n is not None or options is not None or changes:
             raise ValueError("the texts are requests, which have their options; give no others")
         return made
