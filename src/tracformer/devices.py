@@ -1,4 +1,4 @@
-"""Choose a device, keep freed memory, choose the precision of sums; ranks of a process group.
+"""Choose a device and threads, keep freed memory, choose the precision of sums; group ranks.
 
 A group is a single process, or the ranks that torchrun starts. Ranks exchange tensors only; nothing
 is pickled.
@@ -77,6 +77,32 @@ def require_memory(needed: int, purpose: str) -> None:
             f"{purpose} needs about {needed / 2**30:.3g} GiB of memory, and this machine has "
             f"{limit / 2**30:.3g} GiB; use smaller sizes, such as d_model, n_layer and vocab_size"
         )
+
+
+def use_threads(wanted: int = 0) -> str:
+    """Set the number of processor threads of this process.
+
+    Args:
+        wanted: The number. 0 keeps that of `OMP_NUM_THREADS` if it is set, else takes the machine's
+            cores, or this process's fair share of them if more is running than there are cores.
+
+    Returns:
+        A sentence for the user if the machine is busy, else an empty text.
+    """
+    if wanted:
+        torch.set_num_threads(wanted)
+        return ""
+    if os.environ.get("OMP_NUM_THREADS") or not hasattr(os, "getloadavg"):
+        return ""
+    cores, load = torch.get_num_threads(), os.getloadavg()[0]
+    if cores == 1 or load <= cores:
+        return ""
+    fair = max(1, round(cores * cores / (cores + load)))
+    torch.set_num_threads(fair)
+    return (
+        f"the machine is busy (load {load:.1f} on {cores} cores): using {fair} "
+        f"thread{'s' if fair > 1 else ''}; --threads {cores} uses them all"
+    )
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # names and values of glibc's mallopt(3)

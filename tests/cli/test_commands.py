@@ -103,7 +103,7 @@ def test_prepare_with_a_validation_file(here: Path, capsys: pytest.CaptureFixtur
     [
         ("empty.txt", b"", [], "no text"),
         ("bad.txt", b"abc\xffdef", [], "bad.txt is not UTF-8 text: byte 0xff at offset 3"),
-        ("short.txt", b"hi", [], "fewer than one block"),
+        ("short.txt", b"hi", [], "at least 1,000 are needed"),
         ("x.fasta", b"no header\n", [], "x.fasta"),
         ("y.fasta", b">a\nACGTJ\n", ["data.tokenizer=dna"], "'J'"),
         ("ok.txt", b"some text " * 200, ["stpes=3"], "did you mean 'steps'?"),
@@ -131,7 +131,7 @@ def test_missing_files_and_presets_are_errors(
     assert "no training data" in refused(capsys, "train")
     assert "nothere.txt" in refused(capsys, "train", "data=nothere.txt")
     assert "no log.jsonl" in refused(capsys, "plot", "nowhere")
-    assert "preset is 'huge'" in refused(capsys, "train", "huge", "data=x")
+    assert "'huge' is no file or folder here" in refused(capsys, "train", "huge", "data=x")
 
 
 def test_a_tokenizer_that_does_not_match_the_model_is_an_error(

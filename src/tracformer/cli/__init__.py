@@ -105,10 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             formatter_class=_formatter,
         )
         command.add_arguments(parser)
-        _add_debug(parser)
+        _add_common(parser)
         # parse_intermixed_args would drop the "--"
         parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args
-        code = command.run(parse(rest))
+        chosen = parse(rest)
+        if chosen.threads is not None:
+            _set_threads(chosen.threads)
+        code = command.run(chosen)
         sys.stdout.flush()  # notice a closed pipe here rather than when the interpreter exits
         return code
     except BrokenPipeError:
@@ -170,7 +173,7 @@ def _parser() -> Parser:
         formatter_class=_formatter,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    _add_debug(parser)
+    _add_common(parser)
     parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
@@ -180,8 +183,23 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=width)
 
 
-def _add_debug(parser: argparse.ArgumentParser) -> None:
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="processor threads (default: the machine's cores, fewer if it is busy)",
+    )
+
+
+def _set_threads(threads: int) -> None:
+    """Set the number of threads of this process and of those that it starts."""
+    if threads < 1:
+        raise ValueError(f"--threads is {threads}; it must be at least 1")
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 def _open_streams() -> None:

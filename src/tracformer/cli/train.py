@@ -1,28 +1,32 @@
 """Train a model, or continue an interrupted run.
 
-    tracformer train data=my.txt                         chooses everything else and prints it
+    tracformer train my.txt --minutes 10                 plans everything else and ends on time
     tracformer train laptop data=my.txt steps=3000       a preset, with changes
     tracformer train wikitext103-car                     the paper's run
     tracformer train my.yaml optimizer.lr=1e-3           your own preset file
     tracformer train data=mine.txt init=runs/stories/model          fine-tuning
     torchrun --nproc-per-node 8 -m tracformer train wikitext103-car
 
-The same command resumes a run from its newest complete checkpoint. SIGTERM and Ctrl-C save a
-checkpoint and exit with code 128 + signal.
+A word that is an existing file or folder is the data; any other is the name of a preset. Without
+a preset, steps= or --minutes, a run takes ten minutes. The same command resumes a run from its
+newest complete checkpoint. SIGTERM and Ctrl-C save a checkpoint and exit with code 128 + signal; a
+run with a budget first lowers its learning rate to zero, which takes some seconds.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracformer.cli import FAILED, USAGE_ERRORS, Command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tracformer.training.train_config import TrainConfig
 
@@ -49,8 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="PRESET|KEY=VALUE",
-        help="name or file of a preset, and options that replace its values",
+        metavar="DATA|PRESET|KEY=VALUE",
+        help="file or folder with data, name or YAML file of a preset, and options that replace "
+        "its values",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="N",
+        help="train for N minutes, preparation and summary included (default: 10, unless a preset "
+        "or steps= says otherwise)",
     )
     parser.add_argument("--presets", action="store_true", help="list the presets and exit")
     parser.add_argument(
@@ -65,19 +77,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `tracformer train`."""
+    began = time.monotonic()
     from tracformer.training import train_config as configs
 
     if arguments.presets:
         names = configs.preset_names()
         print(json.dumps(names) if arguments.json else "\n".join(names))
         return 0
-    presets = [word for word in arguments.words if "=" not in word]
-    if len(presets) > 1:
-        raise ValueError(
-            f"{presets[1]!r} is not of the form KEY=VALUE, and {presets[0]!r} already names the "
-            "preset"
-        )
-    changes = [word for word in arguments.words if "=" in word]
+    presets, changes = _sorted_words(arguments.words)
+    if arguments.minutes is not None:
+        if not (0 < arguments.minutes < math.inf):
+            raise ValueError(
+                f"--minutes is {arguments.minutes:g}; it must be more than 0, such as --minutes 10"
+            )
+        changes.append(f"minutes={arguments.minutes}")
+    if arguments.threads is not None:
+        changes.append(f"threads={arguments.threads}")
     config = configs.load_config(changes, presets[0] if presets else None)
     if arguments.keys:
         from tracformer.options import to_yaml
@@ -86,15 +101,26 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(keys) if arguments.json else to_yaml(keys, configs.TrainConfig))
         return 0
 
-    with_preset = None if presets else lambda name: configs.load_config(changes, name)
-    return _train("train", arguments, config, with_preset)
+    if not (presets or config.steps or config.minutes):
+        from tracformer.training.plan import DEFAULT_MINUTES
+
+        changes.append(f"minutes={DEFAULT_MINUTES}")
+        config = configs.load_config(changes)
+        print(
+            f"no --minutes or steps= given: training for {DEFAULT_MINUTES:g} minutes",
+            file=sys.stderr if arguments.json else sys.stdout,
+            flush=True,
+        )
+    base = None if presets else lambda values: configs.load_config(changes, values)
+    return _train("train", arguments, config, base, began)
 
 
 def _train(
     verb: str,
     arguments: argparse.Namespace,
     config: "TrainConfig",
-    with_preset: "Callable[[str], TrainConfig] | None",
+    base: "Callable[[str | Mapping[str, Any]], TrainConfig] | None" = None,
+    began: float | None = None,
 ) -> int:
     """Run the training loop and return the exit code; see `training.start.start`."""
     from tracformer.devices import keep_freed_memory
@@ -104,7 +130,7 @@ def _train(
     keep_freed_memory()
     try:
         with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-            outcome = start(config, with_preset)
+            outcome = start(config, base, began)
     except TrainingError as error:
         print(f"tracformer {verb}: {error}", file=sys.stderr)
         return FAILED
@@ -120,6 +146,40 @@ def _train(
     if arguments.json:
         print(json.dumps(dataclasses.asdict(outcome)))
     return 128 + outcome.signal if outcome.signal is not None else 0
+
+
+def _sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words that name a preset (at most one), and those of the form KEY=VALUE.
+
+    A word that is an existing file or folder becomes `data=`; YAML files are presets.
+    """
+    from tracformer.training.train_config import preset_names
+
+    presets, changes, data = [], [], []
+    for word in words:
+        path = Path(word)
+        if path.exists() and path.suffix not in (".yaml", ".yml"):
+            data.append(word)
+        elif "=" in word:
+            changes.append(word)
+        elif path.suffix in (".yaml", ".yml") or word in preset_names():
+            presets.append(word)
+        else:
+            raise ValueError(
+                f"{word!r} is no file or folder here, and not of the form KEY=VALUE; presets: "
+                f"{', '.join(preset_names())}, or a YAML file"
+            )
+    if len(presets) > 1:
+        raise ValueError(
+            f"{presets[1]!r} is not of the form KEY=VALUE, and {presets[0]!r} already names the "
+            "preset"
+        )
+    if len(data) > 1:
+        raise ValueError(
+            f"two places with data, {data[0]} and {data[1]}; write a glob as data='*.txt', or run "
+            "`tracformer prepare A B --out FOLDER` first"
+        )
+    return presets, [*(f"data={place}" for place in data), *changes]
 
 
 def _model_keys(config: "TrainConfig") -> dict[str, Any]:
@@ -166,7 +226,7 @@ def run_adapt(arguments: argparse.Namespace) -> int:
     config = load_config([*words, *arguments.words], "adapt")
     if config.precision == "auto" and pick_device(config.device) == "cpu" and cpu_has_bfloat16():
         config = dataclasses.replace(config, precision="bfloat16")
-    return _train("adapt", arguments, config, None)
+    return _train("adapt", arguments, config)
 
 
 def add_plot_arguments(parser: argparse.ArgumentParser) -> None:

@@ -318,6 +318,8 @@ NUCLEOTIDES = ("dna", "rna", "nucleotide")  # the smallest alphabet first
 # A source with at least this share of these letters is DNA or RNA; of a protein's residues, about
 # a quarter are.
 BASES, MOSTLY = "ACGTUN", 0.95
+# Sequences long enough to tell; and the share of each kind from which a file is mixed by mistake.
+CLEAR, MIXED = 30, 0.05
 # Sizes of text in bytes, and the BPE vocabulary for less text than that: its tokens should occur
 # often enough to be learned.
 BPE_SIZES = ((100_000, None), (2_000_000, 1024), (20_000_000, 4096), (500_000_000, 8192))
@@ -346,8 +348,17 @@ def choose_tokenizer(sources: Mapping[str, DataSource]) -> str:
     return f"bpe:{LARGEST_BPE}"
 
 
-def _mostly_bases(source: DataSource) -> bool:
+def _mostly_bases(source: FileSource) -> bool:
     texts = [piece.text.replace("-", "") for piece in islice(source.pieces(), SAMPLE_PIECES)]
+    # short sequences may be of either kind
+    clear = [text for text in texts if len(text) >= CLEAR]
+    bases = sum(sum(map(text.count, BASES)) >= MOSTLY * len(text) for text in clear)
+    if MIXED * len(clear) < bases < (1 - MIXED) * len(clear):
+        raise ValueError(
+            f"{source.files[0]} has both nucleotide and protein sequences ({bases} and "
+            f"{len(clear) - bases} of the first {len(texts)}); put them in two files, or give "
+            "the alphabet as the tokenizer (protein, or char for the letters as they are)"
+        )
     return sum(text.count(base) for text in texts for base in BASES) >= MOSTLY * sum(
         map(len, texts)
     )

@@ -29,6 +29,7 @@ from tracformer.files import flush, sha256_of
 from tracformer.model import ConditionalModel, ModelConfig
 from tracformer.model.storage import save_tensors
 from tracformer.renames import present_names, present_tensor_name
+from tracformer.training.clock import Clock
 from tracformer.training.optimizer import Optimizer
 from tracformer.training.train_config import OLD_KEYS
 
@@ -261,6 +262,7 @@ class State:
         data: Fingerprint of the training data.
         recipe: Settings that a resumed run must share, unless `take_changes`.
         take_changes: Accept other settings from the point of resumption on.
+        clock: Counts the time of the run; None starts one without a budget.
     """
 
     def __init__(
@@ -273,7 +275,9 @@ class State:
         data: str,
         recipe: Mapping[str, Any] | None = None,
         take_changes: bool = False,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.recipe, self.take_changes = dict(recipe or {}), take_changes
         # earlier recipes of the run, each with the step until which it was used
         self.earlier: list[dict[str, Any]] = []
@@ -317,6 +321,7 @@ class State:
             "position": self.position,
             "best": best,
             "cpu_seconds": round(self.cpu_seconds, 3),
+            "clock": self.clock.describe(),
             "ema": self.decay,
             "optimizer": self.optimizer.name,
             "data": self.data,
@@ -381,6 +386,7 @@ class State:
                 local(parameter).copy_(self._rows(reader, WEIGHTS, name))
         self.step, self.position = reader.state["step"], reader.state["position"]
         self.cpu_seconds = reader.state.get("cpu_seconds", 0.0)
+        self.clock.restore(reader.state.get("clock", {}))
         self.best = float("inf") if reader.state["best"] is None else reader.state["best"]
         if self.step:
             tensors = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from tracformer.files import optional_package, write_atomically
 from tracformer.progress import ProgressBar
+from tracformer.training.clock import Clock
 
 OF_VALIDATION = ("eval", "sample")  # kinds of records
 NOT_PERPLEXITIES = ("kind", "step", "time", "cpu_seconds")  # the other entries of an `eval` record
@@ -111,25 +112,46 @@ class LiveLine:
     Args:
         steps: Last step of the run.
         start: Step from which the run continues.
+        clock: Time of the run; if it is limited, the bar shows the time instead of the steps.
     """
 
-    def __init__(self, steps: int, start: int) -> None:
+    def __init__(self, steps: int, start: int, clock: Clock | None = None) -> None:
         self.steps, self.start = steps, start
+        self.clock = clock if clock is not None and clock.limited else None
         self.began = self.shown = time.monotonic()
         self.terminal = sys.stderr.isatty()
-        self._bar = ProgressBar("training", total=steps - start)
+        self.held_out = ""  # the last validation
+        self._drawn = self.clock.spent if self.clock is not None else 0.0
+        total = steps - start if self.clock is None else self.clock.seconds - self._drawn
+        self._bar = ProgressBar("training", total=round(total))
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Show a step; `loss` is the mean since the last log record."""
         perplexity = math.exp(min(loss, 30))
         text = f"loss {loss:.4f}  ppl {perplexity:.2f}  {tokens_per_second:,.0f} tokens/s"
-        self._bar.update(note=text)
+        text += self.held_out
+        if self.clock is not None:
+            advance, self._drawn = self.clock.spent - self._drawn, self.clock.spent
+            self._bar.update(advance, note=f"step {step}  {text}")
+        else:
+            self._bar.update(note=text)
         now, done = time.monotonic(), step - self.start
-        if self.terminal or (step < self.steps and now - self.shown < 30.0 and done > 1):
+        last = self.clock is None and step >= self.steps
+        if self.terminal or (not last and now - self.shown < 30.0 and done > 1):
             return
         self.shown = now
+        if self.clock is not None:
+            left = max(0.0, self.clock.seconds - self.clock.spent)
+            self.say(f"step {step}  {text}  {duration(left)} left")
+            return
         left = (now - self.began) / max(1, done) * (self.steps - step)
         self.say(f"step {step}/{self.steps}  {text}  {duration(left)} left")
+
+    def validated(self, step: int, results: dict[str, float]) -> None:
+        """Print held-out perplexities, and show the first of them from now on."""
+        self.held_out = f"  held-out ppl {next(iter(results.values())):.2f}"
+        shown = ", ".join(f"{name}: {value:.2f}" for name, value in results.items())
+        self.say(f"step {step}: perplexity {shown}")
 
     def say(self, text: str) -> None:
         """Print a line that stays."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +27,8 @@ from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.batches import MicroBatch, RankBatch, Stream
 from tracformer.training.checkpoint import State
-from tracformer.training.log import LiveLine, RunLog
+from tracformer.training.clock import NEVER, Clock
+from tracformer.training.log import LiveLine, RunLog, read_log
 from tracformer.training.objectives import MaskSampler, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.train_config import TrainConfig
@@ -87,6 +89,7 @@ class Trainer:
         valid: Held-out rows; None skips validation.
         ranks: Ranks of this run.
         data: Fingerprint of the training data; a run resumes only with the same.
+        clock: Counts the time, and ends a run that has a budget; None: no budget.
     """
 
     def __init__(
@@ -98,7 +101,9 @@ class Trainer:
         valid: Examples | None,
         ranks: Ranks,
         data: str,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.config, self.tokenizer, self.valid, self.ranks = config, tokenizer, valid, ranks
         self.run = Path(config.run)
         self.model = model.to(ranks.device)
@@ -120,6 +125,7 @@ class Trainer:
             data,
             config.recipe(),
             take_changes=config.changes == "take",
+            clock=self.clock,
         )
         masks = MaskSampler(parse_objective(config.objective, config.contexts), config.seed)
         self.stream = Stream(
@@ -143,22 +149,31 @@ class Trainer:
     # ---- the loop
 
     def train(self) -> TrainingOutcome:
-        """Train from the current step to the last one, to `until`, or until a signal arrives."""
-        config, state = self.config, self.state
-        end = min(config.steps, config.until or config.steps)
+        """Train from the current step to the last one, to `until`, or until a signal arrives.
+
+        In a run with a budget the clock decides which step is the last, and a signal makes the
+        learning rate decay at once.
+        """
+        config, state, clock = self.config, self.state, self.clock
+        end = self._last_step()
         again = self._validation_due(end)
         log = RunLog(self.run, state.step, validates_again=again) if self.ranks.first else None
-        line = LiveLine(config.steps, state.step) if self.ranks.first else None
+        line = LiveLine(config.steps, state.step, clock) if self.ranks.first else None
         tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
         with self._catching_signals(), closing(line) if line is not None else nullcontext():
             if again:
                 self._validate(log, line)
                 marked = time.monotonic()
             while state.step < end:
-                began = time.process_time()
+                began, step_began = time.process_time(), time.monotonic()
                 batch = self.stream.at(state.position)
                 loss, norm, seen, stop = self._step(batch)
                 state.cpu_seconds += time.process_time() - began
+                if clock.limited:
+                    if stop:
+                        clock.stop()
+                    self._tick(time.monotonic() - step_began)
+                    end, stop = self._last_step(), False
                 tokens, loss_sum, since = tokens + seen, loss_sum + loss, since + 1
                 speed = tokens / (time.monotonic() - marked)
                 if line is not None:
@@ -173,6 +188,7 @@ class Trainer:
                             lr=rate,
                             gradient_norm=norm,
                             tokens_per_second=round(speed, 1),
+                            seconds=round(clock.spent, 1),
                         )
                     tokens, loss_sum, since, marked = 0.0, 0.0, 0, time.monotonic()
                 if state.step % config.save_every == 0 or state.step == end or stop:
@@ -183,7 +199,7 @@ class Trainer:
                     tokens, marked = 0.0, time.monotonic()
                 if stop:
                     break
-        finished = state.step == config.steps
+        finished = state.step == (clock.end if clock.limited else config.steps)
         self._export("model")
         if self.ranks.first:
             write_atomically(self.run / EXPORTED, json.dumps({"step": state.step}) + "\n")
@@ -196,6 +212,27 @@ class Trainer:
             log.close()
         return TrainingOutcome(str(self.run), state.step, finished, self._signal)
 
+    def mean_length(self) -> float:
+        """Return the mean number of tokens of a training row, from some of them."""
+        rows = self.stream.rows
+        _, lengths = rows.get(np.arange(min(256, len(rows))))
+        return float(lengths.mean())
+
+    def _last_step(self) -> int:
+        """Return the last step of this call, as far as it is known."""
+        last = self.clock.end if self.clock.limited else self.config.steps
+        return min(last, self.config.until or last)
+
+    def _tick(self, seconds: float) -> None:
+        """Let the first rank's clock decide for all ranks."""
+        clock, known = self.clock, len(self.clock.decays)
+        if self.ranks.first:
+            clock.tick(self.state.step, seconds)
+        if self.ranks.world > 1:
+            [end] = self.ranks.total([float(clock.end) if len(clock.decays) > known else 0.0])
+            if end and not self.ranks.first:
+                clock.aim(self.state.step, int(end))
+
     def _step(self, batch: RankBatch) -> tuple[float, float, float, bool]:
         """Take one optimizer step.
 
@@ -206,7 +243,9 @@ class Trainer:
         config, state = self.config, self.state
         # Dropout depends on the step only, so that a resumed run repeats it.
         torch.manual_seed(seed_of(config.seed, state.step, self.ranks.rank))
-        self.optimizer.set_rate(learning_rate(state.step, config.steps, config.optimizer))
+        self.optimizer.set_rate(
+            learning_rate(state.step, config.steps or NEVER, config.optimizer, self.clock.decays)
+        )
         count, seen = self.ranks.total([float(batch.count), float(batch.tokens)])
         self.model.train()
         self.optimizer.zero_grad()
@@ -295,6 +334,9 @@ class Trainer:
         if path is not None:
             self.state.load(ckpt.Reader(path))
             self._intact.add(path)
+            log = self.run / "log.jsonl"
+            spent = [record.get("seconds", 0.0) for record in read_log(log)] if log.exists() else []
+            self.clock.before = max(self.clock.before, *spent, 0.0)  # a crash lost the steps only
             if self.ranks.first:
                 print(f"resuming from {path} (step {self.state.step})", flush=True)
         record = self.run / VALIDATED
@@ -340,6 +382,7 @@ class Trainer:
     def _validate(self, log: RunLog | None, line: LiveLine | None) -> None:
         """Log held-out perplexities and a sample; export the model if it is the best so far."""
         assert self.valid is not None
+        began = time.monotonic()
         self.model.eval()
         results: dict[str, float] = {}
         with self.state.averaged_weights(), self._autocast():
@@ -354,7 +397,7 @@ class Trainer:
                         self.ranks,
                     )
                     results[f"{mode} {strategy}"] = ppl
-            sample = None if self._sharded else self._sample()
+            samples = [] if self._sharded else self._samples()
             first = next(iter(results.values()))
             if first < self.state.best:
                 self.state.best = first
@@ -367,11 +410,8 @@ class Trainer:
                 **spent,
                 **{name: round(value, 4) for name, value in results.items()},
             )
-            line.say(
-                f"step {self.state.step}: perplexity "
-                + ", ".join(f"{name}: {value:.2f}" for name, value in results.items())
-            )
-            if sample is not None:
+            line.validated(self.state.step, results)
+            for sample in samples:
                 log.write("sample", self.state.step, text=sample)
                 line.say(f"  {sample}")
             write_atomically(
@@ -379,21 +419,27 @@ class Trainer:
                 json.dumps({"step": self.state.step, "best": self.state.best}) + "\n",
             )
         self._validated = self.state.step
+        # the validation after the last step and the summary, which costs about as much
+        self.clock.reserve = max(self.clock.reserve, 2.5 * (time.monotonic() - began) + 2.0)
 
-    def _sample(self) -> str:
-        """Return part of a held-out row with a blank filled by the model."""
+    def _samples(self) -> list[str]:
+        """Return parts of held-out rows with a blank filled by the model.
+
+        One part, or two in a run with a budget.
+        """
         assert self.valid is not None
-        mode = next(iter(self.model.config.modes))
-        tokens, start, stop, fill = sample_blank(
-            self.model, self.valid, mode, self.config.seed, self.ranks.device
-        )
-        around = 24
-        pieces = (tokens[max(0, start - around) : start], fill, tokens[stop : stop + around])
-        before, filled, after = (
-            self.tokenizer.decode(piece, inside=i > 0).replace("\n", " ")
-            for i, piece in enumerate(pieces)
-        )
-        return f"...{before}[[{filled}]]{after}..."
+        mode, around, found = next(iter(self.model.config.modes)), 24, []
+        for row in range(min(2, len(self.valid)) if self.clock.limited else 1):
+            tokens, start, stop, fill = sample_blank(
+                self.model, self.valid, mode, self.config.seed, self.ranks.device, row
+            )
+            pieces = (tokens[max(0, start - around) : start], fill, tokens[stop : stop + around])
+            before, filled, after = (
+                self.tokenizer.decode(piece, inside=i > 0).replace("\n", " ")
+                for i, piece in enumerate(pieces)
+            )
+            found.append(f"...{before}[[{filled}]]{after}...")
+        return found
 
     def _export(self, name: str, averaged: bool = True) -> None:
         """Write a model folder, by default with the averaged weights if there are any."""
@@ -424,8 +470,9 @@ class Trainer:
             raise KeyboardInterrupt  # second signal: do not wait for the step
         self._signal = number
         if self.ranks.first:
+            what = "lowering the learning rate to 0" if self.clock.limited else "saving"
             print(
-                f"\n{signal.Signals(number).name}: saving after this step; send it again to stop "
+                f"\n{signal.Signals(number).name}: {what} after this step; send it again to stop "
                 "immediately",
                 flush=True,
             )

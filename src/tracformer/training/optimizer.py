@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tracformer.devices import local
 from tracformer.model import ConditionalModel
+from tracformer.training.clock import Decay, parse_decays, share_at
 from tracformer.training.train_config import OptimizerConfig
 
 MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
@@ -168,14 +169,26 @@ def hidden_matrices(model: ConditionalModel) -> list[nn.Parameter]:
     ]
 
 
-def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
+def learning_rate(
+    step: int, steps: int, config: OptimizerConfig, decays: Sequence[Decay] = ()
+) -> float:
     """Return the learning rate of a step, counted from 0: linear warm-up, then the schedule.
 
     `cosine` falls from lr to final_lr at the last step. `wsd` stays at lr and falls linearly over
-    the last `decay` of all steps; it would reach final_lr one step after the last.
+    the last `decay` of all steps; it would reach final_lr one step after the last. A run that is
+    ended by the clock gives its `decays` instead, and one that repeats it `optimizer.decays`.
+
+    Args:
+        step: Number of steps taken before this one.
+        steps: Steps of the whole run.
+        config: Optimizer options.
+        decays: Decays that a clock has begun.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
+    if decays or config.decays:
+        share = share_at(decays or parse_decays(config.decays), step)
+        return config.final_lr + (config.lr - config.final_lr) * share
     if config.schedule == "wsd":
         left = min(1.0, (steps - step) / max(1.0, config.decay * steps))
         return config.final_lr + (config.lr - config.final_lr) * max(0.0, left)

@@ -6,10 +6,12 @@ then builds the model and runs the training loop of `tracformer.training.loop`.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,16 +33,21 @@ from tracformer.data import (
 )
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
-from tracformer.devices import Ranks, join_ranks, require_memory
+from tracformer.devices import Ranks, join_ranks, require_memory, use_threads
 from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, read_causal_lm, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.model.storage import load_document, on_meta
+from tracformer.training import summary
 from tracformer.training.checkpoint import list_checkpoints
+from tracformer.training.clock import Clock
 from tracformer.training.loop import Trainer, TrainingOutcome
 from tracformer.training.objectives import parse_objective
-from tracformer.training.train_config import DataConfig, TrainConfig
+from tracformer.training.plan import family_build, make_plan
+from tracformer.training.train_config import DataConfig, TrainConfig, from_dict
+from tracformer.training.yardstick import Yardstick, fit_yardstick
 
+PLANNED = "train.json"  # the final configuration, in the run's folder
 SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
 EPOCHS = 20  # passes over small data
 MOST_STEPS, LEAST_STEPS = 5000, 200
@@ -58,14 +65,18 @@ class InitialModel(NamedTuple):
 
 
 def start(
-    config: TrainConfig, with_preset: Callable[[str], TrainConfig] | None = None
+    config: TrainConfig,
+    base: Callable[[str | Mapping[str, Any]], TrainConfig] | None = None,
+    began: float | None = None,
 ) -> TrainingOutcome:
     """Train as configured.
 
     Args:
         config: Configuration; `data.source` is required, the rest has defaults.
-        with_preset: Returns the configuration with the values of a preset as its base. Given if the
-            user named no preset; the preset is then chosen by the size of the data.
+        base: Returns the configuration with a preset, or with nested values, as its base. Given if
+            the user named no preset: the preset is then chosen by the size of the data, and size,
+            rows and batch of a run with a budget by `tracformer.training.plan`.
+        began: `time.monotonic()` from which a budget of minutes counts; None: now.
 
     Returns:
         The run folder, the last step, and the signal that stopped the run, if one did.
@@ -85,39 +96,116 @@ def start(
             "no training data: write data=FILE (text, JSONL, FASTA), data=FOLDER (prepared), or "
             "data=NAME (a named data set)"
         )
+    clock = Clock(60.0 * config.minutes if config.minutes else math.inf, began)
     # Loaded before anything is written, so that a wrong `init` leaves no files behind.
     initial = _load_initial(config) if config.init else None
     if initial is not None:
         _reject_other_model(config, initial)
     with join_ranks(config.device) as ranks:
         say: Say = _print if ranks.first else lambda text: None
+        if ranks.device.type == "cpu" and (busy := use_threads(config.threads)):
+            say(busy)
         run = config.run or default_run(config)
         data = _open_data(config, Path(run), initial, ranks, say)
-        if with_preset is not None and initial is None:
-            config = with_preset(fitting_preset(data, say))
+        config = _planned(config, base, Path(run), data, initial, clock, ranks, say)
         config = resolve(config, run, data, initial, ranks, say)
+        if config.threads:  # of the plan
+            use_threads(config.threads)
         model = _build_model(config, initial, data.tokenizer, say)
         train, valid = _rows(config, data, "train"), None
         if _can_validate(data, config):
             valid = _rows(config, data, "validation")
         else:
             say("no validation: the held-out text is shorter than one row")
-        _describe(config, model, len(train), ranks, say)
+        yardstick = fit_yardstick(data, train) if clock.limited and valid is not None else None
+        _describe(config, model, train, clock, ranks, say)
         trainer = Trainer(
-            config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint
+            config, model, data.tokenizer, train, valid, ranks, data.manifest.fingerprint, clock
         )
         with _locked(Path(run)) if ranks.first else nullcontext():
             trainer.resume()
-            if trainer.state.step > config.steps:
+            if config.steps and trainer.state.step > config.steps:
                 raise ValueError(
                     f"steps is {config.steps}, but {run} has already done {trainer.state.step} "
                     "steps; set steps to a larger number"
                 )
             if ranks.first:
-                write_atomically(
-                    Path(run) / "train.json", json.dumps(config.to_dict(), indent=1) + "\n"
-                )
-            return trainer.train()
+                write_atomically(Path(run) / PLANNED, json.dumps(config.to_dict(), indent=1) + "\n")
+            outcome = trainer.train()
+            if clock.limited and outcome.finished and ranks.first:
+                _conclude(config, trainer, valid, yardstick, data, say)
+            return outcome
+
+
+def _planned(
+    config: TrainConfig,
+    base: Callable[[str | Mapping[str, Any]], TrainConfig] | None,
+    run: Path,
+    data: PreparedData,
+    initial: InitialModel | None,
+    clock: Clock,
+    ranks: Ranks,
+    say: Say,
+) -> TrainConfig:
+    """Return the configuration with a preset, or with the plan of a run that has a budget."""
+    if not clock.limited:
+        if base is not None and initial is None:
+            config = base(fitting_preset(data, say))
+        return config
+    if list_checkpoints(run / "checkpoints") and (run / PLANNED).is_file():
+        stored = json.loads((run / PLANNED).read_text())
+        if stored.get("minutes"):  # continue with the plan that was made at the start
+            stored["minutes"] = config.minutes
+            return from_dict(stored) if base is None else base(stored)
+    if initial is not None:
+        config = dataclasses.replace(
+            config, model={**config.model, "family": initial.model.config.model_type}
+        )
+
+    def build(config: TrainConfig) -> ConditionalModel:
+        if initial is None:
+            return family_build(config, data)
+        return type(initial.model)(_model_config(config, initial, data.tokenizer))
+
+    fixed = initial.model.config if initial is not None else None
+    config = make_plan(config, base, build, data, clock, ranks, fixed)
+    if config.optimizer.schedule != "wsd":
+        raise ValueError(
+            f"optimizer.schedule is {config.optimizer.schedule!r}, and minutes needs wsd, whose "
+            "decay begins when the time requires it; leave the schedule out, or give steps"
+        )
+    return config
+
+
+def _conclude(
+    config: TrainConfig,
+    trainer: Trainer,
+    valid: Examples | None,
+    yardstick: Yardstick | None,
+    data: PreparedData,
+    say: Say,
+) -> None:
+    """Write the realised plan and the summary of a run with a budget, and print the summary."""
+    run, clock, state = Path(config.run), trainer.clock, trainer.state
+    summary.write_plan(run, config, clock, state.step, data.folder)
+    shown = valid if valid is not None else trainer.stream.rows
+    facts: dict[str, Any] = {"example": summary.example_of(data.tokenizer, shown)}
+    if valid is not None and yardstick is not None and trainer.ranks.world == 1:
+        with state.averaged_weights():
+            facts |= summary.held_out_figures(
+                trainer.model, data.tokenizer, valid, yardstick, config.eval_sequences
+            )
+    lengths = trainer.mean_length()
+    facts |= {
+        "step": state.step,
+        "tokens": round(state.position * lengths),
+        "seconds": round(clock.spent, 1),
+        "budget_seconds": round(60 * config.minutes, 1),
+        "decays": ",".join(map(str, clock.decays)),
+        "threads": torch.get_num_threads(),
+    }
+    for line in summary.write_summary(run, facts):
+        say(line)
 
 
 def resolve(
@@ -157,11 +245,11 @@ def resolve(
             f"batch is {config.batch}; it must be a multiple of the number of ranks, {ranks.world}"
         )
     steps = config.steps
-    if not steps:
+    if not steps and not config.minutes:
         rows = len(_rows(dataclasses.replace(config, length=length), data, "train"))
         steps = min(MOST_STEPS, max(LEAST_STEPS, EPOCHS * rows // config.batch))
     optimizer = config.optimizer
-    if optimizer.warmup >= steps:
+    if steps and optimizer.warmup >= steps:
         optimizer = dataclasses.replace(optimizer, warmup=steps // 10)
         say(
             f"optimizer.warmup is {config.optimizer.warmup}, but the run has {steps} steps: "
@@ -392,7 +480,12 @@ def _can_validate(data: PreparedData, config: TrainConfig) -> bool:
 
 
 def _describe(
-    config: TrainConfig, model: ConditionalModel, rows: int, ranks: Ranks, say: Say
+    config: TrainConfig,
+    model: ConditionalModel,
+    rows: Examples,
+    clock: Clock,
+    ranks: Ranks,
+    say: Say,
 ) -> None:
     """Print the model, the length of the run, and whether it resumes."""
     shape = model.config
@@ -401,11 +494,21 @@ def _describe(
         f"{model.num_parameters(embeddings=False) / 1e6:.1f}M without embeddings, "
         f"modes {', '.join(shape.modes)}; objective {config.objective}"
     )
-    passes = config.steps * config.batch / rows
-    say(
-        f"run: {config.run}: {config.steps} steps of {config.batch} x {config.length} tokens "
-        f"({passes:.1f} passes over the data) on {ranks.world} x {ranks.device.type}"
-    )
+    where = f"{ranks.world} x {ranks.device.type}"
+    if ranks.device.type == "cpu":
+        where += f", {torch.get_num_threads()} threads"
+    if clock.limited:
+        end = time.strftime("%H:%M:%S", time.localtime(time.time() + clock.seconds - clock.spent))
+        say(
+            f"run: {config.run}: ends at {end} ({config.minutes:g} minutes from the start); "
+            f"batches of {config.batch} x {config.length} tokens on {where}"
+        )
+    else:
+        passes = config.steps * config.batch / len(rows)
+        say(
+            f"run: {config.run}: {config.steps} steps of {config.batch} x {config.length} tokens "
+            f"({passes:.1f} passes over the data) on {where}"
+        )
     if list_checkpoints(Path(config.run) / "checkpoints"):
         say(
             f"{config.run} has checkpoints: resuming from the newest undamaged one (use another "

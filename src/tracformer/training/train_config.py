@@ -4,6 +4,7 @@
 `canonical_recipe` say what decides the weights, for checkpoints and for `tracformer reproduce`.
 """
 
+import copy
 import dataclasses
 import math
 import typing
@@ -29,12 +30,19 @@ from tracformer.options import (
     read_yaml,
 )
 from tracformer.renames import first_names, present_names
+from tracformer.training.clock import parse_decays
 from tracformer.training.objectives import OBJECTIVES, parse_objective
 
 DEFAULT_PRESET = "laptop"  # of a model, if none is named
 OLD_KEYS: Mapping[str, str] = {}  # names of keys in older files; see `tracformer.renames`
 # Keys that recipes of older versions lack, by their first names, with the value that they imply.
-LATER_KEYS: Mapping[str, Any] = {"optimizer.schedule": "cosine", "optimizer.decay": 0.5}
+LATER_KEYS: Mapping[str, Any] = {
+    "optimizer.schedule": "cosine",
+    "optimizer.decay": 0.5,
+    "optimizer.decays": "",
+    "minutes": 0.0,
+    "threads": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,11 @@ class OptimizerConfig:
     )
     warmup: int = option(1000, "steps of linear warm-up", low=0)
     decay: float = option(0.5, "wsd: share of all steps in the final decay", above=0, high=1)
+    decays: str = option(
+        "",
+        "wsd: decays that the clock began in another run, as START-END:SHARE; replaces `decay`",
+        raw=True,
+    )
     beta1: float = option(0.9, "AdamW: decay of the first moment", low=0, below=1)
     beta2: float = option(0.95, "AdamW: decay of the second moment", low=0, below=1)
     weight_decay: float = option(0.1, "weight decay, on matrices only", low=0, below=math.inf)
@@ -75,7 +88,9 @@ class OptimizerConfig:
                 f"optimizer.final_lr is {self.final_lr!r}; it must be at most optimizer.lr "
                 f"({self.lr})"
             )
-        unused = [] if self.schedule == "wsd" else [("decay", "optimizer.schedule is wsd")]
+        parse_decays(self.decays)
+        unused = [(key, "optimizer.schedule is wsd") for key in ("decay", "decays")]
+        unused = [] if self.schedule == "wsd" else unused
         if self.name != "muon":
             unused += [
                 (key, "optimizer.name is muon") for key in ("matrix_lr", "momentum", "nesterov")
@@ -148,6 +163,8 @@ class TrainConfig:
         run: Folder of checkpoints, log and model.
         init: Trained model to start from.
         steps: Optimizer steps; 0: chosen by the size of the data.
+        minutes: Time to train, instead of a number of steps; 0: no limit.
+        threads: Processor threads; 0: the machine's cores, fewer if it is busy.
         until: Stop after this step, as if interrupted; 0: never.
         batch: Sequences in a global batch.
         micro_batch: Sequences per forward pass on a device; 0: all at once.
@@ -191,6 +208,15 @@ class TrainConfig:
         raw=True,
     )
     steps: int = option(0, "optimizer steps; 0: chosen by the size of the data", low=0)
+    minutes: float = option(
+        0.0,
+        "time to train instead of a number of steps, with everything before and after it; 0: none",
+        above=0,
+        below=math.inf,
+    )
+    threads: int = option(
+        0, "processor threads; 0: the machine's cores, fewer if it is busy", low=1
+    )
     until: int = option(
         0,
         "stop after this step, as if interrupted; the same command without it continues. 0: never",
@@ -238,6 +264,11 @@ class TrainConfig:
         # With `init` and no family, the loaded model decides the family and so the objective.
         if "family" in self.model or not self.init:
             object.__setattr__(self, "objective", self.objective or family.objective)
+        if self.minutes and self.steps:
+            raise ValueError(
+                f"steps is {self.steps} and minutes is {self.minutes:g}; give one of them: a "
+                "number of steps, or the time to train"
+            )
         if self.objective:
             parse_objective(self.objective, self.contexts)
         for strategy in self.eval_contexts:
@@ -310,12 +341,12 @@ def _checked_model(values: Mapping[str, Any], kind: type[ModelConfig]) -> dict[s
     return converted
 
 
-def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
+def load_config(words: Iterable[str], preset: str | Mapping[str, Any] | None = None) -> TrainConfig:
     """Return a configuration from a preset and `key=value` words.
 
     Args:
         words: Changes such as "steps=100" or "optimizer.lr=1e-3"; "data=X" is "data.source=X".
-        preset: Name of a bundled preset, or a YAML file.
+        preset: Name of a bundled preset, a YAML file, or the nested values themselves.
 
     Raises:
         ValueError: An option is unknown, given twice or has a wrong value.
@@ -327,7 +358,9 @@ def load_config(words: Iterable[str], preset: str | None = None) -> TrainConfig:
             "data.source is given twice; for several files write a glob, or run "
             "`tracformer prepare A B --out FOLDER` first"
         )
-    values = read_preset(preset) if preset else {}
+    values: dict[str, Any] = {}
+    if preset:
+        values = read_preset(preset) if isinstance(preset, str) else copy.deepcopy(dict(preset))
     for key, value in read_words(words, TrainConfig, {"data": "data.source"}).items():
         # ranges such as [0.25,0.75] are not read as YAML lists, but quotes may surround them
         place(values, key, value.strip("\"'") if key == "contexts" else value)

@@ -82,14 +82,15 @@ def sample_blank(
     mode: str,
     seed: int,
     device: torch.device,
+    number: int = 0,
     blank: int = 12,
 ) -> tuple[list[int], int, int, list[int]]:
-    """Fill a blank in the middle of the first held-out row.
+    """Fill a blank in the middle of a held-out row, by default the first.
 
     Returns:
         The tokens of the row, start and stop of the blank, and the sampled tokens.
     """
-    tokens, lengths = rows.get(np.array([0]))
+    tokens, lengths = rows.get(np.array([number]))
     length = int(lengths[0])
     start, stop = max(0, length // 2 - blank // 2), min(length, length // 2 + blank // 2)
     row = torch.from_numpy(tokens[:, :length]).to(device)
