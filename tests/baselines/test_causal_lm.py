@@ -251,6 +251,22 @@ def test_models_that_cannot_be_used_are_refused_before_weights_are_read(tmp_path
     assert "has no tokenizer" in refused(write_network(tmp_path / "f", "llama"))
 
 
+def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path):
+    """transformers would fill missing tensors with random numbers."""
+    document = json.loads((write_network(tmp_path, "llama") / "config.json").read_text())
+    more = json.dumps({**document, "num_hidden_layers": 3})
+    (tmp_path / "config.json").write_text(more)
+    with pytest.raises(ValueError, match=r"lack model\.layers\.2\.\S+ and 8 other tensors"):
+        CausalLM.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**document, "hidden_size": 64}))
+    with pytest.raises(ValueError, match=r"do not fit its config\.json"):
+        CausalLM.from_pretrained(tmp_path)
+    huge = {"hidden_size": 2**20, "intermediate_size": 2**20}
+    (tmp_path / "config.json").write_text(json.dumps({**document, **huge}))
+    with pytest.raises(ValueError, match="GiB of memory, and this machine has"):
+        CausalLM.from_pretrained(tmp_path)
+
+
 def test_models_without_positions_are_refused_by_running_them(tmp_path):
     torch.manual_seed(0)
     bloom = transformers.BloomConfig(**SIZES, hidden_size=32, n_layer=2, n_head=2, seq_length=64)

@@ -157,7 +157,6 @@ def test_published_weights_are_saved_in_our_format(tmp_path: Path) -> None:
         ),
         ({"n_layer": 3}, "h.2.ln_1.weight is missing"),
         ({"bos_token_id": 50256}, "bos_id is 50256; it must lie in 0..6"),
-        ({"model_type": "llama"}, "unknown model_type 'llama'"),
     ],
 )
 def test_unsupported_configurations_are_refused(

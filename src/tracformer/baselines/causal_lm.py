@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from tracformer.baselines.given_first import Rows, arrange, body_rows, row_flags
 from tracformer.baselines.row_cache import RowCache
 from tracformer.baselines.transformer import DenseModel, pick, shifted_right
+from tracformer.devices import require_memory
 from tracformer.files import optional_package
 from tracformer.model import storage
 from tracformer.model.base import EXACT
@@ -310,9 +311,27 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
     ) -> Self:
         transformers = _transformers()
         check_published(folder, document)
-        with quiet(transformers):
-            network = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, trust_remote_code=False, local_files_only=True
+        local = {"trust_remote_code": False, "local_files_only": True}
+        settings = transformers.AutoConfig.from_pretrained(folder, **local)
+        with torch.device("meta"):  # sizes without memory
+            shape = transformers.AutoModelForCausalLM.from_config(settings)
+        numbers = sum(parameter.numel() for parameter in shape.parameters())
+        require_memory(numbers * dtype.itemsize, f"the model of {folder}")
+        try:
+            with quiet(transformers):
+                network, found = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, output_loading_info=True, **local
+                )
+        except RuntimeError as error:  # tensors of other shapes
+            told = str(error).splitlines()[0]
+            raise ValueError(
+                f"the weights of {folder} do not fit its config.json: {told}"
+            ) from None
+        if missing := sorted(map(str, found["missing_keys"])):
+            raise ValueError(
+                f"the weights of {folder} lack {missing[0]}"
+                + (f" and {len(missing) - 1} other tensors" if len(missing) > 1 else "")
+                + " of the model that its config.json describes"
             )
         network = network.to(device).eval().requires_grad_(True)
         rows = len(network.get_output_embeddings().weight)
@@ -322,7 +341,7 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
                 "they do not belong together"
             )
         check_network(network, str(folder))
-        settings = network.config
+
         starts = [getattr(settings, f"{name}_token_id", None) for name in ("bos", "eos")]
         starts = [start[0] if isinstance(start, list) else start for start in starts]
         config = CausalLMConfig(
