@@ -574,8 +574,8 @@ class LayerMemory:
         for kept, new in ((self.keys, k), (self.values, v)):
             kept[rows[:, None], :, slots] = new.transpose(1, 2).to(kept.dtype)
 
-    def read(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (N, H, width, D) of some rows."""
+    def read(self, rows: Tensor | slice, width: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values (N, H, width, D) of some rows; a slice copies nothing."""
         assert self.keys is not None
         assert self.values is not None
         return self.keys[rows, :, :width], self.values[rows, :, :width]
@@ -676,6 +676,9 @@ class _Step:
         self, layers: Sequence[LayerMemory], rows: Tensor, slots: Tensor, width: int | None
     ) -> None:
         self.layers, self.rows, self.slots, self.width = layers, rows, slots, width
+        first = int(rows[0])
+        adjacent = rows.tolist() == list(range(first, first + len(rows)))
+        self.held = slice(first, first + len(rows)) if adjacent else rows
 
     def update(
         self, k: Tensor, v: Tensor, layer: int, *others: Any, **named: Any
@@ -683,7 +686,7 @@ class _Step:
         """Store keys and values (N, H, Q, D) of a layer, and return those to read."""
         width = self.width or int(self.slots.max()) + 1
         self.layers[layer].write(self.rows, self.slots, width, k, v)
-        return (k, v) if self.width is None else self.layers[layer].read(self.rows, self.width)
+        return (k, v) if self.width is None else self.layers[layer].read(self.held, self.width)
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Return 0: positions and mask are always given, so no network counts what is cached."""
