@@ -5,26 +5,25 @@ python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [
 """
 
 import argparse
+import time
 from collections.abc import Sequence
-from typing import Any
 
 import tracformer
-from tracformer import Infilled, Sampler
+from tracformer import Infilled
 
 TEXTS = (
     "Once upon a time, there was a little girl named Lily. She wanted to [[6]], but the rain would "
     "not stop. So she stayed at home.",
     "Tom saw a big red ball in the park. [[8-14]] Then they played together all day and became "
     "best friends.",
-    "The dog was hungry. It looked for [[1-4]] and then it fell asleep.",
+    "The dog was hungry. It looked for [[]] and then it fell asleep.",
+    "Mia was sad because [[]]. Her mom gave her a hug.",
+    "Ben and his dad [[]]. They caught a big fish and took it home.",
 )
 ENDINGS = (
     "They [[played]] together and became good friends.",
     "They [[slept]] together and became good friends.",
 )
-# Samples for each text. The best are shown: those that are probable in their places and make the
-# whole text probable.
-DRAWN = 32
 ENDS = (
     "was afraid of the dark.",
     "could fly very high in the sky.",
@@ -59,23 +58,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     lm = tracformer.load(arguments.model)
-    options: dict[str, Any] = {
-        "best_of": DRAWN,
-        "reread": "ar" in lm.model.config.modes,
-        "sampler": Sampler(top_p=0.9),
-        "seed": arguments.seed,
-    }
-
-    for text in arguments.texts or TEXTS:
-        print(f"\n{text}")
-        for result in lm.infill(text, n=3, **options):
-            print(f"  {brackets(result)}    log p = {result.log_prob:.1f}")
+    start = time.perf_counter()
+    texts = arguments.texts or TEXTS
+    for text in texts:
+        [result] = lm.infill(text, seed=arguments.seed)
+        print(f"\n{text}\n  {brackets(result)}    log p = {result.log_prob:.1f}")
+    print(f"\n{len(texts)} texts filled in {time.perf_counter() - start:.1f} s")
     if arguments.texts:
         return
 
     print("\nThe text after a blank matters: the same beginning with three endings.")
     for end in ENDS:
-        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {end}", **options)
+        [result] = lm.infill(f"Once upon a time, there was a [[3]] who {end}", seed=arguments.seed)
         print(f"  {brackets(result)}")
 
     print("\nHow probable is a word, given the text on both sides?")

@@ -192,7 +192,7 @@ def test_commands_use_the_default_model(
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example("fill_stories").main([])
     out = capsys.readouterr().out
-    assert out.count("log p =") == 3 * 3 + 2
+    assert out.count("log p =") == 5 + 2
     played, slept = (
         float(line.rsplit("=", 1)[1])
         for line in out.splitlines()

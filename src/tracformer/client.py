@@ -155,7 +155,12 @@ class Client:
 
     def _body(self, text: str, options: InfillOptions | ScoreOptions) -> dict[str, Any]:
         fields = options.to_dict()
-        del fields["batch"]
+        if isinstance(options, InfillOptions):  # the server's model has settings for the others
+            names = options.given | {"seed"}  # without one the server draws it
+            if "order" in names:
+                names |= {"k", "threshold", "steps"}
+            fields = {name: value for name, value in fields.items() if name in names}
+        fields.pop("batch", None)
         return {"text": text, **fields, "timeout": self.timeout}
 
     def _request(self, path: str, body: Mapping[str, Any] | None) -> Any:

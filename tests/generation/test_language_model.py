@@ -11,8 +11,9 @@ import pytest
 from tests.toys import TEXT, Chain, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
-from tracformer.generation.infill import InfillRun, left_to_right
+from tracformer.generation.infill import InfillRun
 from tracformer.generation.orders import ByConfidence, RandomOrder
+from tracformer.generation.ranking import left_to_right
 from tracformer.generation.request_options import InfillOptions
 from tracformer.generation.results import Infilled, Token
 from tracformer.generation.samplers import Sampler

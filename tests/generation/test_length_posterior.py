@@ -15,6 +15,7 @@ from tracformer.generation.length_posterior import (
     Masses,
     candidates,
     choose,
+    explore,
     masses,
     middle,
     summarise,
@@ -170,8 +171,8 @@ def test_several_blanks_are_weighed_together() -> None:
 
 def test_all_vectors_that_fit_are_candidates_where_they_are_few() -> None:
     found = candidates([(1, 4), (2, 5)], room=6, prior={1: 1.0, 2: 1.0, 4: 2.0})
+    assert found is not None
     assert found.vectors == [(1, 2), (1, 4), (2, 2), (2, 4), (4, 2)]
-    assert found.log_prior.tolist() == found.log_share.tolist()
     assert float(found.log_prior[1] - found.log_prior[0]) == pytest.approx(
         torch.tensor(2.0).log().item()
     )
@@ -180,51 +181,47 @@ def test_all_vectors_that_fit_are_candidates_where_they_are_few() -> None:
 def test_lengths_without_weight_are_not_even_counted() -> None:
     # 40^12 vectors, and one that may be
     found = candidates([(1, 40)] * 12, room=400, prior={3: 1.0, 7: 0.0})
+    assert found is not None
     assert found.vectors == [(3,) * 12]
     with pytest.raises(ValueError, match="gives no weight"):
         candidates([(1, 4), (1, 4)], room=8, prior={5: 1.0})
 
 
-def test_choices_tell_mass_times_prior_however_they_were_found() -> None:
-    prior = {k: 0.8**k for k in range(1, 33)}
-    found = candidates([(1, 32)] * 3, room=96, prior=prior, seed=1)
-    assert found.log_share.tolist() != found.log_prior.tolist()  # drawn, not all
-    zeros = torch.zeros(len(found.vectors), dtype=torch.float64)
-    choices = choose(found, Masses(zeros, zeros), "sample", range(50))
-    assert all(choice.log_weights == tuple(found.log_prior.tolist()) for choice in choices)
-    # while they come as often as they were drawn
-    assert len({choice.chosen for choice in choices}) > 10
-
-
 def test_a_prior_does_not_speak_about_fixed_blanks() -> None:
     found = candidates([(7, 7), (1, 2)], room=20, prior={2: 1.0})
+    assert found is not None
     assert (found.vectors, found.log_prior.tolist()) == ([(7, 2)], [0.0])
 
 
-def test_many_vectors_are_drawn_from_the_prior_given_that_they_fit() -> None:
-    ranges, most = [(1, 20), (1, 20), (1, 20)], 1500
-    drawn = candidates([*ranges, *ranges], room=20, seed=4)
-    assert sum(drawn.log_share.exp()) == pytest.approx(1.0)
-    assert all(sum(vector) <= 20 for vector in drawn.vectors)
-    few = candidates(ranges, room=5, prior=lambda k: 1.0 / k, most=9, seed=1)  # ten fit
-    assert 1 < len(few.vectors) <= 9
+def test_several_long_blanks_are_explored_blank_by_blank() -> None:
+    ranges, room, peak = [(1, 32), (5, 5), (1, 32), (1, 32)], 60, (3, 5, 17, 9)
+    assert candidates(ranges, room) is None  # too many to weigh them all
+    asked: list[tuple[int, ...]] = []
 
-    from tracformer.generation import length_posterior as module
+    def log_weights(found: LengthVectors) -> list[float]:
+        asked.extend(found.vectors)
+        return [-sum(abs(a - b) for a, b in zip(each, peak, strict=True)) for each in found.vectors]
 
-    weights = [module._prior_weights(lambda k: 1.0 / k, low, high) for low, high in ranges]
-    vectors = module._draw(ranges, weights, 5, seed=9, most=most)
-    everything = candidates(ranges, room=5, prior=lambda k: 1.0 / k)
-    expected = most * everything.log_prior.softmax(0)
-    counts = torch.tensor([vectors.count(vector) for vector in everything.vectors])
-    assert counts.sum() == most
-    assert len(counts) == 10
-    assert float(((counts - expected) ** 2 / expected).sum()) < CHI_SQUARE[9]
+    best = explore(ranges, room, None, log_weights, keep=5)
+    assert len(asked) == len(set(asked)) < 60  # of 32768
+    assert all(sum(vector) <= room and vector[1] == 5 for vector in asked)
+    assert len(best.vectors) == 5
+    assert sum(abs(a - b) for a, b in zip(best.vectors[0], peak, strict=True)) <= 3
+
+
+def test_exploring_keeps_to_the_room_and_the_prior() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def log_weights(found: LengthVectors) -> list[float]:
+        asked.extend(found.vectors)
+        return [float(sum(each)) for each in found.vectors]  # the longer the better
+
+    explore([(1, 9), (1, 9)], 6, {2: 1.0, 4: 1.0, 5: 1.0}, log_weights, keep=3)
+    assert set(asked) <= {(2, 2), (2, 4), (4, 2)}
 
 
 def test_choices_depend_on_their_own_seed_alone() -> None:
-    found = LengthVectors(
-        [(1,), (2,), (3,)], torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    )
+    found = LengthVectors([(1,), (2,), (3,)], torch.zeros(3, dtype=torch.float64))
     weighed = Masses(torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
     together = choose(found, weighed, "sample", [5, 6, 7, 8])
     assert [choose(found, weighed, "sample", [seed])[0] for seed in (5, 6, 7, 8)] == together

@@ -45,7 +45,7 @@ def compute(lm: LanguageModel, case: dict[str, Any]) -> list[dict[str, Any]]:
     if "prior" in options:
         options["prior"] = {int(length): weight for length, weight in options["prior"].items()}
     if call == "infill":
-        return [filled(result) for result in lm.infill(text, **options)]
+        return [filled(result) for result in lm.infill(text, quality="raw", **options)]
     if call == "score":
         return [scored(lm.score(text, **options))]
     if call == "marginals":

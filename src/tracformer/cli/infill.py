@@ -2,11 +2,16 @@
 
     tracformer infill 'Mia carried the [[5]] to the market.'
     tracformer infill -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
+    tracformer infill --quality raw --seed 7 'Mia carried the [[5]] to the market.'
     tracformer infill --order entropy --stream 'Mia carried the [[5]] home.'
     tracformer infill --file holes.txt --json > filled.jsonl
     tracformer infill --file many.parquet --field story --out filled --workers 4
 
 A blank is [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
+
+How a fill is made is the model's setting unless --quality says: best compares candidates of a beam
+search and of samples, fast draws one sample from the nucleus, raw one from the whole distribution.
+Options of the sampler or of the search replace best; --stream uses fast.
 
 On a terminal, fills are shaded by probability and followed by a line of numbers. Elsewhere only the
 completed text is printed; --marks keeps the brackets and --json prints every number. Texts are
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from tracformer.generation.language_model import LanguageModel
     from tracformer.generation.results import Infilled
 
-GENERAL = ("n", "seed", "mode", "whole", "top", "batch")
+GENERAL = ("quality", "n", "seed", "mode", "whole", "top", "batch")
 ORDER = ("order", "k", "threshold", "steps")
 BEST = ("best_of", "search", "reread")
 LENGTHS = ("lengths", "max_blank", "length_draws")
@@ -85,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     options = InfillOptions.make(options, **shared.token_rules(arguments, lm.tokenizer))
     where = [line.where for line in lines if line.text]
-    requests = lm.infill_requests(templates, options=options, where=where)
+    requests = lm.infill_requests(templates, options=options, where=where, stream=arguments.stream)
     if arguments.stream:
         _stream(lm, requests[0], arguments)
     else:
@@ -116,6 +121,7 @@ def _check_output(arguments: argparse.Namespace, options: InfillOptions) -> None
         f"-n {options.n}": options.n > 1,
         "--best-of": options.best_of > 0,
         "--search": options.search is not None,
+        "--quality best": options.quality == "best",
     }
     for name, is_given in reasons.items():
         if arguments.stream and is_given:
@@ -185,6 +191,8 @@ def _put_numbers(result: "Infilled", colour: bool) -> None:
         result.mode,
         f"seed {result.seed}",
     ]
+    if result.score is not None:
+        facts.insert(1, f"score {result.score:.3f}")
     if (choice := result.length_choice) is not None:
         chosen = ", ".join(map(str, choice.chosen))
         facts.append(f"length {chosen} of {len(choice.lengths)} weighed")

@@ -86,6 +86,7 @@ def describe(lm: "LanguageModel", folder: Path) -> dict[str, Any]:
         },
         "files": {entry.name: entry.stat().st_size for entry in files},
         "config": config.to_dict(),
+        "generation": lm.generation.to_dict(),
         "training": training_summary(folder),
     }
 
@@ -142,6 +143,9 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         rows.append((f"mode {mode}", f"{ANSWERS.get(known['answer'], known['answer'])}{limit}"))
     if facts["untrained_modes"]:
         rows.append(("not trained", ", ".join(facts["untrained_modes"])))
+    generation = facts["generation"]
+    settings = ", ".join(f"{name} {value}" for name, value in generation.items())
+    rows.append(("generation", settings))
     rows += [("file", f"{name}, {size:,} bytes") for name, size in facts["files"].items()]
     if training is not None:
         amount = (

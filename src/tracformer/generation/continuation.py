@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from tracformer.generation.decode import Runner
-from tracformer.generation.infill import as_revealed, joined, not_utf8, text_rules
 from tracformer.generation.request_options import SampleOptions
 from tracformer.generation.results import Candidates, Sampled, Token, TokenCallback, until_false
+from tracformer.generation.rules import as_revealed, joined, not_utf8, text_rules
 from tracformer.generation.template import Template, TokenizedText, to_batch, tokenize
 from tracformer.generation.token_text import HALF, Spelling
 from tracformer.model.base import preferred_mode

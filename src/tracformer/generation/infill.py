@@ -6,15 +6,6 @@
 
 Every sample of every text is one sequence with its own seed; sequences of similar length are filled
 in one batch.
-
-With `reread`, candidates are ranked by two estimates of one number, from the same model:
-
-    log p(fill | before, after) = log p(fill | before)
-                                  + log p(after | before, fill) - log p(after | before)
-
-Mode `car` gives the left side: it knows what follows from the start. Mode `ar` gives the right
-side, and notices where what follows no longer fits. The last term is the same for all fills of a
-text. The two estimates err in different places, so their sum is better than either.
 """
 
 from collections.abc import Sequence
@@ -23,11 +14,14 @@ from functools import cached_property, partial
 from typing import NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from tracformer.generation import length_posterior
 from tracformer.generation.decode import Runner, check_reverse
-from tracformer.generation.length_posterior import LengthVectors
+from tracformer.generation.generation_config import RAW, GenerationConfig
+from tracformer.generation.length_posterior import LengthVectors, Masses
 from tracformer.generation.orders import LeftToRight, orders_in
+from tracformer.generation.ranking import distinct, lengths_of, log_joint, reread, scored
 from tracformer.generation.request_options import InfillOptions, Sampler, parse_search
 from tracformer.generation.results import (
     Callback,
@@ -37,6 +31,14 @@ from tracformer.generation.results import (
     Token,
     TokenCallback,
     until_false,
+)
+from tracformer.generation.rules import (
+    as_revealed,
+    can_hold,
+    joined,
+    not_utf8,
+    search_note,
+    text_rules,
 )
 from tracformer.generation.search import Found, require_exact, search
 from tracformer.generation.template import (
@@ -48,14 +50,34 @@ from tracformer.generation.template import (
     to_batch,
     tokenize,
 )
-from tracformer.generation.token_text import HALF, Spelling
-from tracformer.model.base import BOUND, ConditionalModel, check_mode, preferred_mode
+from tracformer.generation.token_text import Spelling
+from tracformer.model.base import EXACT, ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch
 from tracformer.rng import derived_seed
 
+# Of blanks of unknown length, except under `raw`: number of combinations of lengths up to which all
+# are weighed, and number of those that are weighed with all draws.
+WEIGHED_LENGTHS, KEPT_LENGTHS = 64, 12
+ROUGH = 2**41  # index of the seeds of rough estimates, beyond any number of samples
+TOGETHER = 64  # sequences per pass where many are tried
+ROUGH_FILLS = 3  # one greedy, the others sampled, for each combination that is tried under `best`
+SEARCHED_LENGTHS = 4  # of blanks of unknown length: each gets its own beam search under `best`
 
-def resolve_options(model: ConditionalModel, options: InfillOptions) -> InfillOptions:
-    """Return the options with the mode that is used, checked against the model.
+
+def resolve_options(
+    model: ConditionalModel,
+    options: InfillOptions,
+    config: GenerationConfig = RAW,
+    *,
+    stream: bool = False,
+) -> InfillOptions:
+    """Return the options with the mode and the settings that are used, checked against the model.
+
+    Args:
+        model: The model.
+        options: Options of a caller.
+        config: The model's settings, for what the caller left out.
+        stream: Tokens are shown as they arrive.
 
     Raises:
         ValueError: The model cannot do what the options ask for, whatever the text.
@@ -65,6 +87,10 @@ def resolve_options(model: ConditionalModel, options: InfillOptions) -> InfillOp
         other_order = order not in (None, LeftToRight()) and "ac" in model.config.modes
         mode = "ac" if other_order else preferred_mode(model.config)
     check_mode(model.config, mode)
+    exact = model.answers.get(mode) == EXACT
+    if "ar" not in model.config.modes:
+        config = replace(config, reread=False)
+    options = config.apply(options, searchable=exact, stream=stream)
     if options.reread and "ar" not in model.config.modes:
         raise ValueError(
             "reread needs mode 'ar', the left-to-right probability of a text; this model was "
@@ -150,6 +176,7 @@ class PlannedFill(NamedTuple):
     layout: BlankLayout
     choice: LengthChoice | None
     note: str
+    greedy: bool = False  # always the most likely token
 
 
 @dataclass(frozen=True)
@@ -194,6 +221,8 @@ class InfillRun:
             raise
 
     def _run(self, requests: Sequence[InfillRequest]) -> list[list[Infilled]]:
+        if self.options.quality == "best":
+            return [self._best(number, request) for number, request in enumerate(requests)]
         plans = [self._plan(number, request) for number, request in enumerate(requests)]
         if isinstance(self.callback, Callback):
             for fill in (fill for plan in plans for fill in plan):
@@ -213,41 +242,103 @@ class InfillRun:
         results = [[filled[fill.text, fill.sample] for fill in plan] for plan in plans]
         return [self.best(each) for each in results] if self.options.best_of else results
 
+    def _best(self, number: int, request: InfillRequest) -> list[Infilled]:
+        """Return the `n` distinct candidates with the highest scores, best first.
+
+        Candidates are nucleus samples and the fills of beam searches, of the most likely lengths.
+        """
+        options, ranges, room, note = self.options, request.ranges, request.room, self._note
+        pool: list[Infilled] = []
+
+        def plan(vector: tuple[int, ...], i: int, greedy: bool = False) -> PlannedFill:
+            seed = derived_seed(request.options.seed, i)
+            layout = request.text.with_blanks(vector)
+            return PlannedFill(request, number, i, seed, layout, None, note, greedy)
+
+        def try_out(found: LengthVectors) -> list[float]:
+            """Return the score of the best of a few fills of each vector of lengths."""
+            fills = [plan(v, i, greedy=i == 0) for v in found.vectors for i in range(ROUGH_FILLS)]
+            results = self._scored(request, self._sampled(fills))
+            pool.extend(results)
+            scores = [result.score or 0.0 for result in results]
+            return [max(scores[i : i + ROUGH_FILLS]) for i in range(0, len(scores), ROUGH_FILLS)]
+
+        if all(low == high for low, high in ranges):
+            vectors = [tuple(low for low, _ in ranges)]
+        elif length_posterior.can_weigh(self.runner.model):
+            found = length_posterior.explore(ranges, room, options.prior, try_out, SEARCHED_LENGTHS)
+            vectors = found.vectors
+        else:
+            vectors = [length_posterior.middle(ranges, room)]
+            note = joined(note, length_posterior.missing_mode(self.runner.model))
+        fills = [plan(vectors[i % len(vectors)], i) for i in range(options.best_of)]
+        results = self._sampled(fills)
+        for vector in vectors:
+            results += self._search(plan(vector, 0))
+        pool = distinct(pool + self._scored(request, distinct(results)))
+        pool.sort(key=lambda result: -(result.score or 0.0))
+        tried = {lengths_of(result): result.score or 0.0 for result in reversed(pool)}
+        best = [
+            replace(each, note=joined(each.note, f"best of {len(pool)} candidates"))
+            for each in pool[: options.n]
+        ]
+        if len(tried) == 1:
+            return best
+        vectors = sorted(tried)
+        weights, no_errors = tuple(tried[vector] for vector in vectors), (0.0,) * len(vectors)
+        return [
+            replace(
+                each,
+                length_choice=LengthChoice(tuple(vectors), weights, no_errors, lengths_of(each)),
+            )
+            for each in best
+        ]
+
+    def _sampled(self, fills: Sequence[PlannedFill]) -> list[Infilled]:
+        """Draw one sample of each planned fill; sequences of similar length share a batch."""
+        callback = None if self.callback is None else until_false(self.callback)
+        order = sorted(range(len(fills)), key=lambda i: len(fills[i].layout.tokens))
+        results: dict[int, Infilled] = {}
+        batch = max(self.options.batch, TOGETHER)
+        for start in range(0, len(order), batch):
+            some = order[start : start + batch]
+            results |= zip(some, self._fill([fills[i] for i in some], callback), strict=True)
+        return [results[i] for i in range(len(fills))]
+
+    def _scored(self, request: InfillRequest, results: Sequence[Infilled]) -> list[Infilled]:
+        """Return fills with the scores by which quality `best` ranks them."""
+        twice = self.options.reread and self.mode != "ar"
+        prior = partial(length_posterior.log_prior, request.ranges, self.options.prior)
+        batch = max(self.options.batch, TOGETHER)
+        return scored(self.runner, results, prior, batch, twice=twice)
+
     def best(self, results: list[Infilled]) -> list[Infilled]:
         """Return the `n` most probable distinct fills, most probable first.
 
         Where lengths differ, a fill's probability is that of its length times its own given it.
         """
-
-        def own(result: Infilled) -> float:
-            choice = result.length_choice
-            if choice is None:
-                return result.log_prob
-            chosen = choice.lengths.index(choice.chosen)
-            return result.log_prob + choice.log_probabilities[chosen]
-
-        best = _distinct(sorted(results, key=own, reverse=True))
+        best = distinct(sorted(results, key=log_joint, reverse=True))
         if self.options.reread:
-            best = reread(self.runner, best, [own(each) for each in best], self.options.batch)
+            best = reread(self.runner, best, [log_joint(each) for each in best], self.options.batch)
         return best[: self.options.n]
+
+    @property
+    def _note(self) -> str:
+        """What a reader of any fill in this mode must know."""
+        limit = self.runner.model.limits.get(self.mode)
+        known = f"mode {self.mode} {limit}" if limit else ""
+        return joined(known, as_revealed(self.runner.model, self.mode))
 
     def _plan(self, number: int, request: InfillRequest) -> list[PlannedFill]:
         """Choose the lengths of each sample of a request."""
-        model, ranges = self.runner.model, request.ranges
         seeds = [derived_seed(request.options.seed, i) for i in range(self.options.draws)]
-        limit = model.limits.get(self.mode)
-        note = joined(f"mode {self.mode} {limit}" if limit else "", as_revealed(model, self.mode))
+        model, ranges, note = self.runner.model, request.ranges, self._note
         choices: list[LengthChoice | None] = [None] * len(seeds)
         if all(low == high for low, high in ranges):
             vectors = [tuple(low for low, _ in ranges)] * len(seeds)
         elif not length_posterior.can_weigh(model):
-            missing = " and ".join(mode for mode in ("car", "ar") if mode not in model.config.modes)
             vectors = [length_posterior.middle(ranges, request.room)] * len(seeds)
-            note = joined(
-                note,
-                f"lengths are the middle of their ranges: weighing them needs mode {missing}, "
-                "which this model was not trained in",
-            )
+            note = joined(note, length_posterior.missing_mode(self.runner.model))
         else:
             found = self._choose_lengths(request, seeds)
             choices, vectors = list(found), [choice.chosen for choice in found]
@@ -261,34 +352,58 @@ class InfillRun:
 
     def _choose_lengths(self, request: InfillRequest, seeds: Sequence[int]) -> list[LengthChoice]:
         """Choose lengths by the probability that the model gives them, one choice per seed."""
-        options, given, rules = self.options, request.text, self.rules
-        found = length_posterior.candidates(
-            request.ranges, request.room, options.prior, request.options.seed
-        )
+        options, ranges, room = self.options, request.ranges, request.room
+        raw = options.quality in (None, "raw")
+        most = length_posterior.MOST if raw else WEIGHED_LENGTHS
+        found = length_posterior.candidates(ranges, room, options.prior, most)
+        if found is None:
+            found = length_posterior.explore(
+                ranges,
+                room,
+                options.prior,
+                lambda some: self._rough(request, some).tolist(),
+                KEPT_LENGTHS,
+            )
+        found = self._with_room(request, found)
+        if not raw and len(found.vectors) > KEPT_LENGTHS:
+            kept = self._rough(request, found).topk(KEPT_LENGTHS).indices.sort().values
+            found = LengthVectors([found.vectors[i] for i in kept.tolist()], found.log_prior[kept])
+        weighed = self._weigh(request, found.vectors, options.length_draws, 0)
+        return length_posterior.choose(found, weighed, options.lengths, seeds)
+
+    def _rough(self, request: InfillRequest, found: LengthVectors) -> Tensor:
+        """Return a rough estimate of the weight of each vector of lengths."""
+        return self._weigh(request, found.vectors, 2, ROUGH).log_masses + found.log_prior
+
+    def _with_room(self, request: InfillRequest, found: LengthVectors) -> LengthVectors:
+        """Return the vectors of lengths that have room for all required tokens."""
+        sampler = self.options.sampler
         enough = [
-            can_hold(given, sum(vector), options.sampler, self.spelling) for vector in found.vectors
+            can_hold(request.text, sum(vector), sampler, self.spelling) for vector in found.vectors
         ]
         if not any(enough):
             raise ValueError(
-                f"{len(set(options.sampler.required))} tokens are required; the blanks' lengths "
+                f"{len(set(sampler.required))} tokens are required; the blanks' lengths "
                 "do not reach that: write larger ranges"
             )
-        found = LengthVectors(
-            [vector for vector, kept in zip(found.vectors, enough, strict=True) if kept],
-            found.log_prior[enough],
-            found.log_share[enough],
-        )
-        layouts = [given.with_blanks(vector) for vector in found.vectors]
-        weighed = length_posterior.masses(
+        vectors = [vector for vector, kept in zip(found.vectors, enough, strict=True) if kept]
+        return LengthVectors(vectors, found.log_prior[enough])
+
+    def _weigh(
+        self, request: InfillRequest, vectors: Sequence[tuple[int, ...]], draws: int, family: int
+    ) -> Masses:
+        """Estimate the mass of each vector of lengths; `family` sets the random numbers apart."""
+        given, rules, seed = request.text, self.rules, request.options.seed
+        layouts = [given.with_blanks(vector) for vector in vectors]
+        return length_posterior.masses(
             self.runner,
             layouts,
-            draws=options.length_draws,
-            seed=request.options.seed,
+            draws=draws,
+            seed=derived_seed(seed, family) if family else seed,
             rules=Sampler(banned=rules.banned, allowed=rules.allowed),
             only=lambda number, at: given.word_starts(layouts[number], at, self.spelling),
-            batch=options.batch,
+            batch=max(self.options.batch, TOGETHER),
         )
-        return length_posterior.choose(found, weighed, options.lengths, seeds)
 
     def _fill(self, fills: Sequence[PlannedFill], callback: TokenCallback | None) -> list[Infilled]:
         """Draw one sample of each planned fill."""
@@ -301,7 +416,10 @@ class InfillRun:
         result = self.runner.fill(
             to_batch([fill.layout for fill in fills], self.runner.model.head.device),
             self.mode,
-            sampler=self.rules,
+            sampler=[
+                replace(self.rules, temperature=0.0) if fill.greedy else self.rules
+                for fill in fills
+            ],
             seed=[fill.seed for fill in fills],
             order=self.options.fill_order,
             only=lambda row, at: fills[row].request.text.word_starts(
@@ -346,15 +464,15 @@ class InfillRun:
             method=method,
             width=number if method == "beam" else options.batch,
             budget=number,
-            n=number if options.reread else options.n,
+            n=number if options.reread or options.quality == "best" else options.n,
             banned=rules.banned,
             only=only,
             open_session=self.runner.open_session,
         )
-        results = _distinct(
+        results = distinct(
             [
                 self._infilled(
-                    fill._replace(note=joined(fill.note, _search_note(method, number, each))),
+                    fill._replace(note=joined(fill.note, search_note(method, number, each))),
                     each.tokens.tolist(),
                     each.log_probs.tolist(),
                     candidates,
@@ -364,7 +482,7 @@ class InfillRun:
                 )
             ]
         )
-        if not options.reread:
+        if not options.reread or options.quality == "best":
             return results
         own = [each.log_prob for each in results]
         return reread(self.runner, results, own, options.batch)[: options.n]
@@ -400,107 +518,3 @@ class InfillRun:
             length_choice=fill.choice,
             note=joined(fill.note, not_utf8("a fill", "".join(span.text for span in spans))),
         )
-
-
-# ---- rules and notes, also of texts that are sampled
-
-
-def text_rules(sampler: Sampler, spelling: Spelling, allowed: Sequence[int] = ()) -> Sampler:
-    """Return the sampler with special tokens banned, except those that it names or `allowed`."""
-    named = {*sampler.allowed, *sampler.required, *allowed}
-    banned = {*sampler.banned, *(set(spelling.special) - named)}
-    return replace(sampler, banned=tuple(sorted(banned)))
-
-
-def can_hold(given: TokenizedText, count: int, sampler: Sampler, spelling: Spelling) -> bool:
-    """Return whether blanks of `count` tokens in all have places for every required token.
-
-    A blank that a space moved into begins with a word start.
-    """
-    required, starts = set(sampler.required), sum(given.spaced)
-    if len(required) <= count - starts:
-        return True
-    at_starts = len(required.intersection(spelling.word_starts))
-    return len(required) <= count - starts + min(starts, at_starts)
-
-
-def as_revealed(model: ConditionalModel, mode: str) -> str:
-    """Return a note if fills in this mode have no probability of their own."""
-    if model.answers[mode] != BOUND:
-        return ""
-    return (
-        "log p is each token's when it was filled in, not that of the whole fill: score gives a "
-        "bound on that"
-    )
-
-
-def not_utf8(what: str, text: str) -> str:
-    """Return a note if a text holds bytes that are not UTF-8."""
-    return f"{what} holds bytes that are not UTF-8, shown as U+FFFD" if HALF in text else ""
-
-
-def joined(*notes: str) -> str:
-    """Return notes as one, empty ones left out."""
-    return "; ".join(note for note in notes if note)
-
-
-def _search_note(method: str, number: int, found: Found) -> str:
-    if found.proven:
-        return (
-            f"{method} search: proven; no fill of these lengths but those before it is more "
-            "probable"
-        )
-    if method == "beam":
-        return f"beam search of width {number}: approximate"
-    return f"best-first search gave up after {found.expanded} nodes: not proven the most probable"
-
-
-# ---- ranking
-
-
-def reread(
-    runner: Runner, results: Sequence[Infilled], own: Sequence[float], batch: int
-) -> list[Infilled]:
-    """Return fills of one text, ranked by both estimates of their log-probability.
-
-    Args:
-        runner: Runs the model.
-        results: The fills.
-        own: The first estimate of each, in nats.
-        batch: Number of sequences per pass.
-    """
-    again = left_to_right(runner, [result.token_ids for result in results], batch)
-    # the first estimate in mode `ar` is part of the second
-    both = [
-        second if result.mode == "ar" else first + second
-        for result, first, second in zip(results, own, again, strict=True)
-    ]
-    order = sorted(range(len(results)), key=lambda i: -both[i])
-    note = (
-        f"of {len(results)} candidates, ranked also by the whole text: log p %.3f from left to "
-        "right"
-    )
-    return [replace(results[i], note=joined(results[i].note, note % again[i])) for i in order]
-
-
-@torch.no_grad()
-def left_to_right(runner: Runner, sequences: Sequence[Sequence[int]], batch: int) -> list[float]:
-    """Return the log-probability of each whole sequence in mode `ar`."""
-    values: list[float] = []
-    for start in range(0, len(sequences), batch):
-        some = [
-            BlankLayout(list(sequence), [False] * len(sequence), (0,), (len(sequence),))
-            for sequence in sequences[start : start + batch]
-        ]
-        asked = to_batch(some, runner.model.head.device)
-        found = runner.call(partial(runner.model.log_prob, asked, "ar"))
-        values += found.double().sum(1).tolist()
-    return values
-
-
-def _distinct(results: Sequence[Infilled]) -> list[Infilled]:
-    """Return the first result of each text."""
-    first: dict[str, Infilled] = {}
-    for result in results:
-        first.setdefault(result.text, result)
-    return list(first.values())

@@ -22,6 +22,11 @@ from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation.continuation import SampleRequest
 from tracformer.generation.decode import Runner
+from tracformer.generation.generation_config import (
+    RAW,
+    GenerationConfig,
+    read_generation_config,
+)
 from tracformer.generation.infill import InfillRequest, InfillRun, resolve_options
 from tracformer.generation.request_options import InfillOptions, SampleOptions, ScoreOptions
 from tracformer.generation.results import (
@@ -49,6 +54,7 @@ class LanguageModel:
         model: The model; it is switched to eval mode.
         tokenizer: The tokenizer that the model was trained with.
         name: Name for messages.
+        generation: Settings of fills, for options that a caller leaves out.
 
     Raises:
         ValueError: The tokenizer does not fit the model.
@@ -61,11 +67,17 @@ class LanguageModel:
         ' time'
     """
 
-    def __init__(self, model: ConditionalModel, tokenizer: Tokenizer, name: str = "") -> None:
+    def __init__(
+        self,
+        model: ConditionalModel,
+        tokenizer: Tokenizer,
+        name: str = "",
+        generation: GenerationConfig = RAW,
+    ) -> None:
         loading.require_fit(model, tokenizer)
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.spelling = Spelling(tokenizer)
-        self.runner = Runner(model)
+        self.runner, self.generation = Runner(model), generation
 
     def on(self, runner: Runner) -> Self:
         """Return a copy of this language model that runs on a request of an engine.
@@ -131,7 +143,8 @@ class LanguageModel:
             n: Number of fills per text.
             options: Options; the defaults if None.
             callback: Called with the tokens of each step as they arrive. A `Callback` also
-                receives drafts and lengths.
+                receives drafts and lengths. Quality `best` cannot show tokens before all fills
+                are made: with a callback the model's default is at most `fast`.
             **changes: Options to change, by name: see `InfillOptions` and `Sampler`.
 
         Returns:
@@ -150,7 +163,7 @@ class LanguageModel:
         """
         one = isinstance(text, str | Template | InfillRequest)
         texts = [text] if isinstance(text, str | Template | InfillRequest) else list(text)
-        requests = self._requests(texts, n, options, changes)
+        requests = self._requests(texts, n, options, callback is not None, changes)
         if not requests:
             return []
         run = InfillRun(self.runner, self.spelling, requests[0].options, callback)
@@ -164,6 +177,7 @@ class LanguageModel:
         *,
         options: InfillOptions | None = None,
         where: Sequence[str] = (),
+        stream: bool = False,
         **changes: Any,
     ) -> list[InfillRequest]:
         """Tokenize texts and check that they can be filled, for later calls of `infill`.
@@ -173,6 +187,7 @@ class LanguageModel:
             n: Number of fills per text.
             options: Options; the defaults if None.
             where: Where each text comes from, put before error messages, such as "line 3: ".
+            stream: Tokens are to be shown as they arrive, so that quality `best` is not possible.
             **changes: Options to change, by name: see `InfillOptions` and `Sampler`.
 
         Raises:
@@ -180,7 +195,9 @@ class LanguageModel:
         """
         if n is not None:
             changes["n"] = n
-        found = resolve_options(self.model, InfillOptions.make(options, **changes))
+        found = resolve_options(
+            self.model, InfillOptions.make(options, **changes), self.generation, stream=stream
+        )
         names = where or [""] * len(texts)
         return [
             InfillRequest.make(self.model, self.spelling, text, found, name)
@@ -192,13 +209,14 @@ class LanguageModel:
         texts: Sequence[str | Template | InfillRequest],
         n: int | None,
         options: InfillOptions | None,
+        stream: bool,
         changes: dict[str, Any],
     ) -> list[InfillRequest]:
         """Return texts as requests; those that are requests already stay as they are."""
         made = [text for text in texts if isinstance(text, InfillRequest)]
         if not made:
             plain = [text for text in texts if not isinstance(text, InfillRequest)]
-            return self.infill_requests(plain, n, options=options, **changes)
+            return self.infill_requests(plain, n, options=options, stream=stream, **changes)
         first = made[0].options
         same = (replace(each.options, seed=first.seed) == first for each in made)
         if len(made) < len(texts) or not all(same):
@@ -467,15 +485,9 @@ def load(
         ('car', 'ac', 'ar')
     """
     check_kind(weights)
-    return LanguageModel(
-        *loading.read(
-            loading.find_folder(where),
-            device,
-            dtype,
-            tokenizer,
-            adapter=adapter,
-            verify=verify,
-            **options,
-        ),
-        str(adapter or where),
-    ).lean(weights)
+    folder = loading.find_folder(where)
+    generation = read_generation_config(folder)  # before the weights: it may be wrong
+    model, text = loading.read(
+        folder, device, dtype, tokenizer, adapter=adapter, verify=verify, **options
+    )
+    return LanguageModel(model, text, str(adapter or where), generation).lean(weights)

@@ -32,11 +32,13 @@ for longer blanks.
 
 If `car` and `ar` agreed perfectly the ratio would be M_k for every draw; how far they differ is
 what the standard errors show.
+
+Several blanks have too many combinations of lengths to weigh them all; `explore` then finds likely
+ones, blank by blank, with few draws each, and only these are weighed with more.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +58,9 @@ from tracformer.rng import LENGTH, derived_seed, inverse_cdf, uniforms
 Only = Callable[[int, int], Sequence[int] | None]
 Range = tuple[int, int]
 
-MOST = 256  # maximum number of vectors that are weighed
+MOST = 256  # maximum number of vectors that are all weighed
+# of the search blank by blank: rounds, lengths tried of each blank, and the length it starts with
+ROUNDS, TRIED, FIRST_LENGTH = 3, 10, 4
 PROPOSALS = 2**40  # index of a family of seeds, beyond any number of samples
 
 
@@ -64,10 +68,7 @@ class LengthVectors(NamedTuple):
     """K candidate choices of lengths; each vector has one length per blank."""
 
     vectors: list[tuple[int, ...]]
-    log_prior: Tensor  # (K,) weight of each when they are ranked
-    # (K,) weight of each when one is sampled: the prior or, if the vectors were drawn from the
-    # prior, how often each was drawn
-    log_share: Tensor
+    log_prior: Tensor  # (K,) float64
 
 
 class Masses(NamedTuple):
@@ -84,52 +85,103 @@ def can_weigh(model: ConditionalModel) -> bool:
 
 
 def candidates(
-    ranges: Sequence[Range], room: int, prior: Prior | None = None, seed: int = 0, most: int = MOST
-) -> LengthVectors:
-    """Return the choices of lengths to weigh.
+    ranges: Sequence[Range], room: int, prior: Prior | None = None, most: int = MOST
+) -> LengthVectors | None:
+    """Return all choices of lengths; None if there are more than `most`.
 
     Args:
         ranges: Smallest and largest length of each blank.
         room: Maximum number of tokens in all.
         prior: Weight of each length; None: all alike.
-        seed: Random seed.
-        most: Maximum number of vectors; if there are more, this many are drawn from the prior.
+        most: Maximum number of vectors.
 
     Raises:
         ValueError: The prior gives no weight to any length that fits.
     """
     weights = [_prior_weights(prior, low, high) for low, high in ranges]
-    if (
-        _tails(
-            [(np.array(w > 0, float), low) for w, (low, _) in zip(weights, ranges, strict=True)],
-            room,
-        )[0][room]
-        <= most
-    ):
-        weighty = [
-            [low + i for i in np.flatnonzero(w).tolist()]
-            for w, (low, _) in zip(weights, ranges, strict=True)
-        ]
-        counts = Counter(_grid(weighty, room) if all(weighty) else ())
-        drawn = False
-    else:
-        counts = Counter(_draw(ranges, weights, room, seed, most))
-        drawn = True
-    vectors = sorted(counts)
-    if not vectors:
+    lengths = [_weighty(w, low) for w, (low, _) in zip(weights, ranges, strict=True)]
+    if not all(lengths) or sum(each[0] for each in lengths) > room:
         raise ValueError(
             f"the prior gives no weight to any length that fits: the ranges are {_shown(ranges)}, "
             f"of {room} tokens in all"
         )
-    log_prior = torch.tensor(
-        [_log_prior(vector, weights, ranges) for vector in vectors], dtype=torch.float64
-    )
-    log_share = (
-        torch.tensor([counts[vector] / most for vector in vectors], dtype=torch.float64).log()
-        if drawn
-        else log_prior
-    )
-    return LengthVectors(vectors, log_prior, log_share)
+    vectors = list(islice(_grid(lengths, room), most + 1))
+    return None if len(vectors) > most else _with_prior(vectors, weights, ranges)
+
+
+def explore(
+    ranges: Sequence[Range],
+    room: int,
+    prior: Prior | None,
+    log_weights: Callable[[LengthVectors], Sequence[float]],
+    keep: int,
+) -> LengthVectors:
+    """Return the most likely choices of lengths among those that a search blank by blank meets.
+
+    In each of a few rounds, each blank in turn tries lengths over its whole range while the others
+    keep theirs, and takes the most likely one. The number of vectors that are weighed grows with
+    the number of blanks only.
+
+    Args:
+        ranges: Smallest and largest length of each blank.
+        room: Maximum number of tokens in all.
+        prior: Weight of each length; None: all alike.
+        log_weights: Returns a rough estimate of the weight of each vector, prior included.
+        keep: Number of vectors to return, most likely first.
+    """
+    weights = [_prior_weights(prior, low, high) for low, high in ranges]
+    lengths = [_weighty(w, low) for w, (low, _) in zip(weights, ranges, strict=True)]
+    vector = [each[0] for each in lengths]
+    for blank, each in enumerate(lengths):
+        most = min(FIRST_LENGTH, room - sum(vector) + vector[blank])
+        vector[blank] = max((length for length in each if length <= most), default=each[0])
+    known: dict[tuple[int, ...], float] = {}
+    for turn in range(ROUNDS):
+        for blank, each in enumerate(lengths):
+            most = room - sum(vector) + vector[blank]
+            own = vector[blank]
+            fit = [length for length in each if length <= most]
+            near = [length for length in fit if abs(length - own) <= 1]
+            tried = sorted({*near, *(_spread(fit) if turn == 0 else ())})
+            vectors: list[tuple[int, ...]] = [
+                (*vector[:blank], length, *vector[blank + 1 :]) for length in tried
+            ]
+            new = _with_prior([v for v in vectors if v not in known], weights, ranges)
+            if new.vectors:
+                known |= zip(new.vectors, log_weights(new), strict=True)
+            vector = list(max(vectors, key=known.__getitem__))
+    best = sorted(known, key=lambda v: -known[v])[:keep]
+    return _with_prior(best, weights, ranges)
+
+
+def log_prior(ranges: Sequence[Range], prior: Prior | None, vector: Sequence[int]) -> float:
+    """Return the logarithm of the prior of one choice of lengths; 0 if there is no prior."""
+    if prior is None:
+        return 0.0
+    weights = [_prior_weights(prior, low, high) for low, high in ranges]
+    return _log_prior(vector, weights, ranges)
+
+
+def _spread(lengths: Sequence[int]) -> list[int]:
+    """Return at most TRIED of the ascending lengths, denser where they are short."""
+    count = len(lengths)
+    if count <= TRIED:
+        return list(lengths)
+    return [lengths[round(count ** (i / (TRIED - 1))) - 1] for i in range(TRIED)]
+
+
+def _weighty(weights: NDArray[np.float64], low: int) -> list[int]:
+    """Return the lengths that have any weight, ascending."""
+    return [low + i for i in np.flatnonzero(weights).tolist()]
+
+
+def _with_prior(
+    vectors: Sequence[tuple[int, ...]],
+    weights: Sequence[NDArray[np.float64]],
+    ranges: Sequence[Range],
+) -> LengthVectors:
+    log_prior = [_log_prior(vector, weights, ranges) for vector in vectors]
+    return LengthVectors(list(vectors), torch.tensor(log_prior, dtype=torch.float64))
 
 
 def middle(ranges: Sequence[Range], room: int) -> tuple[int, ...]:
@@ -139,6 +191,15 @@ def middle(ranges: Sequence[Range], room: int) -> tuple[int, ...]:
         spare = [length - low for length, (low, _) in zip(lengths, ranges, strict=True)]
         lengths[spare.index(max(spare))] -= 1
     return tuple(lengths)
+
+
+def missing_mode(model: ConditionalModel) -> str:
+    """Return a note for fills of a model that cannot weigh lengths."""
+    missing = " and ".join(mode for mode in ("car", "ar") if mode not in model.config.modes)
+    return (
+        f"lengths are the middle of their ranges: weighing them needs mode {missing}, "
+        "which this model was not trained in"
+    )
 
 
 @torch.no_grad()
@@ -229,7 +290,7 @@ def choose(
         chosen = [ranked[i % len(ranked)] for i in range(len(seeds))]
     else:
         u = uniforms(seeds, [0] * len(seeds), LENGTH)
-        shares = (weighed.log_masses + found.log_share).softmax(0)
+        shares = log_weights.softmax(0)
         chosen = inverse_cdf(shares.expand(len(seeds), -1), u).tolist()
     vectors, values, errors = (
         tuple(found.vectors),
@@ -291,45 +352,6 @@ def _grid(lengths: Sequence[Sequence[int]], room: int) -> Iterator[tuple[int, ..
     most = room - sum(each[0] for each in rest)
     for length in takewhile(lambda length: length <= most, own):
         yield from ((length, *others) for others in _grid(rest, room - length))
-
-
-def _tails(
-    weights: Sequence[tuple[NDArray[np.float64], int]], room: int
-) -> list[NDArray[np.float64]]:
-    """Return tails: tails[i][r] is the weight of giving blanks i, i+1, ... at most r tokens."""
-    tails = [np.ones(room + 1)]
-    for values, low in reversed(weights):
-        tail = np.zeros(room + 1)
-        for length, weight in enumerate(values, start=low):
-            tail[length:] += weight * tails[0][: max(0, room + 1 - length)]
-        tails.insert(0, tail)
-    return tails
-
-
-def _draw(
-    ranges: Sequence[Range], weights: Sequence[NDArray[np.float64]], room: int, seed: int, most: int
-) -> list[tuple[int, ...]]:
-    """Draw vectors from the prior, given that they fit.
-
-    Blank by blank, each length is weighted by the weight of what it leaves for the others.
-    """
-    tails = _tails([(w, low) for w, (low, _) in zip(weights, ranges, strict=True)], room)
-    u = uniforms([seed] * (most * len(ranges)), range(1, most * len(ranges) + 1), LENGTH).view(
-        most, len(ranges)
-    )
-    vectors = []
-    for row in u:
-        left, vector = room, []
-        for blank, (low, high) in enumerate(ranges):
-            lengths = range(low, min(high, left) + 1)
-            odds = torch.tensor(
-                [weights[blank][k - low] * tails[blank + 1][left - k] for k in lengths],
-                dtype=torch.float64,
-            )
-            vector.append(lengths[int(inverse_cdf(odds[None], row[blank : blank + 1]))])
-            left -= vector[-1]
-        vectors.append(tuple(vector))
-    return vectors
 
 
 def _shown(ranges: Sequence[Range]) -> str:

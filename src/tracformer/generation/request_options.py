@@ -30,6 +30,7 @@ else:
 # Weight of each length of a blank; blanks are independent
 Prior = Callable[[int], float] | Mapping[int, float]
 LENGTHS = ("sample", "rank")
+QUALITIES = ("best", "fast", "raw")
 ORDERS = ("left-to-right", "random", "ancestral", "probability", "entropy", "margin")
 
 
@@ -141,16 +142,20 @@ class TextOptions:
         known = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
         rules = set(fields_of(Sampler)) if "sampler" in known else set()
         for name in changes:
-            if name not in known | rules:
+            if name not in (known | rules) - {"given"}:
                 raise ValueError(f"unknown option {name!r}{did_you_mean(name, known | rules)}")
         own: dict[str, Any] = {name: value for name, value in changes.items() if name in known}
         if sampling := {name: value for name, value in changes.items() if name in rules}:
             base: Any = own.get("sampler") or getattr(options, "sampler", PLAIN)
             own["sampler"] = replace(base, **sampling)
+        base_options: Any = options
+        if "given" in known:
+            named = {name for name, value in changes.items() if value is not None}
+            named |= rules if "sampler" in changes else set()
+            own["given"] = frozenset(named) | getattr(options, "given", frozenset())
         if options is None:
             return cls(**own)
-        given: Any = options
-        changed: Self = replace(given, **own)
+        changed: Self = replace(base_options, **own)
         return changed
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,7 +203,11 @@ class InfillOptions(TextOptions):
     """Options of `LanguageModel.infill`.
 
     Args:
-        n: Number of fills per text. Fill i has the seed `derived_seed(seed, i)`.
+        quality: "best" ranks candidates of a beam search and of nucleus samples, "fast" draws
+            nucleus samples, "raw" draws exact samples. None: the model's setting, see
+            `generation_config`.
+        n: Number of fills per text. Fill i has the seed `derived_seed(seed, i)`; under `best` they
+            differ and come in the order of their scores.
         seed: Random seed.
         mode: `car`, `ac`, `ar` or `diffusion`. None: the first of car, ac, ar that the model has,
             or ac if an order is given.
@@ -220,6 +229,8 @@ class InfillOptions(TextOptions):
         top: Number of most likely tokens to return for each position.
         batch: Number of sequences processed at once.
         prior: Weight of each length of a blank, as a function or a mapping; None: all alike.
+        given: Names of the options that the caller set; the model's settings fill in the others.
+            Options whose value is not the default are added.
 
     Raises:
         ValueError: A value is out of bounds, or options contradict each other.
@@ -229,6 +240,13 @@ class InfillOptions(TextOptions):
         0.8
     """
 
+    quality: str | None = option(
+        None,
+        "best: rank candidates of a beam search and of nucleus samples; fast: nucleus samples; "
+        "raw: exact samples (default: the model's setting)",
+        choices=QUALITIES,
+        metavar="best | fast | raw",
+    )
     n: int = option(1, "number of fills per text", low=1, metavar="N", flags=("-n",))
     seed: int = option(0, "random seed", metavar="N")
     mode: str | None = option(
@@ -283,10 +301,15 @@ class InfillOptions(TextOptions):
     top: int = option(0, TOP, low=0, metavar="N")
     batch: int = option(16, BATCH, low=1, metavar="N")
     prior: Prior | None = None
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers are not JSON
         check_options(self)
+        changed = {name for name in fields_of(self) if getattr(self, name) != DEFAULTS[name]} | {
+            name for name in fields_of(Sampler) if getattr(self.sampler, name) != DEFAULTS[name]
+        }
+        object.__setattr__(self, "given", self.given | changed)
         if self.best_of and self.best_of < self.n:
             raise ValueError(
                 f"best_of is {self.best_of}; it must be at least n = {self.n}, or 0 for plain "
@@ -297,11 +320,16 @@ class InfillOptions(TextOptions):
 
             orders_in(self.mode, self.fill_order, 1)
         method = None if self.search is None else parse_search(self.search)[0]
-        if self.reread and not self.best_of and method != "beam":
+        if (
+            self.quality in ("fast", "raw")
+            and self.reread
+            and not (self.best_of or method == "beam")
+        ):
             raise ValueError(
-                "reread ranks candidates: ask for several with best_of, or with search beam:WIDTH"
+                "reread ranks candidates: ask for several with best_of, or with search "
+                "beam:WIDTH, or use quality best"
             )
-        if method is None:
+        if method is None or self.quality == "best":
             return
         if self.best_of:
             raise ValueError(
@@ -336,6 +364,11 @@ class InfillOptions(TextOptions):
         from tracformer.generation.orders import parse_order
 
         return parse_order(self.order, self.k, self.threshold, self.steps)
+
+
+DEFAULTS = {
+    name: default_of(kind, name) for kind in (InfillOptions, Sampler) for name in fields_of(kind)
+}
 
 
 @dataclass(frozen=True)

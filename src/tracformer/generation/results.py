@@ -128,6 +128,7 @@ class Infilled(Record):
         token_ids: The whole sequence, with the end of text where it was given.
         length_choice: How the lengths of blanks were chosen, if they were not fixed.
         note: What a reader of this result must know, such as an approximation.
+        score: Score by which quality `best` ranked the fill, in nats; None if it was not ranked.
 
     Example:
         >>> result = Infilled("a cat", (), -0.5, 0, "car", (1, 2))
@@ -143,6 +144,7 @@ class Infilled(Record):
     token_ids: tuple[int, ...]
     length_choice: LengthChoice | None = None
     note: str = ""
+    score: float | None = None
 
 
 @dataclass(frozen=True)

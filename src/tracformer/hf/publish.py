@@ -166,6 +166,7 @@ FILES = [
     CARD_FILE,
     "LICENSE",
     storage.CONFIG_FILE,
+    "generation_config.json",
     storage.WEIGHTS_FILE,
     CHECKSUMS_FILE,
     "model-?????-of-?????.safetensors",

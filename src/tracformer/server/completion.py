@@ -5,6 +5,8 @@
 - `complete` generates the choices of one prompt. Without a suffix the model continues the prompt in
   mode `ar` until the end of text. With one it fills a blank of unknown length between prompt and
   suffix. Brackets in a prompt are text, never blanks.
+- A sampler's option that the client leaves out takes the model's setting: see
+  `GenerationConfig.sampling`. Completions are streamed, so they are never of quality `best`.
 - `length_prior` weighs the lengths of that blank.
 """
 
@@ -16,6 +18,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from fastapi import Request as HttpRequest
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from tracformer.generation.continuation import around, prompted
@@ -48,6 +51,7 @@ class CompletionOptions:
     n: int = 1  # choices for each prompt
     best_of: int = 0  # samples from which the n choices are taken, if more than n
     sampler: Sampler = PLAIN
+    unset: frozenset[str] = frozenset()  # fields of the sampler that take the model's settings
     stop: tuple[str, ...] = ()
     top: int = 0  # candidates of each token
     whole: bool = False  # the suffix ends the document
@@ -58,6 +62,15 @@ class CompletionOptions:
     def samples(self) -> int:
         """Number of samples to draw for each prompt."""
         return max(self.n, self.best_of)
+
+
+def unset(request: BaseModel) -> frozenset[str]:
+    """Return which of temperature and top_p a client left out or sent as null."""
+    return frozenset(
+        name
+        for name in ("temperature", "top_p")
+        if name not in request.model_fields_set or getattr(request, name) is None
+    )
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,11 @@ class Completion(ABC):
         self.http, self.service, self.stream = http, service_of(http), stream
         self.model = self.service.model_name(model)
         self.names = TokenNames(self.service.backend.lm)
+        settings = self.service.backend.lm.generation.sampling
+        ours: dict[str, Any] = {
+            name: value for name, value in settings.items() if name in options.unset
+        }
+        options = replace(options, sampler=replace(options.sampler, **ours))
         limits = self.service.settings.limits
         for name, value, limit in (
             ("n", options.n, limits.n),
@@ -412,6 +430,7 @@ def _fill_between(
     filled = lm.infill(
         around(prompt.source, options.suffix, lm.spelling, blank=f"{low}-{high}"),
         options.samples,
+        quality="raw",  # the sampler below has the model's settings already
         sampler=options.sampler,
         seed=seed,
         whole=options.whole,

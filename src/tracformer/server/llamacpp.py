@@ -16,6 +16,7 @@ from tracformer.server.completion import (
     CompletionOptions,
     Prompt,
     read_prompt,
+    unset,
 )
 from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
@@ -74,6 +75,7 @@ class LlamaCppRequest(Lenient):
                 min_p=self.min_p,
                 repetition_penalty=self.repeat_penalty,
             ),
+            unset=unset(self),
             stop=as_tuple(self.stop),
             top=self.n_probs,
         )

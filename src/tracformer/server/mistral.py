@@ -10,7 +10,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from tracformer.generation.samplers import Sampler
-from tracformer.server.completion import DEFAULT_TOKENS, Choice, Completion, CompletionOptions
+from tracformer.server.completion import (
+    DEFAULT_TOKENS,
+    Choice,
+    Completion,
+    CompletionOptions,
+    unset,
+)
 from tracformer.server.errors import ApiError
 from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
@@ -61,6 +67,7 @@ class MistralRequest(Lenient):
                 temperature=1.0 if self.temperature is None else self.temperature,
                 top_p=self.top_p or 1.0,
             ),
+            unset=unset(self),
             stop=as_tuple(self.stop),
         )
 

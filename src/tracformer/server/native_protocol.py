@@ -127,7 +127,13 @@ class InfillBody(Strict):
         Raises:
             ValueError: Options contradict each other.
         """
-        values = self.model_dump(include=set(flat_options(InfillOptions)))
+        known = set(flat_options(InfillOptions))
+        values = self.model_dump(include=known & self.model_fields_set)
+        if self.stream and self.quality == "best":  # type: ignore[attr-defined]
+            raise ValueError(
+                "quality is 'best', which compares whole fills and cannot be streamed; use "
+                "quality fast or raw, or stream false"
+            )
         return InfillOptions.make(**{**values, "seed": seed})
 
 
@@ -165,7 +171,8 @@ async def infill(http: Request, body: InfillBody) -> Response:
 
     def fill(lm: LanguageModel, send: Send) -> list[Infilled]:
         callback = _EventCallback(send) if body.stream else lambda _: send(None)
-        return lm.infill(template, options=options, callback=callback)
+        [request] = lm.infill_requests([template], options=options, stream=body.stream)
+        return lm.infill(request, callback=callback)
 
     request = service.start(http, fill, body.timeout)
     head = {

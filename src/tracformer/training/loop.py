@@ -23,6 +23,7 @@ from tracformer.data.examples import Examples
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import Ranks
 from tracformer.files import write_atomically
+from tracformer.generation.generation_config import settings_for, write_generation_config
 from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.batches import MicroBatch, RankBatch, Stream
@@ -448,6 +449,7 @@ class Trainer:
         if self.ranks.first:
             storage.save(self.run / name, self.model.config, weights)
             self.tokenizer.save(self.run / name)
+            write_generation_config(self.run / name, settings_for(self.tokenizer))
             if (card := self.model.card(self._training())) is not None:
                 write_atomically(self.run / name / "README.md", card)
         self.ranks.barrier()

@@ -1,0 +1,123 @@
+"""Rank fills of one text.
+
+- `reread`: by both estimates of their log-probability.
+- `scored`: the scores by which quality `best` ranks its candidates, of all lengths.
+- `left_to_right`, `distinct`: what both need.
+
+With `reread`, candidates are ranked by two estimates of one number, from the same model:
+
+    log p(fill | before, after) = log p(fill | before)
+                                  + log p(after | before, fill) - log p(after | before)
+
+Mode `car` gives the left side: it knows what follows from the start. Mode `ar` gives the right
+side, and notices where what follows no longer fits. The last term is the same for all fills of a
+text. The two estimates err in different places, so their sum is better than either.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from tracformer.generation.decode import Runner
+from tracformer.generation.results import Infilled
+from tracformer.generation.rules import joined
+from tracformer.generation.template import BlankLayout, to_batch
+
+# Quality `best` ranks fills of all lengths by log p of the fill in `car` + log p of the whole text
+# in `ar` + LENGTH_REWARD per token. Without the last term short fills win: in ten held-out stories
+# with holes of 3 to 12 tokens the mean error of the length was -5.8 tokens at 0 nats per token,
+# -1.6 at 0.8, -0.1 at 1 and +6.3 at 1.2.
+LENGTH_REWARD = 1.0
+
+
+def scored(
+    runner: Runner,
+    results: Sequence[Infilled],
+    log_prior: Callable[[tuple[int, ...]], float],
+    batch: int,
+    *,
+    twice: bool,
+) -> list[Infilled]:
+    """Return fills with the scores by which quality `best` ranks them.
+
+    Args:
+        runner: Runs the model.
+        results: Fills of one text, which may differ in their lengths.
+        log_prior: Logarithm of the prior of the lengths of the blanks.
+        batch: Number of sequences per pass.
+        twice: Add the log-probability of the whole text in mode `ar`.
+    """
+    again = [0.0] * len(results)
+    if twice:
+        again = left_to_right(runner, [result.token_ids for result in results], batch)
+    reward = LENGTH_REWARD if twice else LENGTH_REWARD / 2
+    lengths = [lengths_of(result) for result in results]
+    scores = [
+        result.log_prob + whole + reward * sum(vector) + log_prior(vector)
+        for result, whole, vector in zip(results, again, lengths, strict=True)
+    ]
+    return [replace(result, score=score) for result, score in zip(results, scores, strict=True)]
+
+
+def lengths_of(result: Infilled) -> tuple[int, ...]:
+    """Return the number of tokens of each blank."""
+    return tuple(len(span.token_ids) for span in result.spans)
+
+
+def log_joint(result: Infilled) -> float:
+    """Return the log-probability of a fill together with its lengths, if these were weighed."""
+    choice = result.length_choice
+    if choice is None:
+        return result.log_prob
+    chosen = choice.lengths.index(choice.chosen)
+    return result.log_prob + choice.log_probabilities[chosen]
+
+
+def reread(
+    runner: Runner, results: Sequence[Infilled], own: Sequence[float], batch: int
+) -> list[Infilled]:
+    """Return fills of one text, ranked by both estimates of their log-probability.
+
+    Args:
+        runner: Runs the model.
+        results: The fills.
+        own: The first estimate of each, in nats.
+        batch: Number of sequences per pass.
+    """
+    again = left_to_right(runner, [result.token_ids for result in results], batch)
+    # the first estimate in mode `ar` is part of the second
+    both = [
+        second if result.mode == "ar" else first + second
+        for result, first, second in zip(results, own, again, strict=True)
+    ]
+    order = sorted(range(len(results)), key=lambda i: -both[i])
+    note = (
+        f"of {len(results)} candidates, ranked also by the whole text: log p %.3f from left to "
+        "right"
+    )
+    return [replace(results[i], note=joined(results[i].note, note % again[i])) for i in order]
+
+
+@torch.no_grad()
+def left_to_right(runner: Runner, sequences: Sequence[Sequence[int]], batch: int) -> list[float]:
+    """Return the log-probability of each whole sequence in mode `ar`."""
+    values: list[float] = []
+    for start in range(0, len(sequences), batch):
+        some = [
+            BlankLayout(list(sequence), [False] * len(sequence), (0,), (len(sequence),))
+            for sequence in sequences[start : start + batch]
+        ]
+        asked = to_batch(some, runner.model.head.device)
+        found = runner.call(partial(runner.model.log_prob, asked, "ar"))
+        values += found.double().sum(1).tolist()
+    return values
+
+
+def distinct(results: Sequence[Infilled]) -> list[Infilled]:
+    """Return the first result of each text."""
+    first: dict[str, Infilled] = {}
+    for result in results:
+        first.setdefault(result.text, result)
+    return list(first.values())
