@@ -149,7 +149,8 @@ def explore(
             new = _with_prior([v for v in vectors if v not in known], weights, ranges)
             if new.vectors:
                 known |= zip(new.vectors, log_weights(new), strict=True)
-            vector = list(max(vectors, key=lambda v: known[v]))
+            likeliest: tuple[int, ...] = max(vectors, key=lambda v: known[v])
+            vector = list(likeliest)
     best = sorted(known, key=lambda v: -known[v])[:keep]
     return _with_prior(best, weights, ranges)
 
