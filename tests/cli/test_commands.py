@@ -232,7 +232,7 @@ def test_from_training_to_fills(
         32,
     )
     assert training["held_out"]["step"] == 2
-    assert "2 steps of 6 x 32 tokens" in call("info")
+    assert "2 of 2 steps of 6 x 32 tokens (384 with padding)" in call("info")
     assert call("infill", "Mia [[4]].").startswith("Mia")
     assert main(["plot", "runs/first", "--json"]) == 0
     assert Path(json.loads(capsys.readouterr().out)["picture"]).is_file()

@@ -33,7 +33,17 @@ ANSWERS = {
 }
 PAPER_PRESETS = ("paper-small", "paper")
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-SETTINGS_SHOWN = ("objective", "contexts", "steps", "batch", "length", "seed", "ema", "init")
+SETTINGS_SHOWN = (
+    "objective",
+    "contexts",
+    "steps",
+    "minutes",
+    "batch",
+    "length",
+    "seed",
+    "ema",
+    "init",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +122,7 @@ def training_summary(folder: Path) -> dict[str, Any] | None:
         **{key: settings[key] for key in SETTINGS_SHOWN if key in settings},
         "last_step": train.get("step"),
         "last_loss": train.get("loss"),
+        "seconds": train.get("seconds"),
         "held_out": None
         if validation is None
         else {"step": validation["step"], **perplexities(validation)},
@@ -148,10 +159,14 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     rows.append(("generation", settings))
     rows += [("file", f"{name}, {size:,} bytes") for name, size in facts["files"].items()]
     if training is not None:
-        amount = (
-            f"{training.get('steps', 0):,} steps of {training.get('batch', 0)} x "
-            f"{training.get('length', 0)} tokens"
-        )
+        rows_of, length = training.get("batch", 0), training.get("length", 0)
+        done, planned = training["last_step"] or 0, training.get("steps", 0)
+        of = f"{done:,} of {planned:,} steps" if planned else f"{done:,} steps"
+        amount = f"{of} of {rows_of} x {length} tokens ({done * rows_of * length:,} with padding)"
+        if training["seconds"] is not None:
+            amount += f" in {training['seconds'] / 60:.1f} minutes"
+        if training.get("minutes"):
+            amount += f" of {training['minutes']:g}"
         objective = training.get("objective", "")
         rows.append(("training", f"{training['run']}: {objective}, {amount} of {training['data']}"))
         if training["last_step"] is not None:
