@@ -515,7 +515,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for key, value, message in (
         ("n_heads", 4, "is n_heads right"),
         ("n_heads", None, r"has no model\.n_heads"),
-        ("n_blocks", 10**9, "has 2 blocks; expected 1000000000"),
+        ("n_blocks", 10**9, "n_layer is 1000000000; it must be at most 1024"),
     ):
         model = {**SEDD_CONFIG["model"], key: value}
         with pytest.raises(ValueError, match=message):

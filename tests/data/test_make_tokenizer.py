@@ -199,7 +199,7 @@ def test_hub_ids_are_read_by_transformers(tmp_path: Path, monkeypatch: pytest.Mo
     real = transformers.AutoTokenizer.from_pretrained
     names = []
 
-    def from_pretrained(name: str) -> object:
+    def from_pretrained(name: str, **options: object) -> object:
         names.append(name)
         return real(tmp_path)
 
@@ -209,7 +209,7 @@ def test_hub_ids_are_read_by_transformers(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_an_unknown_hub_id_is_one_clear_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_pretrained(name: str) -> object:
+    def from_pretrained(name: str, **options: object) -> object:
         raise OSError(f"{name} is not a valid model identifier\nmany more lines")
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", from_pretrained)

@@ -110,6 +110,7 @@ def test_push_uploads_the_model_and_nothing_else(folder: Path, hub: Hub) -> None
     assert hub.upload["create_pr"]
     assert sorted(hub.files) == [
         "README.md",
+        "checksums.json",
         "config.json",
         "model.safetensors",
         "tokenizer.json",
@@ -138,6 +139,7 @@ def test_push_to_hub_of_a_model(folder: Path, tokenizer: Tokenizer, hub: Hub, by
     model.push_to_hub("me/mine", tokenizer=given, evaluation=EVALUATION, commit_message="first")
     assert {
         "README.md",
+        "checksums.json",
         "config.json",
         "model.safetensors",
         "tokenizer.json",

@@ -274,7 +274,9 @@ def test_exhausted_descriptors_are_survived(most: str) -> None:
         process.send_signal(signal.SIGTERM)
         events = [json.loads(line)["event"] for line in process.stderr]
         assert process.wait(30) == 0
-    assert events.count("out of file descriptors") == (most != "512")
+    # with a limit, accepting may fail at most once, before the oldest connection is closed
+    found = events.count("out of file descriptors")
+    assert found <= 1 if most == "512" else found == 1
     assert len(events) < 20
 
 

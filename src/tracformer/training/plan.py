@@ -29,8 +29,9 @@ import torch
 from tracformer.baselines import find_family
 from tracformer.data import PreparedData, name_of, open_examples
 from tracformer.data.make_tokenizer import ALPHABETS
-from tracformer.devices import Ranks
+from tracformer.devices import Ranks, require_memory
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
+from tracformer.model.storage import on_meta
 from tracformer.training.batches import Stream
 from tracformer.training.clock import Clock
 from tracformer.training.objectives import MaskSampler, parse_objective
@@ -53,6 +54,9 @@ BASE_RATE, BASE_WIDTH, BASE_STD = 6e-3, 96, 0.06
 
 Build = Callable[[TrainConfig], ConditionalModel]
 Base = Callable[[Mapping[str, Any]], TrainConfig]
+
+
+BYTES_IN_TRAINING = 12  # of a parameter: weight, gradient, and at least one state of the optimizer
 
 
 class Pace(NamedTuple):
@@ -316,9 +320,18 @@ def _fitting(
     return config.optimizer, fused, matrices
 
 
-def family_build(config: TrainConfig, data: PreparedData) -> ConditionalModel:
-    """Return a fresh model of a configuration, for measurements."""
-    shape = config.model_config(data.tokenizer.vocab_size)
-    if isinstance(shape, TracformerConfig):
-        return Tracformer(shape, config.attention)
-    return find_family(shape.model_type).model_class(shape)
+def fresh_model(config: TrainConfig, shape: ModelConfig) -> ConditionalModel:
+    """Return a model with fresh weights, drawn from the seed of the configuration.
+
+    Raises:
+        ValueError: Training it needs more memory than this machine has.
+    """
+    kind = find_family(shape.model_type).model_class
+    if kind.built_on_meta:
+        with on_meta():
+            numbers = kind(shape).num_parameters()
+        require_memory(numbers * BYTES_IN_TRAINING, "training this model")
+    torch.manual_seed(config.seed)
+    return (
+        Tracformer(shape, config.attention) if isinstance(shape, TracformerConfig) else kind(shape)
+    )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tracformer.baselines import CAUSAL_LM, find_family, is_foreign, load_model
+from tracformer.baselines import CAUSAL_LM, is_foreign, load_model
 from tracformer.baselines.causal_lm import CausalLM, CausalLMConfig
 from tracformer.data import (
     Examples,
@@ -33,17 +33,17 @@ from tracformer.data import (
 )
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import fixed_part
-from tracformer.devices import Ranks, join_ranks, require_memory, use_threads
+from tracformer.devices import Ranks, join_ranks, use_threads
 from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, read_causal_lm, tokenizer_of
-from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
-from tracformer.model.storage import load_document, on_meta
+from tracformer.model import ConditionalModel, ModelConfig, TracformerConfig
+from tracformer.model.storage import load_document
 from tracformer.training import summary
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.clock import Clock
 from tracformer.training.loop import Trainer, TrainingOutcome
 from tracformer.training.objectives import parse_objective
-from tracformer.training.plan import family_build, make_plan
+from tracformer.training.plan import fresh_model, make_plan
 from tracformer.training.train_config import DataConfig, TrainConfig, from_dict
 from tracformer.training.yardstick import Yardstick, fit_yardstick
 
@@ -51,7 +51,6 @@ PLANNED = "train.json"  # the final configuration, in the run's folder
 SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
 EPOCHS = 20  # passes over small data
 MOST_STEPS, LEAST_STEPS = 5000, 200
-BYTES_IN_TRAINING = 12  # of a parameter: weight, gradient, and at least one state of the optimizer
 
 Say = Callable[[str], None]
 
@@ -101,6 +100,11 @@ def start(
     initial = _load_initial(config) if config.init else None
     if initial is not None:
         _reject_other_model(config, initial)
+    elif config.model.get("family") == CAUSAL_LM:
+        raise ValueError(
+            f"model.family is {CAUSAL_LM!r}, which starts from a language model of transformers: "
+            "add init=MODEL, or use `tracformer adapt`"
+        )
     with join_ranks(config.device) as ranks:
         say: Say = _print if ranks.first else lambda text: None
         if ranks.device.type == "cpu" and (busy := use_threads(config.threads)):
@@ -164,7 +168,7 @@ def _planned(
 
     def build(config: TrainConfig) -> ConditionalModel:
         if initial is None:
-            return family_build(config, data)
+            return fresh_model(config, config.model_config(data.tokenizer.vocab_size))
         return type(initial.model)(_model_config(config, initial, data.tokenizer))
 
     fixed = initial.model.config if initial is not None else None
@@ -401,17 +405,7 @@ def _build_model(
     shape = _model_config(config, initial, tokenizer)
     if isinstance(shape, CausalLMConfig):
         return _build_adapter(config, shape, initial, tokenizer, say)
-    model: ConditionalModel
-    kind = find_family(shape.model_type).model_class
-    if kind.built_on_meta:
-        with on_meta():
-            numbers = kind(shape).num_parameters()
-        require_memory(numbers * BYTES_IN_TRAINING, "training this model")
-        torch.manual_seed(config.seed)
-    if isinstance(shape, TracformerConfig):
-        model = Tracformer(shape, config.attention)
-    else:
-        model = kind(shape)
+    model = fresh_model(config, shape)
     if initial is None:
         return model
     old_tokenizer = load_tokenizer(initial.tokenizer)
@@ -439,11 +433,8 @@ def _build_adapter(
     say: Say,
 ) -> CausalLM:
     """Return a causal language model with a new adapter, or with that of `initial`."""
-    if initial is None or not isinstance(initial.model, CausalLM):
-        raise ValueError(
-            f"model.family is {CAUSAL_LM!r}, which starts from a language model of transformers: "
-            "add init=MODEL, or use `tracformer adapt`"
-        )
+    assert initial is not None
+    assert isinstance(initial.model, CausalLM)
     require_same_tokenizer(tokenizer, load_tokenizer(initial.tokenizer))
     modes = {part.mode for part in parse_objective(config.objective, config.contexts).parts}
     initial.model.adapt(shape, sorted(modes))
