@@ -36,7 +36,7 @@ ADAPT_DESCRIPTION = """Teach a causal language model of Hugging Face to fill bla
     tracformer infill -m english 'The capital of France is [[1-2]], a city on the Seine.'
     tracformer adapt smollm2 --data articles.txt --out english steps=8000 model.rank=8
 
-The model gets an adapter of a few million numbers (LoRA), which is all that ADAPTER holds besides
+The model gets an adapter of a few million numbers (LoRA). ADAPTER holds these numbers and the
 checkpoints. The same command resumes an interrupted run. SIGTERM and Ctrl-C save a checkpoint.
 Training is that of `tracformer train`, with preset `adapt`; options are the same.
 """

@@ -31,7 +31,7 @@ NOTHING_LEFT = (
 
 @dataclass(frozen=True)
 class Pick:
-    """How one row's token is drawn, besides its logits."""
+    """How the token of one row is drawn from its logits."""
 
     sampler: Sampler
     uniform: float

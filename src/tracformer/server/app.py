@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals without raising them again at the end, as uvicorn would.
 
-        A server that was told to stop and did so has not failed.
+        A server that stopped because of a signal has not failed.
         """
         if threading.current_thread() is not threading.main_thread():  # signals need the main one
             yield
