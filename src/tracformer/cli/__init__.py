@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: success; 1: the work failed; 2: wrong usage; 130: interrupted; 141: the reader closed the output.
+    0: success; 1: the work failed; 2: wrong usage; 130: interrupted; 141: broken pipe.
 
     Args:
         arguments: Words after the program's name; those of the process if None.
