@@ -1,9 +1,9 @@
 """Read the alignment of a protein family: FASTA, A2M, A3M or Stockholm, plain or gzip.
 
 The rows show which of two notations is used. Plain: all rows have the same width, with `-` or `.`
-where a record has no residue. With insertions (A2M, A3M, Stockholm as Pfam writes it): upper case and `-`
-are the columns of the family; lower case and `.` are insertions between columns and belong to no
-column.
+where a record has no residue. With insertions (A2M, A3M, Stockholm as Pfam writes it): upper case
+and `-` are the columns of the family; lower case and `.` are insertions between columns and belong
+to no column.
 """
 
 import io
