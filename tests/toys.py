@@ -173,7 +173,7 @@ def t5_tokenizer() -> Tokenizer:
 
 
 def wordpiece_tokenizer() -> Tokenizer:
-    """Words without spaces or capitals; what goes on with a word is marked."""
+    """Words without spaces or capitals; the continuation of a word is marked."""
     backend = Backend(
         models.WordPiece(vocab={"[UNK]": 0, "the": 1, "cat": 2, "##s": 3}, unk_token="[UNK]")
     )

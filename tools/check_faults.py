@@ -4,7 +4,7 @@
     python tools/check_faults.py SRC --only top-p,banned
     python tools/check_faults.py SRC --dry-run       only find the code and the tests of each fault
 
-SRC is the `src` folder of a clone. Use a clone that nobody else uses: its files are changed while a
+SRC is the `src` folder of a clone. Use a separate clone: its files are changed while a
 fault is checked.
 
 For each fault, the one file under SRC that contains `old` is found, wherever it is, and `old` is

@@ -30,14 +30,7 @@ from torch import Tensor
 from tracformer.data import PreparedData, Tokenizer, open_source
 from tracformer.data.alignment import INSERTED, Alignment, read_alignment
 from tracformer.evaluation import bootstrap
-from tracformer.evaluation.profile_hmm import (
-    RESIDUES,
-    UNKNOWN,
-    ProfileHMM,
-    as_indices,
-    build_hmm,
-    core_profile,
-)
+from tracformer.evaluation.profile_hmm import UNKNOWN, ProfileHMM, as_indices, core_profile
 from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Floats, by_sequence
 from tracformer.evaluation.result_files import Result, ResultRow
@@ -46,6 +39,7 @@ from tracformer.generation.decode import fill
 from tracformer.generation.samplers import Sampler
 from tracformer.model.batch import Batch
 from tracformer.options import option
+from tracformer.proteins.wild_type import RESIDUES, build_hmm
 
 PSEUDOCOUNT = 5.0  # for each column, spread over the residues by their frequency in the family
 AT_ONCE = 64  # sequences in one run of the forward algorithm

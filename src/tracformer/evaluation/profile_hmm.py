@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tracformer.files import optional_package
+from tracformer.proteins.wild_type import RESIDUES
 
-RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # in HMMER's order
 UNKNOWN = -1
-SEED = 42  # of the builder, whose calibration draws sequences
 
 
 @dataclass(frozen=True)
@@ -118,22 +116,6 @@ def as_indices(sequences: Sequence[str], length: int) -> Tensor:
         [table.get(letter, UNKNOWN) for letter in sequence.ljust(length)] for sequence in sequences
     ]
     return torch.tensor(rows)
-
-
-def build_hmm(columns: Sequence[str], name: str = "family", **options: Any) -> Any:
-    """Return HMMER's model (`pyhmmer.plan7.HMM`) of the rows of an alignment.
-
-    `options` go to `pyhmmer.plan7.Builder`.
-    """
-    pyhmmer = optional_package("pyhmmer", "building a profile HMM", "proteins")
-    alphabet = pyhmmer.easel.Alphabet.amino()
-    rows = [
-        pyhmmer.easel.TextSequence(name=str(number).encode(), sequence=row)
-        for number, row in enumerate(columns)
-    ]
-    msa = pyhmmer.easel.TextMSA(name=name.encode(), sequences=rows).digitize(alphabet)
-    builder = pyhmmer.plan7.Builder(alphabet, **{"seed": SEED, **options})
-    return builder.build_msa(msa, pyhmmer.plan7.Background(alphabet))[0]
 
 
 def core_profile(hmm: Any) -> ProfileHMM:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tracformer.data.alignment import INSERTED
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.files import optional_package
+from tracformer.files import optional_package, write_atomically
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.proteins.wild_type import RESIDUES, WildType
@@ -298,8 +298,6 @@ COLUMNS = ("mutant", "log_ratio", "sum_of_singles", "positions", "residues", SCO
 
 def write_scores(path: str | PathLike[str], scores: Sequence[MutantScore]) -> None:
     """Write a CSV table, one mutant per line; a mutant without score has empty cells."""
-    from tracformer.files import write_atomically
-
     measured = any(not math.isnan(score.mutant.measured) for score in scores)
     lines = [",".join(COLUMNS if measured else COLUMNS[:-1])]
     for mutant, log_ratio, singles in scores:

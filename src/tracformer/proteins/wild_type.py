@@ -7,6 +7,7 @@ name. Residues that belong to no column are reported, never dropped in silence.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -16,7 +17,7 @@ from typing import Any
 from tracformer.data.alignment import INSERTED, AlignedRecord, aligned_record, read_alignment
 from tracformer.files import optional_package, write_atomically
 
-RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
+RESIDUES = "ACDEFGHIKLMNPQRSTVWY"  # in HMMER's order
 HMM_FILE = "family.hmm"
 RANGE = re.compile(r"/(\d+)-(\d+)$")  # Pfam's names end with the residues' numbers
 
@@ -132,8 +133,11 @@ def align(sequence: str, hmm: Any, first: int = 1) -> WildType:
     return _from_record(aligned_record("wild type", msa.alignment[0]), first)
 
 
-def family_hmm(columns: list[str], name: str = "family") -> Any:
-    """Return HMMER's profile HMM of a family with one node per column of its alignment."""
+def build_hmm(columns: Sequence[str], name: str = "family", **options: Any) -> Any:
+    """Return HMMER's model (`pyhmmer.plan7.HMM`) of the rows of an alignment.
+
+    `options` go to `pyhmmer.plan7.Builder`.
+    """
     pyhmmer = optional_package("pyhmmer", "building a profile HMM", "proteins")
     alphabet = pyhmmer.easel.Alphabet.amino()
     rows = [
@@ -141,8 +145,14 @@ def family_hmm(columns: list[str], name: str = "family") -> Any:
         for number, row in enumerate(columns)
     ]
     msa = pyhmmer.easel.TextMSA(name=name.encode(), sequences=rows).digitize(alphabet)
-    builder = pyhmmer.plan7.Builder(alphabet, seed=42, symfrac=0.0)
-    hmm = builder.build_msa(msa, pyhmmer.plan7.Background(alphabet))[0]
+    # the builder's calibration draws sequences
+    builder = pyhmmer.plan7.Builder(alphabet, **{"seed": 42, **options})
+    return builder.build_msa(msa, pyhmmer.plan7.Background(alphabet))[0]
+
+
+def family_hmm(columns: Sequence[str], name: str = "family") -> Any:
+    """Return HMMER's profile HMM of a family with one node per column of its alignment."""
+    hmm = build_hmm(columns, name, symfrac=0.0)
     if hmm.M != len(columns[0]):
         raise ValueError(
             f"{name} has {len(columns[0]) - hmm.M} columns without a residue; remove them"
