@@ -1,45 +1,31 @@
-"""Small models and random batches for the tests."""
+"""What tests need of the machine and of files outside the package."""
 
-from typing import Any
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
 
-import torch
-from torch import Tensor
+import pytest
 
-from tracformer import Tracformer, TracformerConfig
+from tracformer import native
 
-
-def small_model(attention: str = "blocked", seed: int = 0, **changes: Any) -> Tracformer:
-    """Return a float64 model whose weights, biases and norms are large random numbers.
-
-    Zeros or small numbers could hide errors.
-    """
-    values = {
-        "vocab_size": 7,
-        "max_length": 16,
-        "n_layer": 4,
-        "n_head": 2,
-        "d_model": 8,
-        "n_max": 3,
-        **changes,
-    }
-    model = Tracformer(TracformerConfig(**values), attention).double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.35
-            parameter.copy_(1.0 + noise if "norm" in name and name.endswith("weight") else noise)
-    return model
+needs_compiler = pytest.mark.skipif(not native.available(), reason="no native code on this machine")
 
 
-def random_batch(
-    model: Tracformer, batch: int, length: int, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, a context with about half given, and lengths of which the first is full."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(model.config.vocab_size, (batch, length), generator=generator)
-    context = torch.rand(batch, length, generator=generator) < torch.rand(
-        batch, 1, generator=generator
-    )
-    lengths = torch.randint(1, length + 1, (batch,), generator=generator)
-    lengths[0] = length
-    return tokens, context, lengths
+ROOT = Path(__file__).parents[1]
+
+
+def script(path: str) -> ModuleType:
+    """Return the file at this path of the repository as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str((ROOT / path).parent) not in sys.path:  # as when it is run as a script
+        sys.path.insert(0, str((ROOT / path).parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def example(name: str) -> ModuleType:
+    return script(f"examples/{name}.py")

@@ -3,7 +3,7 @@
 import json
 import re
 
-from tests.scripts import ROOT, script
+from tests.helpers import ROOT, script
 
 measure_code = script("tools/measure_code.py")
 check_faults = script("tools/check_faults.py")

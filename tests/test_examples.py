@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import example
+from tests.helpers import example
 
 
 def test_infill_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 import tracformer
-from tests.scripts import example
+from tests.helpers import example
 from tests.toys import TEXT, WORDS, make
 from tracformer import LanguageModel, bundled, load
 from tracformer.cli import main

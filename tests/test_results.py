@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import script
+from tests.helpers import script
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.report.tables import Cell, Line, Table
 

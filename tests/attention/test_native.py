@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.marks import needs_compiler
+from tests.helpers import needs_compiler
 from tracformer import geometry
 from tracformer import native as build
 from tracformer.attention import Layout, build_attention

@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.small import (
+from tests.toys import (
     SYSTEMS,
     TRACFORMER,
-    question,
     random_question,
     small_baseline,
     small_diffusion,
+    small_model,
 )
-from tests.helpers import small_model
 from tracformer.evaluation.order_consistency import order_log_prob
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
@@ -39,7 +38,7 @@ def build(name: str, **changes: Any) -> ConditionalModel:
 @pytest.mark.parametrize("name", MODELS)
 def test_order_log_prob_equals_a_loop(name: str) -> None:
     model = build(name)
-    tokens, context, lengths = question(3, 7)
+    tokens, context, lengths = random_question(3, 7)
     order = torch.stack(
         [torch.randperm(7, generator=torch.Generator().manual_seed(b)) for b in range(3)]
     )

@@ -26,7 +26,7 @@ from tests.baselines.literal import (
     sigma_of,
     subs_log_probs,
 )
-from tests.baselines.small import SYSTEMS, TRACFORMER, question, small_diffusion
+from tests.toys import SYSTEMS, TRACFORMER, random_question, small_diffusion
 from tracformer.baselines import diffusion as bounds
 from tracformer.baselines import find_family, load_model
 from tracformer.baselines.diffusion import DiffusionModel, draw_noise
@@ -48,7 +48,7 @@ def literal_logits(
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_marginals_equal_the_literal_network_and_padding_is_invisible(system: str) -> None:
     model = small_diffusion(system)
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     values = model.log_prob(Batch(tokens, context, lengths), "ac")
     for b, n in enumerate(lengths.tolist()):
         masked = (~context[b, :n]).tolist()
@@ -78,7 +78,7 @@ def test_a_time_conditioned_mdlm_reads_the_noise_level() -> None:
 @pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
 def test_targets_and_padding_are_ignored(system: str, changes: dict[str, Any]) -> None:
     model = small_diffusion(system, **changes)
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     inside = torch.arange(9) < lengths[:, None]
     other = torch.where(context & inside, tokens, (tokens + 1) % 7)
     assert not torch.equal(tokens, other)
@@ -94,7 +94,7 @@ def test_a_given_position_is_predicted_as_a_single_target(
     system: str, changes: dict[str, Any]
 ) -> None:
     model = small_diffusion(system, **changes)
-    tokens, context, lengths = question(2, 6)
+    tokens, context, lengths = random_question(2, 6)
     logits = model(Batch(tokens, context, lengths), "ac")
     for b, n in enumerate(lengths.tolist()):
         for t in range(n):
@@ -106,7 +106,7 @@ def test_a_given_position_is_predicted_as_a_single_target(
 
 
 def test_recomputed_activations_give_the_same_gradients() -> None:
-    tokens, context, lengths = question(2, 6)
+    tokens, context, lengths = random_question(2, 6)
     gradients = []
     for checkpointed in (False, True):
         model = small_diffusion("sedd").train()
@@ -123,7 +123,7 @@ def test_a_saved_model_loads_unchanged(system: str, changes: dict[str, Any], tmp
     model = small_diffusion(system, **changes)
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype=torch.float64)
-    tokens, context, lengths = question(2, 6)
+    tokens, context, lengths = random_question(2, 6)
     assert again.config == model.config
     first, second = (
         m.estimate(Batch(tokens, context, lengths), "diffusion", draws=2) for m in (model, again)
@@ -133,7 +133,7 @@ def test_a_saved_model_loads_unchanged(system: str, changes: dict[str, Any], tmp
 
 def test_the_tracformer_backbone_is_its_ac_network() -> None:
     model = small_diffusion("mdlm", **TRACFORMER)
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     torch.testing.assert_close(
         model.log_prob(Batch(tokens, context, lengths), "ac"),
         model.backbone.log_prob(Batch(tokens, context, lengths), "ac"),
@@ -153,7 +153,7 @@ WEIGHTS = torch.linspace(0.5, 2.0, 3 * 9, dtype=torch.float64).view(3, 9)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_training_losses_equal_the_literal_ones(system: str, weighted: bool) -> None:
     model = small_diffusion(system, **({"n_step": 5} if system == "d3pm" else {}))
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     weights = WEIGHTS if weighted else torch.ones(3, 9, dtype=torch.float64)
     torch.manual_seed(3)
     found, count = model.nll(
@@ -202,7 +202,7 @@ def test_training_losses_equal_the_literal_ones(system: str, weighted: bool) -> 
 
 def test_the_tracformer_backbone_trains_on_the_same_loss() -> None:
     model = small_diffusion("mdlm", **TRACFORMER)
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     torch.manual_seed(3)
     found, _ = model.nll(Batch(tokens, context, lengths), "diffusion")
     torch.manual_seed(3)
@@ -215,7 +215,7 @@ def test_the_tracformer_backbone_trains_on_the_same_loss() -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_gradients_reach_every_parameter_that_can_matter(system: str) -> None:
     model = small_diffusion(system)
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     torch.manual_seed(0)
     model.nll(Batch(tokens, context, lengths), "diffusion")[0].backward()
     for name, parameter in model.named_parameters():
@@ -347,7 +347,7 @@ def test_a_sequence_gives_exactly_the_same_alone_and_in_any_batch(
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_networks_give_the_same_in_any_batch(system: str) -> None:
     model = small_diffusion(system)
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     together = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=6, seed=2)
     for b, n in enumerate(lengths.tolist()):
         alone = model.estimate(

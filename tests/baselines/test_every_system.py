@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.baselines.small import FAMILIES, MODES, SMALL, UNTIED, random_question, small_baseline
+from tests.toys import FAMILIES, SMALL, SYSTEM_MODES, UNTIED, random_question, small_baseline
 from tracformer.baselines import find_family, load_model
 from tracformer.baselines.frequencies import Frequencies, FrequenciesConfig
 from tracformer.model.batch import Batch
@@ -15,7 +15,7 @@ from tracformer.model.batch import Batch
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize(("family", "mode"), MODES)
+@pytest.mark.parametrize(("family", "mode"), SYSTEM_MODES)
 def test_padding_is_ignored(family: str, mode: str) -> None:
     model = small_baseline(family)
     tokens, context, lengths = random_question(5, 10)
@@ -30,7 +30,7 @@ def test_padding_is_ignored(family: str, mode: str) -> None:
             assert not padded[row, length:].any()
 
 
-@pytest.mark.parametrize(("family", "mode"), MODES)
+@pytest.mark.parametrize(("family", "mode"), SYSTEM_MODES)
 def test_each_logit_depends_only_on_what_its_mode_allows(family: str, mode: str) -> None:
     """A given position is predicted as if it were the only target, so one rule holds for every t."""
     length = 8
@@ -48,7 +48,7 @@ def test_each_logit_depends_only_on_what_its_mode_allows(family: str, mode: str)
             assert moved[t] == seen, (changed, t)
 
 
-@pytest.mark.parametrize(("family", "mode"), [pair for pair in MODES if pair[1] != "ac"])
+@pytest.mark.parametrize(("family", "mode"), [pair for pair in SYSTEM_MODES if pair[1] != "ac"])
 def test_all_completions_sum_to_one(family: str, mode: str) -> None:
     model = small_baseline(family, vocab_size=3, max_length=6)
     context = torch.tensor([[False, True, False, False, True, False]])
@@ -63,7 +63,7 @@ def test_all_completions_sum_to_one(family: str, mode: str) -> None:
     assert bool((log_prob[:, context[0]] == 0).all())
 
 
-@pytest.mark.parametrize(("family", "mode"), MODES)
+@pytest.mark.parametrize(("family", "mode"), SYSTEM_MODES)
 def test_logits_at_equals_forward(family: str, mode: str) -> None:
     model = small_baseline(family)
     tokens, context, lengths = random_question(3, 9)
@@ -82,7 +82,7 @@ def test_logits_at_equals_forward(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "mode", "tied"),
-    [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
+    [(*pair, True) for pair in SYSTEM_MODES] + [(*pair, False) for pair in UNTIED],
 )
 def test_every_parameter_has_a_gradient(family: str, mode: str, tied: bool) -> None:
     """Data-parallel training would stop at a parameter without a gradient."""
@@ -110,7 +110,7 @@ def test_every_row_of_the_embedding_has_a_gradient(family: str, mode: str) -> No
     assert bool(grad[:6].any(1).all())
 
 
-@pytest.mark.parametrize(("family", "mode"), MODES)
+@pytest.mark.parametrize(("family", "mode"), SYSTEM_MODES)
 def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str) -> None:
     model = small_baseline(family).train()
     tokens, context, lengths = random_question(3, 10)
@@ -133,7 +133,7 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
 
 @pytest.mark.parametrize(
     ("family", "mode", "tied"),
-    [(*pair, True) for pair in MODES] + [(*pair, False) for pair in UNTIED],
+    [(*pair, True) for pair in SYSTEM_MODES] + [(*pair, False) for pair in UNTIED],
 )
 def test_a_saved_model_loads_unchanged(family: str, mode: str, tied: bool, tmp_path: Path) -> None:
     model = small_baseline(family, **({} if tied else {"tied": False}))

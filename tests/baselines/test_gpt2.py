@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.baselines.small import random_question, small_baseline
+from tests.toys import random_question, small_baseline
 from tracformer.baselines import load_model
 from tracformer.baselines.bart import Bart
 from tracformer.baselines.gpt2 import GPT2, GPT2Fim

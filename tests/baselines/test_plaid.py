@@ -23,7 +23,7 @@ from tests.baselines.exact_denoisers import (
     truth,
 )
 from tests.baselines.literal import literal_prior, literal_terms
-from tests.baselines.small import PLAID_SHAPE, question, small_plaid
+from tests.toys import PLAID_SHAPE, random_question, small_plaid
 from tracformer.baselines import load_model, plaid
 from tracformer.baselines.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
 from tracformer.baselines.plaid import Plaid, PlaidConfig
@@ -128,7 +128,7 @@ def weights_of(model: Plaid) -> dict[str, Tensor]:
 @pytest.mark.parametrize("self_conditioning", [False, True])
 def test_the_estimate_is_the_literal_sum(self_conditioning: bool) -> None:
     model = small_plaid(self_conditioning=self_conditioning)
-    tokens, context, lengths = question(2, 6)
+    tokens, context, lengths = random_question(2, 6)
     w, draws = weights_of(model), 3
     values, _ = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=draws, seed=4)
     seeds = [derived_seed(4, number) for number in range(draws)]
@@ -155,7 +155,7 @@ def test_the_estimate_is_the_literal_sum(self_conditioning: bool) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_training_loss_is_the_literal_one(weighted: bool, seed: int) -> None:
     model = small_plaid()
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     context[0] = False  # a row without given tokens may get some
     torch.manual_seed(seed)
     found, count = model.nll(
@@ -206,7 +206,7 @@ def test_some_rows_get_given_tokens_and_their_factor_makes_up_for_it() -> None:
 
 def test_gradients_reach_every_parameter() -> None:
     model = small_plaid()
-    tokens, context, lengths = question(4, 9)
+    tokens, context, lengths = random_question(4, 9)
     totals = {name: 0.0 for name, _ in model.named_parameters()}
     # of four rows one is self-conditioned, and some draw of the times has one to reconstruct
     for seed in range(3):
@@ -223,7 +223,7 @@ def test_gradients_reach_every_parameter() -> None:
 @pytest.mark.parametrize("self_conditioning", [False, True])
 def test_networks_give_the_same_in_any_batch(self_conditioning: bool) -> None:
     model = small_plaid(self_conditioning=self_conditioning)
-    tokens, context, lengths = question(4, 9)
+    tokens, context, lengths = random_question(4, 9)
     tokens[torch.arange(9) >= lengths[:, None]] = 10**6  # padding may hold anything
     together = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=6)
     for b, n in enumerate(lengths.tolist()):
@@ -239,7 +239,7 @@ def test_networks_give_the_same_in_any_batch(self_conditioning: bool) -> None:
 def test_targets_are_visible_only_through_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tokens, with noise that cancels the difference, give the same states and guesses."""
     model = small_plaid()
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     targets = ~context & (torch.arange(9) < lengths[:, None])
     others = torch.where(targets, (tokens + 2) % 7, tokens)
     level = tuple(
@@ -274,7 +274,7 @@ def test_targets_are_visible_only_through_their_noise(monkeypatch: pytest.Monkey
 
 def test_logits_at_the_noisiest_time() -> None:
     model = small_plaid()
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     inside = torch.arange(9) < lengths[:, None]
     logits = model(Batch(tokens, context, lengths), "diffusion")
     others = torch.where(context & inside, tokens, (tokens + 1) % 7)
@@ -316,7 +316,7 @@ def test_many_steps_follow_the_exact_conditional() -> None:
 @pytest.mark.parametrize("self_conditioning", [False, True])
 def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bool) -> None:
     model = small_plaid(self_conditioning=self_conditioning)
-    tokens, context, lengths = question(4, 9)
+    tokens, context, lengths = random_question(4, 9)
     seeds = torch.tensor([11, 12, 13, 14])
     together = model.ancestral(Batch(tokens, context, lengths), steps=6, seeds=seeds)
     inside = torch.arange(9) < lengths[:, None]
@@ -354,7 +354,7 @@ def test_a_sequence_given_whole_costs_nothing_and_stays_as_it_is() -> None:
 def test_reduced_precision_is_close() -> None:
     """Products with z are large where there is little noise; autocast must not round them."""
     model = small_plaid().float()
-    tokens, context, lengths = question(3, 9)
+    tokens, context, lengths = random_question(3, 9)
     plain = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=8).values
     with torch.autocast("cpu", torch.bfloat16):
         cast = model.estimate(Batch(tokens, context, lengths), "diffusion", draws=8).values
@@ -387,7 +387,7 @@ def test_a_saved_model_loads_unchanged(tmp_path: Path) -> None:
     model = small_plaid()
     model.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype=torch.float64)
-    tokens, context, lengths = question(2, 6)
+    tokens, context, lengths = random_question(2, 6)
     assert again.config == model.config
     first, second = (
         m.estimate(Batch(tokens, context, lengths), "diffusion", draws=2) for m in (model, again)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import tracformer
 from tests.baselines.literal import dit_logits, sedd_loss, sigma_of
-from tests.baselines.small import question, small_diffusion
 from tests.baselines.test_pickle_reader import (
     OMEGACONF,
     Calls,
@@ -25,6 +24,7 @@ from tests.baselines.test_pickle_reader import (
     omegaconf_nodes,
     with_state,
 )
+from tests.toys import random_question, small_diffusion
 from tracformer.baselines import load_model
 from tracformer.baselines.diffusion import DiffusionModel
 from tracformer.baselines.mdlm import MDLMConfig
@@ -161,7 +161,7 @@ def fast_tokenizer(mask: Any, tokens: int = 8) -> dict[str, Any]:
 
 
 def same(found: DiffusionModel, expected: DiffusionModel) -> bool:
-    tokens, context, lengths = question(2, 6)
+    tokens, context, lengths = random_question(2, 6)
 
     def values(model: DiffusionModel) -> Tensor:
         return model.double().log_prob(Batch(tokens, context, lengths), "diffusion", draws=3)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tracformer
-from tests.baselines.small import SYSTEMS
+from tests.toys import SYSTEMS
 from tests.training.helpers import losses, story_data
 from tracformer import baselines as families
 from tracformer.baselines import Family, find_family, register

@@ -16,7 +16,7 @@ from tests.baselines.exact_denoisers import (
     toy,
     truth,
 )
-from tests.baselines.small import SYSTEMS, TRACFORMER, question, small_diffusion
+from tests.toys import SYSTEMS, TRACFORMER, random_question, small_diffusion
 from tracformer.baselines.reverse_process import pick
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral, RandomOrder
@@ -66,7 +66,7 @@ def test_a_sequence_is_filled_alike_alone_and_in_any_batch(
     system: str, changes: dict[str, object]
 ) -> None:
     model = small_diffusion(system, **changes)
-    tokens, context, lengths = question(4, 9)
+    tokens, context, lengths = random_question(4, 9)
     seeds = torch.tensor([11, 12, 13, 14])
     together = model.ancestral(Batch(tokens, context, lengths), steps=6, seeds=seeds)
     inside = torch.arange(9) < lengths[:, None]
@@ -131,7 +131,7 @@ def test_wrong_requests_are_refused() -> None:
 
 def test_the_filling_loop_runs_the_reverse_process() -> None:
     """Mode `diffusion` of `fill` is the system's own sampler."""
-    tokens, context, lengths = question(3, 10)
+    tokens, context, lengths = random_question(3, 10)
     for name in ("mdlm", "sedd", "d3pm"):
         model = small_diffusion(name)
         sampled = fill(

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.small import MODES, random_question, small_baseline
+from tests.toys import SYSTEM_MODES, random_question, small_baseline
 from tracformer.generation.decode import fill
 from tracformer.generation.scheduler import empty_session, open_session
 from tracformer.model.batch import Batch
 
 CACHED = [
     (family, mode)
-    for family, mode in MODES
+    for family, mode in SYSTEM_MODES
     if mode != "ac" and small_baseline(family).empty_cache(mode, 1, 4) is not None
 ]
 

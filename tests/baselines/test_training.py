@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.baselines.small import FAMILIES, OWN
+from tests.toys import FAMILIES, OWN
 from tests.training.helpers import SMALL, losses, small, story_data
 from tracformer.baselines import find_family, load_model
 from tracformer.cli import main

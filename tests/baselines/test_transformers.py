@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tests.baselines.small import random_question, small_baseline
-from tests.helpers import random_batch
+from tests.toys import random_batch, random_question, small_baseline
 from tracformer.baselines import transformer as dense
 from tracformer.baselines.bart import Bart
 from tracformer.baselines.bert import Bert

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evaluation.toys import write_prepared
+from tests.toys import write_prepared
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.toys import random_mdlm, small_source, small_tokenizer
-from tests.helpers import small_model
+from tests.toys import random_mdlm, small_model, small_source, small_tokenizer
 from tracformer.evaluation.calibration import (
     Calibration,
     by_chance,

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.toys import random_mdlm
-from tests.helpers import small_model
+from tests.toys import random_mdlm, small_model
 from tracformer.cli import main
 from tracformer.data import PackedBlocks, PreparedData
 from tracformer.evaluation.exact import (

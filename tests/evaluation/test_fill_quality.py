@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.baselines.small import small_baseline
-from tests.evaluation.toys import on_ranks
-from tests.helpers import small_model
+from tests.toys import on_ranks, small_baseline, small_model
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
 from tracformer.evaluation import fill_quality, parse_task
 from tracformer.evaluation.encoders import Encoder, FoundEncoder

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.baselines.small import small_baseline
-from tests.evaluation.toys import (
+from tests.toys import (
     LETTERS,
     chain_source,
     chain_tokenizer,
     known_subject,
     random_mdlm,
+    small_baseline,
+    small_model,
     write_lines,
 )
-from tests.helpers import small_model
 from tracformer.contexts import draw_contexts, parse
 from tracformer.evaluation import Subject, parse_task
 from tracformer.evaluation.exact_sources import log_joint

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.evaluation.toys import (
+from tests.toys import (
     Known,
     chain_tokenizer,
     known_subject,
     on_ranks,
     random_mdlm,
+    small_model,
     small_tokenizer,
     write_lines,
 )
-from tests.helpers import small_model
 from tracformer import baselines as families
 from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import tracformer
-from tests.evaluation.toys import known_subject, write_lines
-from tests.helpers import small_model
+from tests.toys import known_subject, small_model, write_lines
 from tracformer.evaluation import (
     Result,
     ResultRow,

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer.contexts import Prefix, parse
 from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, prepare, train_bpe
 from tracformer.data.make_tokenizer import ALPHABETS

@@ -3,8 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.helpers import small_model
-from tests.toys import WORDS, make
+from tests.toys import WORDS, make, small_model
 from tracformer import LanguageModel
 from tracformer.data import train_bpe
 from tracformer.generation.engine import Engine

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.baselines.small import small_baseline
 from tests.generation.engines import PATIENCE, Slow, endless, eventually, held, question
 from tests.generation.test_scheduler import assert_same, random_question
-from tests.helpers import small_model
+from tests.toys import small_baseline, small_model
 from tracformer import LanguageModel
 from tracformer.data import char_tokenizer
 from tracformer.generation.decode import fill

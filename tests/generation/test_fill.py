@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import LanguageModel, Tracformer
 from tracformer.generation.decode import fill
 from tracformer.generation.fill_request import Filled, FillRequest, have_places

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer import Tracformer
 from tracformer.generation import scheduler
 from tracformer.generation.decode import fill

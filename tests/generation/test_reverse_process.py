@@ -22,10 +22,8 @@ from tests.baselines.exact_denoisers import (
     conditional,
     toy,
 )
-from tests.baselines.small import TRACFORMER, small_diffusion, small_plaid
-from tests.baselines.small import question as random_question
 from tests.generation.engines import PATIENCE, Slow, eventually, question
-from tests.toys import TEXT, WORDS
+from tests.toys import TEXT, TRACFORMER, WORDS, random_question, small_diffusion, small_plaid
 from tracformer import LanguageModel, loading
 from tracformer.attention import build_attention
 from tracformer.baselines.sedd import SEDD

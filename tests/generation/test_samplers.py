@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.marks import needs_compiler
+from tests.helpers import needs_compiler
 from tracformer.generation import samplers
 from tracformer.generation.samplers import PLAIN, Pick, Sampler, adjusted, choose, truncated
 from tracformer.rng import inverse_cdf

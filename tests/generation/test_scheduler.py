@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.small import MODES, small_baseline
 from tests.generation.engines import PATIENCE
-from tests.helpers import random_batch, small_model
+from tests.toys import SYSTEM_MODES, random_batch, small_baseline, small_model
 from tracformer.generation import scheduler
 from tracformer.generation.decode import Filled, fill
 from tracformer.generation.engine import Engine
@@ -103,7 +102,7 @@ def assert_same(one: Filled, other: Filled, atol: float = 1e-10) -> None:
 
 
 @pytest.mark.parametrize("way", ["scheduler", "engine"])
-@pytest.mark.parametrize(("family", "mode"), [("cached", "any"), *MODES, ("mdlm", "ac")])
+@pytest.mark.parametrize(("family", "mode"), [("cached", "any"), *SYSTEM_MODES, ("mdlm", "ac")])
 def test_requests_get_together_what_they_get_alone(
     family: str, mode: str, way: str, pool: ThreadPoolExecutor
 ) -> None:

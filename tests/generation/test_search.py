@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer import Tracformer
 from tracformer.generation import search as module
 from tracformer.generation.search import Found, search

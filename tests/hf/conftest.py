@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from transformers.utils import logging
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer import Tracformer
 from tracformer.data import Tokenizer, build_tokenizer
 

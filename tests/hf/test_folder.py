@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tracformer.hf as hf
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer import Tracformer, TracformerConfig
 
 

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 import tracformer.hf as hf
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.model.batch import Batch
 

@@ -11,7 +11,7 @@ import transformers
 import yaml
 
 import tracformer.hf as hf
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer import Tracformer
 from tracformer.data import Tokenizer, build_tokenizer
 from tracformer.hf.publish import evaluation_table

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import Tracformer, TracformerConfig
 from tracformer.model import cache as slots
 from tracformer.model.batch import Batch

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer import Tracformer, TracformerConfig
 from tracformer.model import MODES, PRESETS
 from tracformer.model.batch import Batch

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import random_batch, small_model
 from tests.model.literal import Literal
+from tests.toys import random_batch, small_model
 from tracformer.attention import implementations
 from tracformer.model import MODES
 from tracformer.model.batch import Batch

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.attention import Layout, implementations
 from tracformer.geometry import scope_size

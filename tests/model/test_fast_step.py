@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import random_batch, small_model
-from tests.marks import needs_compiler
+from tests.helpers import needs_compiler
 from tests.model.test_cache import answers, open_cache
+from tests.toys import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.baselines.gpt2 import GPT2, GPT2Config
 from tracformer.model.batch import Batch

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import log_softmax
 
 from tests.attention.test_exactness import Largest
-from tests.helpers import random_batch, small_model
-from tests.marks import needs_compiler
+from tests.helpers import needs_compiler
+from tests.toys import random_batch, small_model
 from tracformer.model import MODES, Tracformer, likelihood
 from tracformer.model.batch import Batch
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.model import storage
 from tracformer.model.batch import Batch

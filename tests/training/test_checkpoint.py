@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer.devices import Ranks
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.checkpoint import CheckpointWriter, Reader, State

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tracformer.devices import Ranks
 from tracformer.model.batch import Batch
 from tracformer.training.batches import MicroBatch, Stream

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import Tracformer
 from tracformer.baselines import find_family
 from tracformer.model.batch import Batch

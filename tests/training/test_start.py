@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import small_model
+from tests.toys import small_model
 from tests.training.helpers import SMALL, losses, newest_state, small, weights_of
 from tracformer import Batch, Tracformer
 from tracformer.data import PreparedData, char_tokenizer, prepare

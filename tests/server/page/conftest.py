@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import torch
 
-from tests.helpers import small_model
 from tests.server.helpers import running
+from tests.toys import small_model
 from tracformer import LanguageModel
 from tracformer.data import Tokenizer, char_tokenizer, train_bpe
 
