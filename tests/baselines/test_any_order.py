@@ -15,7 +15,7 @@ from tests.toys import (
     small_diffusion,
     small_model,
 )
-from tracformer.evaluation.order_consistency import order_log_prob
+from tracformer.evaluation.consistency import order_log_prob
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
 from tracformer.model.likelihood import token_log_probs

@@ -30,7 +30,7 @@ from tests.toys import SYSTEMS, TRACFORMER, random_question, small_diffusion
 from tracformer.baselines import diffusion as bounds
 from tracformer.baselines import find_family, load_model
 from tracformer.baselines.diffusion import DiffusionModel, draw_noise
-from tracformer.evaluation.order_consistency import order_log_prob
+from tracformer.evaluation.consistency import order_log_prob
 from tracformer.model.batch import Batch
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.toys import random_mdlm, small_model, small_source, small_tokenizer
-from tracformer.evaluation.calibration import (
+from tracformer.evaluation.consistency import (
     Calibration,
     by_chance,
     expected_error,

@@ -15,8 +15,15 @@ from tracformer import Tracformer, TracformerConfig
 from tracformer.data import char_tokenizer, prepare
 from tracformer.data.alignment import read_alignment
 from tracformer.data.make_tokenizer import ALPHABETS
-from tracformer.evaluation.domains import Domains, HiddenDomains, _of_profile
-from tracformer.evaluation.profile_hmm import UNKNOWN, ProfileHMM, as_indices, core_profile
+from tracformer.evaluation.domains import (
+    UNKNOWN,
+    Domains,
+    HiddenDomains,
+    ProfileHMM,
+    _of_profile,
+    as_indices,
+    core_profile,
+)
 from tracformer.evaluation.task import Progress, Subject, parse_task
 from tracformer.proteins.wild_type import RESIDUES, build_hmm
 

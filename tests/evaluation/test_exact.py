@@ -13,6 +13,7 @@ import torch
 from tests.toys import random_mdlm, small_model
 from tracformer.cli import main
 from tracformer.data import PackedBlocks, PreparedData
+from tracformer.evaluation.consistency import order_log_prob
 from tracformer.evaluation.exact import (
     PATTERNS,
     Exact,
@@ -29,7 +30,6 @@ from tracformer.evaluation.exact_sources import (
     parse_exact,
     source_names,
 )
-from tracformer.evaluation.order_consistency import order_log_prob
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.evaluation.runner import evaluate
 from tracformer.evaluation.task import Progress, Subject, parse_task

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.toys import random_mdlm, small_model, small_source, small_tokenizer
+from tracformer.evaluation.consistency import Orders, along_all_orders, order_log_prob, orders
 from tracformer.evaluation.exact import TruthModel
-from tracformer.evaluation.order_consistency import Orders, along_all_orders, order_log_prob, orders
 from tracformer.evaluation.result_files import Result
 from tracformer.evaluation.task import Progress, Subject, parse_task
 from tracformer.model.base import ConditionalModel

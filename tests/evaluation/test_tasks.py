@@ -17,9 +17,9 @@ from tracformer.evaluation import (
     Task,
     make_task,
     parse_task,
-    provenance,
     read_results,
     register_task,
+    result_files,
 )
 from tracformer.evaluation import task as tasks
 from tracformer.evaluation.task import Progress, Subject
@@ -172,11 +172,11 @@ def test_the_manifest_names_what_can_change_a_figure(tmp_path: Path) -> None:
 
 def test_hashes_of_weights_and_paths_in_the_command() -> None:
     model = small_model()
-    before = provenance.weights_hash(model)
-    assert before == provenance.weights_hash(small_model())
+    before = result_files.weights_hash(model)
+    assert before == result_files.weights_hash(small_model())
     with torch.no_grad():
         model.norm.bias[0] += 1e-9
-    assert provenance.weights_hash(model) != before
+    assert result_files.weights_hash(model) != before
     words = [
         "/home/me/bin/tracformer",
         "eval",
@@ -186,11 +186,11 @@ def test_hashes_of_weights_and_paths_in_the_command() -> None:
         "hf:owner/name",
     ]
     assert (
-        provenance.command_line(["/site-packages/pytest/__main__.py", "tests"])
+        result_files.command_line(["/site-packages/pytest/__main__.py", "tests"])
         == "__main__.py tests"
     )
     assert (
-        provenance.command_line(words)
+        result_files.command_line(words)
         == "tracformer eval a=a@car ratios:data=text,mean=3 --data=y.txt hf:owner/name"
     )
 
@@ -200,10 +200,10 @@ def test_the_commit_is_recorded_where_there_is_one(
 ) -> None:
     def recorded(folder: Path) -> str:
         folder.mkdir(exist_ok=True)
-        monkeypatch.setattr(provenance, "PACKAGE", folder)
-        provenance.code_version.cache_clear()
-        assert provenance.code_version()["code"] == tracformer.__version__
-        return provenance.code_version()["commit"]
+        monkeypatch.setattr(result_files, "PACKAGE", folder)
+        result_files.code_version.cache_clear()
+        assert result_files.code_version()["code"] == tracformer.__version__
+        return result_files.code_version()["commit"]
 
     def git(*words: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -226,4 +226,4 @@ def test_the_commit_is_recorded_where_there_is_one(
         monkeypatch.setenv("PATH", "")
         assert recorded(package) == ""
     finally:
-        provenance.code_version.cache_clear()
+        result_files.code_version.cache_clear()

@@ -18,8 +18,7 @@ import tracformer
 from tests.golden.figures import batch, model_folder, read_record, subject_of, task_of
 from tracformer import Tracformer, TracformerConfig
 from tracformer.devices import Ranks
-from tracformer.evaluation.provenance import weights_hash
-from tracformer.evaluation.result_files import FORMAT, Result
+from tracformer.evaluation.result_files import FORMAT, Result, weights_hash
 from tracformer.evaluation.runner import evaluate
 from tracformer.model.batch import Batch
 from tracformer.renames import first_names
@@ -202,7 +201,7 @@ from pathlib import Path
 import torch, tracformer
 from tests.golden import figures
 from tests.golden.test_renames import logits_of
-from tracformer.evaluation.provenance import weights_hash
+from tracformer.evaluation.result_files import weights_hash
 from tracformer.evaluation.runner import evaluate
 
 task = figures.task_of("ratios", Path(sys.argv[1]))

@@ -30,7 +30,7 @@ from tracformer.bench import (
     processor_name,
     training_speed,
 )
-from tracformer.evaluation.provenance import code_version
+from tracformer.evaluation.result_files import code_version
 from tracformer.files import write_atomically
 from tracformer.report.tables import NEITHER, Line, Table
 

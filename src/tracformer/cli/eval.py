@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracformer.cli import output
-from tracformer.evaluation.task_options import NoiseOptions, TextTaskOptions
+from tracformer.evaluation import NoiseOptions, TextTaskOptions
 from tracformer.options import add_arguments as add_flags
 from tracformer.options import default_of, flag_of, from_arguments, option_fields
 

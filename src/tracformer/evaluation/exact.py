@@ -36,9 +36,8 @@ from tracformer.evaluation.exact_sources import (
     log_joint,
     picked,
 )
-from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import SHARED_NOISE, by_sequence, noise_groups, standard_error
-from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow, array_hash
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.model.base import BOUND, EXACT, MARGINAL, ConditionalModel
 from tracformer.model.batch import Batch

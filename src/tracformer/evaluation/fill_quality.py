@@ -35,9 +35,8 @@ from tracformer.evaluation.fill_scores import (
 )
 from tracformer.evaluation.metrics import TOKENIZERS, Bleu, clustering_packages
 from tracformer.evaluation.perplexity import PAPER_RANGES
-from tracformer.evaluation.provenance import array_hash
 from tracformer.evaluation.questions import Floats, by_block
-from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow, array_hash
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Integers, Sequences, TextTask
 from tracformer.generation.decode import fill

@@ -25,12 +25,10 @@ from tracformer.contexts import (
     Strategy,
     parse,
 )
-from tracformer.evaluation import bootstrap
-from tracformer.evaluation.provenance import array_hash
+from tracformer.evaluation import NoiseOptions, bootstrap
 from tracformer.evaluation.questions import Answers, Floats, answer_contexts, noise_groups
-from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow, array_hash
 from tracformer.evaluation.task import Progress, Subject
-from tracformer.evaluation.task_options import NoiseOptions
 from tracformer.evaluation.windows import Flags, Sequences, TextTask, Windows
 from tracformer.model.base import BOUND
 from tracformer.options import option

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from tracformer.contexts import Context, draw_contexts, parse
-from tracformer.evaluation.provenance import array_hash
-from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow, array_hash
 from tracformer.evaluation.task import Progress, Subject, Task
 from tracformer.generation.decode import fill
 from tracformer.generation.orders import Ancestral

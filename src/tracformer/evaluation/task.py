@@ -23,8 +23,7 @@ import torch
 
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import Ranks
-from tracformer.evaluation import provenance
-from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.evaluation.result_files import Result, ResultRow, describe, weights_hash
 from tracformer.model.base import ConditionalModel, check_mode
 from tracformer.options import check_options, convert, did_you_mean
 from tracformer.progress import ProgressBar
@@ -86,7 +85,7 @@ class Subject:
     @cached_property
     def weights(self) -> str:
         """Hash of the model's configuration and weights."""
-        return provenance.weights_hash(self.model)
+        return weights_hash(self.model)
 
 
 class Progress:
@@ -201,7 +200,7 @@ class Task(ABC):
 
     def manifest(self, subject: Subject) -> dict[str, Any]:
         """Return what identifies a result of this task and how it is made."""
-        return provenance.describe(subject, self.schema, self.inputs(subject))
+        return describe(subject, self.schema, self.inputs(subject))
 
     def result(
         self, subject: Subject, rows: list[ResultRow], details: Mapping[str, Any] | None = None
@@ -227,8 +226,8 @@ _tasks: dict[str, str | type[Task]] = {
     "prefixes": "tracformer.evaluation.perplexity:Prefixes",
     "unconditional": "tracformer.evaluation.perplexity:Unconditional",
     "infilling": "tracformer.evaluation.fill_quality:Infilling",
-    "orders": "tracformer.evaluation.order_consistency:Orders",
-    "calibration": "tracformer.evaluation.calibration:Calibration",
+    "orders": "tracformer.evaluation.consistency:Orders",
+    "calibration": "tracformer.evaluation.consistency:Calibration",
     "exact": "tracformer.evaluation.exact:Exact",
     "speed": "tracformer.evaluation.speed:Speed",
     "domains": "tracformer.evaluation.domains:Domains",

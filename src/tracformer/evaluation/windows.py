@@ -31,9 +31,9 @@ from tracformer.data.hub_sources import HUB_PREFIX
 from tracformer.data.shards import MANIFEST_FILE, Tokens
 from tracformer.data.sources import with_gaps_of
 from tracformer.data.tokenizer import AlphabetError
-from tracformer.evaluation.provenance import array_hash
+from tracformer.evaluation import TextTaskOptions
+from tracformer.evaluation.result_files import array_hash
 from tracformer.evaluation.task import Subject, Task
-from tracformer.evaluation.task_options import TextTaskOptions
 from tracformer.generation.token_text import spelled_bytes
 
 READ_BYTES = 2**26  # windows come from the first 64 MB of raw text

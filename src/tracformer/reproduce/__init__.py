@@ -34,8 +34,7 @@ from tracformer import loading
 from tracformer.baselines import find_family, load_model, schema_of
 from tracformer.data import PreparedData, Tokenizer
 from tracformer.devices import Ranks, join_ranks
-from tracformer.evaluation.provenance import weights_hash
-from tracformer.evaluation.result_files import Result, file_name, plain
+from tracformer.evaluation.result_files import Result, file_name, plain, weights_hash
 from tracformer.evaluation.runner import evaluate
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.files import write_atomically

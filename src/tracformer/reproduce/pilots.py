@@ -23,8 +23,15 @@ import torch
 from tracformer.baselines import find_family
 from tracformer.evaluation.bootstrap import perplexity_of
 from tracformer.evaluation.flops import flops_per_token
-from tracformer.evaluation.provenance import code_version, config_hash, describe_model
-from tracformer.evaluation.result_files import Result, ResultRow, digest, file_name
+from tracformer.evaluation.result_files import (
+    Result,
+    ResultRow,
+    code_version,
+    config_hash,
+    describe_model,
+    digest,
+    file_name,
+)
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
 from tracformer.training.log import perplexities, read_log
