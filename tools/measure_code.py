@@ -50,7 +50,7 @@ LAYERS = (
     ("loading", "generation", "proteins", "training"),
     ("evaluation",),
     ("reproduce", "report", "bench"),
-    ("server", "client", "hf"),
+    ("server", "client", "hf", "publish"),
     ("cli", "__main__", ""),
 )
 

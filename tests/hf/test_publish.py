@@ -14,7 +14,7 @@ import tracformer.hf as hf
 from tests.toys import small_model
 from tracformer import Tracformer
 from tracformer.data import Tokenizer, build_tokenizer
-from tracformer.hf.publish import evaluation_table
+from tracformer.publish import evaluation_table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
 EVALUATION = {
@@ -113,11 +113,13 @@ def test_push_uploads_the_model_and_nothing_else(folder: Path, hub: Hub) -> None
         "checksums.json",
         "config.json",
         "model.safetensors",
+        "modeling_tracformer.py",
         "tokenizer.json",
         "tokenizer_config.json",
     ]
     assert evaluation_table(EVALUATION) in hub.files["README.md"]
-    assert 'model="me/mine"' in hub.files["README.md"]
+    assert 'tracformer.load("me/mine")' in hub.files["README.md"]
+    assert 'from_pretrained("me/mine", trust_remote_code=True)' in hub.files["README.md"]
 
 
 def test_push_keeps_an_existing_card(folder: Path, hub: Hub) -> None:

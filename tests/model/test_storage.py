@@ -47,11 +47,12 @@ def test_loading_and_scoring_do_not_import_torch_compiler(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_a_folder_holds_three_readable_files(folder: Path) -> None:
+def test_a_folder_holds_readable_files(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == [
         "checksums.json",
         "config.json",
         "model.safetensors",
+        "modeling_tracformer.py",
     ]
     assert json.loads((folder / "config.json").read_text())["model_type"] == "tracformer"
 
@@ -97,6 +98,7 @@ def test_a_failed_save_leaves_the_old_model_whole(
         "checksums.json",
         "config.json",
         "model.safetensors",
+        "modeling_tracformer.py",
     ]
 
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "design": ("proteins", "redesign regions of a protein"),
     "info": ("info", "show a model's system, size, modes, tokenizer and training"),
     "models": ("info", "list the systems that can be trained and evaluated"),
+    "export": ("export", "write a model for transformers, to be used without tracformer"),
     "prepare": ("prepare", "turn text, JSONL, FASTA or a hub data set into token shards"),
     "train": ("train", "train a model, or continue an interrupted run"),
     "adapt": ("train", "teach a causal language model of Hugging Face to fill blanks"),

@@ -55,6 +55,11 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="precision of the weights: float32, bfloat16 or int8 (default: float32)",
     )
+    add_no_verify(parser)
+
+
+def add_no_verify(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that loads a model without checking its files."""
     parser.add_argument(
         "--no-verify",
         dest="verify",

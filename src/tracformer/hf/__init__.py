@@ -7,7 +7,10 @@ names in `model.safetensors`.
 - `TracformerPretrainedConfig`: the fields and checks of `TracformerConfig`, and the keys of
   transformers.
 - `TracformerModel`, `TracformerForMaskedLM`: final states, and logits with a loss.
-- `inputs.py`: from transformers' inputs to a `Batch`; `publish.py`: model cards and uploads.
+- `inputs.py`: from transformers' inputs to a `Batch`.
+
+A folder also loads without this library (`model/modeling_tracformer.py`). The classes here are
+faster, strict about files, and give the library's own interface as `core`.
 """
 
 import copy
@@ -25,10 +28,10 @@ from tracformer.attention import implementations
 from tracformer.checksums import remove_checksums, write_checksums
 from tracformer.files import optional_package
 from tracformer.hf.inputs import IGNORED, read_batch
-from tracformer.hf.publish import Evaluation, model_card, push_folder, write_model_card
 from tracformer.model import Tracformer, likelihood, storage
 from tracformer.model.config import TracformerConfig
 from tracformer.model.storage import FOREIGN_KEYS
+from tracformer.publish import Evaluation, model_card, push_folder, write_model_card
 from tracformer.renames import present_names, tensor_patterns
 
 transformers = optional_package("transformers", "tracformer.hf", "hf")
@@ -179,8 +182,10 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
         hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
         if is_main_process:
             remove_checksums(Path(save_directory))
+        self.config.auto_map = dict(TracformerConfig.auto_map)
         super().save_pretrained(save_directory, is_main_process, state_dict, **options)
         if is_main_process:
+            storage.write_code(Path(save_directory))
             write_checksums(Path(save_directory))
         if evaluation is not None and is_main_process:
             write_model_card(save_directory, evaluation=evaluation)

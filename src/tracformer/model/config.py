@@ -35,6 +35,8 @@ class ModelConfig:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     # fields that training from a model's weights (`init`) may change
     changeable: ClassVar[tuple[str, ...]] = ("dropout", "modes")
+    # transformers' class -> class in the code that `storage.save` puts into the folder
+    auto_map: ClassVar[Mapping[str, str]] = {}
     # Names of older files: old -> present; see `tracformer.renames`.
     old_config_keys: ClassVar[Mapping[str, str]] = {}
     old_tensor_names: ClassVar[Mapping[str, str]] = {}  # with * for any text: "blocks.*.fc.weight"
@@ -208,6 +210,11 @@ class TracformerConfig(ModelConfig):
     model_type = "tracformer"
     possible_modes = MODES
     presets = PRESETS
+    auto_map = {  # noqa: RUF012
+        "AutoConfig": "modeling_tracformer.TracformerHubConfig",
+        "AutoModel": "modeling_tracformer.TracformerHubModel",
+        "AutoModelForMaskedLM": "modeling_tracformer.TracformerHubForMaskedLM",
+    }
 
     n_layer: int = 10  # of the encoder, and of the decoder; 2^n_layer must be at least max_length
     n_head: int = 9

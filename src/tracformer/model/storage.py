@@ -1,7 +1,8 @@
 """Read and write a model folder: `config.json`, `model.safetensors` and `checksums.json`.
 
-Files are written atomically. Reading is strict: unknown keys and missing, unexpected or mis-shaped
-tensors are errors. No file is a pickle.
+The folder of a Tracformer also holds `modeling_tracformer.py`, for use without this library, which
+never runs that copy. Files are written atomically. Reading is strict: unknown keys and missing,
+unexpected or mis-shaped tensors are errors. No file is a pickle.
 """
 
 import json
@@ -24,6 +25,9 @@ from tracformer.renames import Renames, present_tensor_name
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+# Code with which transformers loads a folder where this library is not installed.
+CODE_FILE = "modeling_tracformer.py"
+CODE = Path(__file__).with_name(CODE_FILE)
 C = TypeVar("C", bound=ModelConfig)
 # Keys that `transformers` adds to config.json: the first four at every save, the others once its
 # Trainer has trained the model.
@@ -36,6 +40,7 @@ FOREIGN_KEYS = {
     "eos_token_id",
     "pad_token_id",
     "use_cache",
+    "auto_map",  # written by `save` too
 }
 
 
@@ -57,9 +62,17 @@ def save(
         remove_checksums(path)  # only now: if writing fails, the old folder stays as it was
 
     write_atomically(path / WEIGHTS_FILE, write)
-    document = json.dumps({"model_type": config.model_type, **config.to_dict()}, indent=2) + "\n"
-    write_atomically(path / CONFIG_FILE, document)
+    document = {"model_type": config.model_type, **config.to_dict()}
+    if config.auto_map:
+        document["auto_map"] = dict(config.auto_map)
+        write_code(path)
+    write_atomically(path / CONFIG_FILE, json.dumps(document, indent=2) + "\n")
     write_checksums(path)
+
+
+def write_code(folder: Path) -> None:
+    """Copy the code for use without this library into a model folder."""
+    write_atomically(folder / CODE_FILE, CODE.read_text(encoding="utf-8"))
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Model cards, and upload to the Hugging Face hub.
+"""Publish models: folders that need no tracformer, model cards, uploads to the Hugging Face hub.
 
 A model card says what the model is, how to load it, and how it was evaluated, as Markdown with the
-front matter that the hub reads.
+front matter that the hub reads. `export_folder` writes all files of a published model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,19 @@ from pathlib import Path
 
 import torch
 import yaml
+from safetensors import SafetensorError, safe_open
 
-from tracformer.checksums import CHECKSUMS_FILE
+from tracformer.baselines import is_foreign
+from tracformer.checksums import CHECKSUMS_FILE, verify_checksums
+from tracformer.data.make_tokenizer import load_tokenizer
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.files import optional_package, write_atomically
+from tracformer.generation.generation_config import (
+    FILE,
+    read_generation_config,
+    write_generation_config,
+)
+from tracformer.loading import find_folder, require_fit
 from tracformer.model import Tracformer, TracformerConfig, storage
 
 CARD_FILE = "README.md"
@@ -25,19 +34,28 @@ ANSWERS = {
     "ar": "left to right, from the tokens before; exact",
 }
 
-LOADING = """```python
-import tracformer.hf
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model="{name}")
-```
-
-or, for exact probabilities of any filling, with the library alone:
+LOADING = """With the library `tracformer`, which fills blanks of unknown length and is faster:
 
 ```python
-from tracformer import Tracformer
+import tracformer
 
-model = Tracformer.from_pretrained("FOLDER")  # a local copy of this repository
+lm = tracformer.load("{name}")
+print(lm.infill("text before [[5]] text after")[0].text)  # a blank of 5 tokens
+```
+
+"""
+WITHOUT_LIBRARY = """With `transformers` alone; it runs `modeling_tracformer.py` of this repository:
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
+model = AutoModelForMaskedLM.from_pretrained("{name}", trust_remote_code=True)
+text = "text before" + 5 * tokenizer.mask_token + " text after"
+filled = model.infill(
+    tokenizer(text, return_tensors="pt").input_ids, forbidden=[tokenizer.eos_token_id]
+)
+print(tokenizer.decode(filled.sequences[0]), filled.log_probs)
 ```"""
 
 
@@ -94,7 +112,7 @@ def model_card(
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {name or 'Tracformer'}",
         "\n\n".join(facts),
-        f"## Use\n\n{LOADING.format(name=name or 'OWNER/NAME')}",
+        "## Use\n\n" + (LOADING + WITHOUT_LIBRARY).format(name=name or "OWNER/NAME"),
         f"## Modes\n\nTrained for:\n\n{modes}",
         f"## Evaluation\n\n{evaluation_table(evaluation) if evaluation else 'None was recorded.'}",
     ]
@@ -157,6 +175,74 @@ def write_model_card(
     return path
 
 
+def export_folder(
+    where: str | PathLike[str],
+    folder: str | PathLike[str],
+    *,
+    name: str = "",
+    license: str = "apache-2.0",
+    verify: bool = True,
+) -> Path:
+    """Write a Tracformer as a folder that `transformers` loads without this library.
+
+    The folder has `config.json`, `model.safetensors`, the tokenizer, `generation_config.json`,
+    `modeling_tracformer.py`, and a model card. A card that the model has already is kept.
+
+    Args:
+        where: The model, as in `find_folder`.
+        folder: Folder to write; it must be empty or missing.
+        name: OWNER/NAME on the hub, for the card.
+        license: License, for a new card.
+        verify: Check the model's files against its checksums.
+
+    Raises:
+        FileExistsError: The folder is not empty.
+        ValueError: The model is not a Tracformer.
+    """
+    source, target = find_folder(where), Path(folder)
+    document = storage.load_document(source)
+    if (family := document.get("model_type")) != TracformerConfig.model_type:
+        instead = (
+            "transformers' AutoModel reads its folder as it is"
+            if is_foreign(document)
+            else "share its folder as it is, for tracformer.load"
+        )
+        raise ValueError(
+            f"{where} is a model of type {family!r}; only Tracformers can be exported: {instead}"
+        )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not an empty folder; give a new folder")
+    if verify:
+        verify_checksums(source)
+    tokenizer = load_tokenizer(source)
+    model = Tracformer.from_pretrained(
+        source, dtype=_stored_dtype(source), document=document, attention="reference"
+    )
+    require_fit(model, tokenizer, source)
+    model.save_pretrained(target)
+    tokenizer.save(target)
+    write_generation_config(target, read_generation_config(source))
+    if (source / CARD_FILE).is_file():
+        card = (source / CARD_FILE).read_text(encoding="utf-8").rstrip()
+        example = WITHOUT_LIBRARY.format(name=name or "OWNER/NAME")
+        if "trust_remote_code" not in card:
+            card += f"\n\n## Without tracformer\n\n{example}"
+        write_atomically(target / CARD_FILE, card + "\n")
+    else:
+        write_model_card(target, tokenizer=tokenizer, name=name, license=license)
+    return target
+
+
+def _stored_dtype(folder: Path) -> torch.dtype:
+    """Return the precision in which a folder's weights are stored."""
+    try:
+        with safe_open(folder / storage.WEIGHTS_FILE, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(next(iter(file.keys())))
+            return tensor.dtype
+    except (OSError, SafetensorError):
+        return torch.float32  # reading the weights explains what is wrong with the file
+
+
 def _cell(value: float | str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -166,7 +252,8 @@ FILES = [
     CARD_FILE,
     "LICENSE",
     storage.CONFIG_FILE,
-    "generation_config.json",
+    storage.CODE_FILE,
+    FILE,
     storage.WEIGHTS_FILE,
     CHECKSUMS_FILE,
     "model-?????-of-?????.safetensors",
