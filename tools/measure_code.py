@@ -32,6 +32,7 @@ WIDTH, LONGEST, SHORTEST = 100, 520, 60
 LAYERS = (
     (
         "rng",
+        "splitmix",
         "options",
         "files",
         "devices",

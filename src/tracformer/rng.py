@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tracformer.splitmix import mix
+
 Integers = Tensor | NDArray[np.integer] | Sequence[int]
 
 # streams: tokens, turns of positions, times at which diffusion reveals tokens, lengths of blanks
@@ -19,7 +21,7 @@ SAMPLE, ORDER, TIME, LENGTH = range(4)
 
 def uniforms(seeds: Integers, positions: Integers, stream: int = SAMPLE) -> Tensor:
     """Return (N,) float64 in [0, 1), one for each pair of a seed and a position."""
-    bits = _mix(_mix(_mix(_words(seeds)) + _words(positions)) + np.uint64(stream))
+    bits = mix(mix(mix(_words(seeds)) + _words(positions)) + np.uint64(stream))
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
@@ -27,7 +29,7 @@ def derived_seed(seed: int, index: int) -> int:
     """Return seed number `index` of a family of unrelated seeds; number 0 is the seed itself."""
     if index == 0:
         return int(seed)
-    return int(_mix(_mix(_words([seed])) ^ _words([index]))[0] >> np.uint64(1))
+    return int(mix(mix(_words([seed])) ^ _words([index]))[0] >> np.uint64(1))
 
 
 def _words(values: Integers) -> NDArray[np.uint64]:
@@ -37,23 +39,6 @@ def _words(values: Integers) -> NDArray[np.uint64]:
         else np.array([int(v) % 2**64 for v in values], np.uint64)
     )
     return array.astype(np.uint64)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply splitmix64: add the golden ratio, then two rounds of xor-shift and multiply.
-
-    Arithmetic is modulo 2^64.
-    """
-    with np.errstate(over="ignore"):
-        return scramble(x + np.uint64(0x9E3779B97F4A7C15))
-
-
-def scramble(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the finaliser of splitmix64, a bijection in which each bit affects all others."""
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
 
 
 def inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer import files
 from tracformer.data import documents as module
+from tracformer.data import input_files
 from tracformer.data.documents import (
     DOCUMENTS,
     TextPiece,
     as_pieces,
     cut_point,
 )
+from tracformer.data.input_files import lines_of, read_text
 from tracformer.data.make_tokenizer import byte_tokenizer, train_bpe
-from tracformer.files import lines_of, read_text
 
 SEPARATOR = "<|end|>"
 WORDS = st.text(alphabet="ab cé\n\t.'1", max_size=80)
@@ -127,7 +127,7 @@ def test_bytes_that_are_not_utf8_are_named_with_their_place(
         data = good.encode() + bad
         path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
         for chunk in (1, 2, 3, 5, 1000):
-            monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+            monkeypatch.setattr(input_files, "CHUNK_BYTES", chunk)
             with pytest.raises(
                 ValueError,
                 match=rf"{name} is not UTF-8 text: byte 0x\w\w at offset {len(good.encode()) + offset}\b",
@@ -139,7 +139,7 @@ def test_bytes_that_are_not_utf8_are_named_with_their_place(
 def test_text_comes_back_whatever_the_chunk(
     chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(input_files, "CHUNK_BYTES", chunk)
     text = "é—𝄞a\r\n\ufeffb"
     (tmp_path / "a.txt").write_bytes(text.encode("utf-8-sig") if chunk > 2 else text.encode())
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))

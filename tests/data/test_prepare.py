@@ -4,6 +4,8 @@ import hashlib
 import importlib
 import json
 import os
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer import files
-from tracformer.data import documents, shards
+from tracformer.data import documents, input_files, shards, token_batches
 from tracformer.data.make_tokenizer import byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.prepare import is_made_from, prepare
 from tracformer.data.shards import PreparedData, dtype_name
@@ -149,8 +150,8 @@ def test_a_giant_document_gives_the_same_tokens_in_pieces(
 ) -> None:
     book = "\n".join(STORIES[:50])
     monkeypatch.setattr(documents, "PIECE_CHARACTERS", 64)
-    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
-    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(input_files, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(token_batches, "BATCH_CHARACTERS", 200)
     (tmp_path / "book.txt").write_text(book, encoding="utf-8")
     data = prepare(tmp_path / "out", tmp_path / "book.txt", BPE, validation=0.0, quiet=True)
     assert stored(data, "train") == expected(BPE, [book])
@@ -235,7 +236,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments for a file of many small batches, shards and records."""
-    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(token_batches, "BATCH_CHARACTERS", 2000)
     monkeypatch.setattr(prepare_module, "RECORD_EVERY", 2)
     (tmp_path / "lines.txt").write_text(LINES, encoding="utf-8")
     source = open_source(tmp_path / "lines.txt", documents="line")
@@ -265,7 +266,7 @@ class Killed(BaseException):
 def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> list[int]:
     """Let the encoder stop after some batches; return the list that counts them."""
     seen: list[int] = []
-    encode = prepare_module._Encoder.__call__
+    encode = token_batches.BatchEncoder.__call__
 
     def count(self: Any, batch: Any) -> Any:
         if len(seen) == batches:
@@ -273,7 +274,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> list[int]:
         seen.append(len(batch))
         return encode(self, batch)
 
-    monkeypatch.setattr(prepare_module._Encoder, "__call__", count)
+    monkeypatch.setattr(token_batches.BatchEncoder, "__call__", count)
     return seen
 
 
@@ -328,7 +329,7 @@ def test_two_processes_do_not_prepare_the_same_folder(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 1 << 18)
+    monkeypatch.setattr(token_batches, "BATCH_CHARACTERS", 1 << 18)
     peaks = []
     for buffers in (2, 20):
 
@@ -345,6 +346,34 @@ def test_memory_does_not_grow_with_the_stream(
         tracemalloc.stop()
         assert data.manifest.splits["train"].bytes == buffers << 18
     assert peaks[1] < 1.5 * peaks[0]
+
+
+PEAK = """
+import resource, sys
+from tracformer.data import open_sources, prepare
+if __name__ == "__main__":
+    source = open_sources(sys.argv[1], documents="line")
+    prepare(sys.argv[2], source, "byte", validation=0.0, quiet=True, workers=2)
+    assert "torch" not in sys.modules  # which would take 300 MB in every worker
+    ours, workers = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    print(*(resource.getrusage(each).ru_maxrss for each in (ours, workers)))
+"""
+
+
+@pytest.mark.soak
+def test_memory_of_all_processes_is_bounded(tmp_path: Path) -> None:
+    """Two workers hold at most 8 MB of text; the larger file is 20 times that."""
+    (tmp_path / "run.py").write_text(PEAK)
+    line = b"A line of text that is repeated. " * 31
+    peaks = []
+    for megabytes in (16, 160):
+        with open(tmp_path / "a.txt", "wb") as file:
+            for _ in range(megabytes):
+                file.write((line + b"\n") * 1024)
+        words = [sys.executable, "run.py", "a.txt", f"out{megabytes}"]
+        peaks.append(subprocess.check_output(words, cwd=tmp_path).split())
+    for small, large in zip(*peaks, strict=True):  # kB of this process, of the largest worker
+        assert int(large) < int(small) + 20_000
 
 
 def test_an_existing_folder_is_safe(tmp_path: Path) -> None:

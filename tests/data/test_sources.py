@@ -183,7 +183,7 @@ def test_places_without_data_are_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "csv"}, "format is 'csv'; allowed: text, jsonl, fasta"),
+        ({"format": "csv"}, "format is 'csv'; allowed: text, jsonl, parquet, fasta"),
         ({"documents": "page"}, "documents is 'page'; allowed: separator, file, line"),
         ({"gaps": "drop"}, "gaps is 'drop'; allowed: remove, keep"),
         ({"separator": ""}, "separator is empty"),
@@ -208,7 +208,7 @@ def test_unknown_options_are_errors(tmp_path: Path, options: dict[str, str], mes
         (
             "a.txt",
             {"documents": "line", "field": "body"},
-            r"field is 'body', but .* is read as text: the option is for jsonl only",
+            r"field is 'body', but .* is read as text: the option is for jsonl and parquet only",
         ),
         (
             "a.jsonl",

@@ -1,8 +1,9 @@
-"""Turn text files, JSONL, FASTA or a hub data set into token shards.
+"""Turn text, JSONL, Parquet, FASTA or a hub data set into token shards.
 
     tracformer prepare my.txt --out data/my
     tracformer prepare my.txt --validation held-out.txt --out data/my
     tracformer prepare 'books/*.jsonl.gz' --field body --tokenizer bpe:8192 --out data/books
+    tracformer prepare 's3://bucket/corpus/*.parquet' --tokenizer bpe:32768 --out data/corpus
     tracformer prepare family.fasta --tokenizer protein --gaps remove --out data/family
     tracformer prepare PF00014.fasta --identity 0.6 --out data/kunitz
     tracformer prepare wikitext103 --tokenizer openai-community/gpt2 --out data/wikitext103
@@ -11,9 +12,11 @@
     tracformer prepare hf:owner/name --out data/name
     tracformer prepare exact:hmm-16,sequences=20000 --out data/hmm-16
 
-Several sources are trained on together, with the validation split of the first. The output folder
-holds memory-mapped shards, an index, the tokenizer and a manifest with the SHA-256 of each file. It
-appears when it is finished; after a kill, the same command continues where the run stopped.
+Several sources are trained on together, with the validation split of the first. Files may be
+compressed (.gz, .bz2, .xz, .zst), and at any address that `fsspec` reads (s3, gs, https, hf), if
+the package for it is installed. The output folder holds memory-mapped shards, an index, the
+tokenizer and a manifest with the SHA-256 of each file. It appears when it is finished; after a
+kill, the same command continues where the run stopped.
 """
 
 import argparse
@@ -30,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="+",
-        help="files, folders or globs; names of data sets; hf:OWNER/NAME; or exact:SOURCE",
+        help=(
+            "files, folders, globs or addresses; names of data sets; hf:OWNER/NAME; or exact:SOURCE"
+        ),
     )
     parser.add_argument("--out", required=True, help="output folder; it must not exist")
     parser.add_argument(
@@ -66,9 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read the files of named data sets from this folder instead of downloading them",
     )
     parser.add_argument(
-        "--format", help="text, jsonl, fasta or alignment (default: from the file name)"
+        "--format", help="text, jsonl, parquet, fasta or alignment (default: from the file name)"
     )
-    parser.add_argument("--field", help="JSONL: field that holds the text")
+    parser.add_argument(
+        "--field", help="JSONL and Parquet: field that holds the text (default: text)"
+    )
     parser.add_argument("--documents", help="text: what ends a document")
     parser.add_argument(
         "--gaps",
@@ -79,6 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing output folder"
+    )
+    parser.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help=(
+            "leave out records that cannot be read or tokenized, and report them; without it, the "
+            "first of them stops the run, which --skip-bad then continues"
+        ),
     )
     parser.add_argument(
         "--workers",
@@ -106,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if isinstance(where, str) and where.startswith(DRAWN):
         given = options or held_out or arguments.folder or arguments.identity is not None
-        if given or arguments.tokenizer != "auto":
+        if given or arguments.skip_bad or arguments.tokenizer != "auto":
             raise ValueError(
                 f"{where!r} is generated, with its own tokenizer and validation split; options "
                 "about files cannot be used with it"
@@ -123,6 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.tokenizer,
             validation=fraction,
             identity=arguments.identity,
+            skip_bad=arguments.skip_bad,
             **common,
         )
     counts = {
@@ -135,9 +151,13 @@ def run(arguments: argparse.Namespace) -> int:
         "fingerprint": data.tokenizer.fingerprint,
     }
     if arguments.json:
-        print(json.dumps({"folder": str(data.folder), "tokenizer": tokenizer, "splits": counts}))
+        left_out = data.manifest.left_out
+        found = {"tokenizer": tokenizer, "splits": counts, "left_out": left_out}
+        print(json.dumps({"folder": str(data.folder), **found}))
         return 0
     print(f"{data.folder}: tokenizer {name_of(data.tokenizer)}, {tokenizer['vocab_size']} tokens")
     for name, count in counts.items():
         print(f"  {name}: " + ", ".join(f"{value:,} {unit}" for unit, value in count.items()))
+    if data.manifest.left_out:
+        print(f"  {data.manifest.left_out:,} records left out")
     return 0

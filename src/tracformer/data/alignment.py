@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tracformer.files import lines_of, optional_package, read_text
+from tracformer.data.input_files import InputFile, RemoteFile, lines_of, plain_name, read_text
+from tracformer.files import optional_package
 
 GAP = "-"
 INSERTED = -1
@@ -62,7 +63,7 @@ class Alignment:
         return {record.sequence: record for record in reversed(self.records)}
 
 
-def read_alignment(where: str | PathLike[str]) -> Alignment:
+def read_alignment(where: str | PathLike[str] | RemoteFile) -> Alignment:
     """Read an alignment file; Stockholm is recognized by the file's name.
 
     Raises:
@@ -70,12 +71,12 @@ def read_alignment(where: str | PathLike[str]) -> Alignment:
         ValueError: The file has another format, or its records differ in their number of columns.
         ImportError: The file is Stockholm, and the package pyhmmer is not installed.
     """
-    path = Path(where)
-    if not path.is_file():
+    path = where if isinstance(where, RemoteFile) else Path(where)
+    if isinstance(path, Path) and not path.is_file():
         raise FileNotFoundError(
             f"{path}: there is no such file; give an alignment (FASTA, A2M, A3M or Stockholm)"
         )
-    stockholm = path.name.removesuffix(".gz").lower().endswith(STOCKHOLM)
+    stockholm = plain_name(path.name).endswith(STOCKHOLM)
     written = list(_stockholm_rows(path) if stockholm else _fasta_rows(path))
     texts = _unified([text for _, text in written], path)
     names = [name for name, _ in written]
@@ -112,7 +113,7 @@ def sequence_weights(rows: Bytes, identity: float = 0.8) -> NDArray[np.float64]:
     return np.asarray(1.0 / np.concatenate(neighbours)[origin.ravel()], np.float64)
 
 
-def _fasta_rows(path: Path) -> Iterator[tuple[str, str]]:
+def _fasta_rows(path: InputFile) -> Iterator[tuple[str, str]]:
     name, parts = "", list[str]()
     begun = False
     for number, line in enumerate(lines_of(read_text(path)), 1):
@@ -131,7 +132,7 @@ def _fasta_rows(path: Path) -> Iterator[tuple[str, str]]:
         yield name, "".join(parts).rstrip("*")
 
 
-def _stockholm_rows(path: Path) -> Iterable[tuple[str, str]]:
+def _stockholm_rows(path: InputFile) -> Iterable[tuple[str, str]]:
     pyhmmer = optional_package("pyhmmer", "reading a Stockholm alignment", "proteins")
     content = "".join(read_text(path)).encode()
     try:
@@ -145,7 +146,7 @@ def _stockholm_rows(path: Path) -> Iterable[tuple[str, str]]:
     return zip(names, alignment.alignment, strict=True)
 
 
-def _unified(texts: list[str], path: Path) -> list[str]:
+def _unified(texts: list[str], path: InputFile) -> list[str]:
     """Return the rows in A2M notation, in which every letter shows whether it is in a column."""
     widths = {sum(letter.isupper() or letter == GAP for letter in text) for text in texts}
     if len(widths) == 1 and widths != {0}:

@@ -1,4 +1,4 @@
-"""Read documents from text, JSONL, FASTA and alignment files.
+"""Read documents from text, JSONL, Parquet, FASTA and alignment files.
 
 A file is read in chunks, and a document is yielded as one or more `TextPiece`s, so that neither a
 large file nor a large document has to fit in memory. Alignments alone are read whole.
@@ -14,12 +14,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracformer.data.alignment import read_alignment
+from tracformer.data.input_files import (
+    PACKINGS,
+    InputFile,
+    ReadMonitor,
+    lines_of,
+    open_raw,
+    plain_name,
+    read_text,
+    size_of,
+)
 from tracformer.data.tokenizer import EOT
-from tracformer.files import lines_of, read_text
+from tracformer.files import optional_package
 
 PIECE_CHARACTERS = 1 << 18  # small enough that several are encoded at once, one per core
 NEWLINES = "\r\n"
@@ -198,6 +207,7 @@ DOCUMENTS: dict[str, Callable[[Iterable[str], str, str], Iterator[TextPiece]]] =
 SUFFIXES = {
     "text": (".txt", ".text"),
     "jsonl": (".jsonl", ".ndjson"),
+    "parquet": (".parquet",),
     "fasta": (".fasta", ".fa", ".faa", ".fna", ".ffn", ".fas", ".afa"),
     "alignment": (".a2m", ".a3m", ".sto", ".stk", ".stockholm"),
 }
@@ -207,9 +217,11 @@ GAPS = ("remove", "keep")
 READ_WITH = {
     "text": ("documents", "separator"),
     "jsonl": ("field",),
+    "parquet": ("field",),
     "fasta": ("gaps",),
     "alignment": ("gaps",),
 }
+PARQUET_ROWS = 1024  # read at once
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -220,7 +232,7 @@ class ReadOptions:
     Attributes:
         documents: Text files: what divides a file into documents, a key of `DOCUMENTS`.
         separator: Text files with documents="separator": the string between two documents.
-        field: JSONL files: the field that holds the text.
+        field: JSONL and Parquet files: the field or column that holds the text.
         gaps: FASTA files and alignments: "remove" or "keep" the gaps `-` and `.`. If empty, they
             are kept if the tokenizer's alphabet has them. Alignments of a notation with insertions
             (A2M, A3M, Stockholm) lose their insertions where gaps are kept, so that all rows have
@@ -241,39 +253,53 @@ class ReadOptions:
             raise ValueError("separator is empty; give the string that stands between documents")
 
 
-def format_of(path: Path) -> str:
+def format_of(file: InputFile) -> str:
     """Return the format of a file by the end of its name."""
-    name = path.name.removesuffix(".gz").lower()
+    name = plain_name(file.name)
     for format, suffixes in SUFFIXES.items():
         if name.endswith(suffixes):
             return format
     known = "; ".join(f"{format}: {' '.join(suffixes)}" for format, suffixes in SUFFIXES.items())
     raise ValueError(
-        f"{path}: unknown file name ending; rename the file ({known}; each also .gz), or give the "
-        "format: `tracformer prepare --format text` (or jsonl, fasta, alignment)"
+        f"{file}: unknown file name ending; rename the file ({known}; each also "
+        f"{' '.join(PACKINGS)}), or give the format: `tracformer prepare --format text` (or "
+        f"{', '.join(FORMATS[1:])})"
     )
 
 
-def read_file(path: Path, format: str, options: ReadOptions) -> Iterator[TextPiece]:
-    """Yield the documents of a file."""
-    return READERS[format](path, options)
+def read_file(
+    file: InputFile, format: str, options: ReadOptions, monitor: ReadMonitor | None = None
+) -> Iterator[TextPiece]:
+    """Yield the documents of a file.
+
+    Args:
+        file: The file.
+        format: A key of `SUFFIXES`.
+        options: How documents are found in it.
+        monitor: Counts what is read, and decides about records that cannot be read; without one,
+            the first of them is an error.
+    """
+    return READERS[format](file, options, ReadMonitor() if monitor is None else monitor)
 
 
-def _read_plain(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
-    return DOCUMENTS[options.documents](read_text(path), str(path), options.separator)
+def _read_plain(file: InputFile, options: ReadOptions, monitor: ReadMonitor) -> Iterator[TextPiece]:
+    chunks = read_text(file, monitor)
+    return DOCUMENTS[options.documents](chunks, str(file), options.separator)
 
 
-def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
-    for number, line in enumerate(lines_of(read_text(path)), 1):
+def _read_jsonl(file: InputFile, options: ReadOptions, monitor: ReadMonitor) -> Iterator[TextPiece]:
+    for number, line in enumerate(lines_of(read_text(file, monitor)), 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where = f"{file}, line {number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(
-                f"{where} is not JSON: {error}; a JSONL file has one JSON object per line"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            what = "too deeply nested" if isinstance(error, RecursionError) else error
+            monitor.leave_out(
+                f"{where} is not JSON: {what}; a JSONL file has one JSON object per line", error
+            )
+            continue
         text = record.get(options.field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             found = (
@@ -281,50 +307,95 @@ def _read_jsonl(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
                 if isinstance(record, dict)
                 else f"a {type(record).__name__}"
             )
-            raise ValueError(
+            monitor.leave_out(
                 f"{where} has no text under {options.field!r}: it holds {found}; "
                 "give the right field with field= (`tracformer prepare --field`)"
             )
-        if HALF_PAIR.search(text):
-            raise ValueError(
+        elif HALF_PAIR.search(text):
+            monitor.leave_out(
                 f"{where} contains half of a surrogate pair (\\ud800..\\udfff), which is not a "
                 "character; clean the file"
             )
-        yield from as_pieces(text, where)
+        else:
+            yield from as_pieces(text, where)
 
 
-def _read_fasta(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
+def _read_parquet(
+    file: InputFile, options: ReadOptions, monitor: ReadMonitor
+) -> Iterator[TextPiece]:
+    """Yield one document per row; a few thousand rows are in memory."""
+    parquet: Any = optional_package("pyarrow.parquet", f"reading {file}", "parquet")
+    size, done, counted = size_of(file) or 0, 0, 0
+    with open_raw(file) as opened:
+        try:
+            table = parquet.ParquetFile(opened)
+            columns, rows = table.schema_arrow.names, table.metadata.num_rows
+        except Exception as error:  # pyarrow's own classes, and those of a remote file system
+            raise ValueError(f"{file} cannot be read as Parquet: {error}") from error
+        if options.field not in columns:
+            raise ValueError(
+                f"{file} has no column {options.field!r}; it has {', '.join(columns)}: choose one "
+                "with field= (`tracformer prepare --field`)"
+            )
+        batches = table.iter_batches(batch_size=PARQUET_ROWS, columns=[options.field])
+        while True:
+            try:
+                batch = next(batches, None)
+            except Exception as error:
+                raise ValueError(
+                    f"{file} cannot be read as Parquet after row {done}: {error}"
+                ) from error
+            if batch is None:
+                return
+            for number, text in enumerate(batch.column(0).to_pylist(), done + 1):
+                if isinstance(text, str):
+                    yield from as_pieces(text, f"{file}, row {number}")
+                else:
+                    monitor.leave_out(
+                        f"{file}, row {number} has no text under {options.field!r}: it holds a "
+                        f"{type(text).__name__}"
+                    )
+            done += batch.num_rows
+            share = size * done // max(1, rows)
+            monitor.bytes, counted = monitor.bytes + share - counted, share
+
+
+def _read_fasta(file: InputFile, options: ReadOptions, monitor: ReadMonitor) -> Iterator[TextPiece]:
     """Yield one document per record: upper case, `.` written as `-`, without a final `*`."""
     builder: PieceBuilder | None = None
     table = str.maketrans({".": "-"} if options.gaps == "keep" else {"-": None, ".": None})
-    for number, line in enumerate(lines_of(read_text(path)), 1):
+    for number, line in enumerate(lines_of(read_text(file, monitor)), 1):
         if line.startswith(">"):
             if builder is not None:
                 yield from builder.end(strip="*")
             name = (line[1:].split() or ["without a name"])[0]
-            builder = PieceBuilder(f"{path}, record {name}")
+            builder = PieceBuilder(f"{file}, record {name}")
         elif builder is not None:
             yield from builder.add("".join(line.split()).upper().translate(table))
         elif line.strip() and not line.startswith(";"):
-            raise ValueError(
-                f"{path} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
+            monitor.leave_out(
+                f"{file} is not FASTA: line {number} is {line.strip()[:40]!r} where a header such "
                 "as '>name' is expected"
             )
     if builder is None:
-        raise ValueError(f"{path} has no FASTA record: no line begins with '>'")
+        raise ValueError(f"{file} has no FASTA record: no line begins with '>'")
     yield from builder.end(strip="*")
 
 
-def _read_aligned(path: Path, options: ReadOptions) -> Iterator[TextPiece]:
+def _read_aligned(
+    file: InputFile, options: ReadOptions, monitor: ReadMonitor
+) -> Iterator[TextPiece]:
     """Yield one document per record of an alignment, which is read whole."""
-    for record in read_alignment(path).records:
+    for record in read_alignment(file).records:
         text = record.columns if options.gaps == "keep" else record.sequence
-        yield from as_pieces(text, f"{path}, record {record.name}")
+        yield from as_pieces(text, f"{file}, record {record.name}")
+    monitor.bytes += size_of(file) or 0
 
 
-READERS: dict[str, Callable[[Path, ReadOptions], Iterator[TextPiece]]] = {
+READERS: dict[str, Callable[[InputFile, ReadOptions, ReadMonitor], Iterator[TextPiece]]] = {
     "text": _read_plain,
     "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
     "fasta": _read_fasta,
     "alignment": _read_aligned,
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tracformer.data.alignment import sequence_weights
 from tracformer.data.shards import Array, Split
-from tracformer.rng import scramble
+from tracformer.splitmix import scramble
 
 # With more examples, positions are computed one by one instead of kept in a table.
 LARGEST_TABLE = 2**24

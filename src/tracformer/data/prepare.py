@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -17,9 +18,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tracformer.data.documents import TextPiece
+from tracformer.data.input_files import BadRecordError, ReadMonitor, version_of
 from tracformer.data.make_tokenizer import ALPHABETS, build_tokenizer, choose_tokenizer
 from tracformer.data.shards import (
     DTYPES,
@@ -35,24 +34,18 @@ from tracformer.data.sources import (
     file_hashes,
     files_of,
     open_sources,
+    stored_size,
     with_gaps_of,
+    with_monitor,
 )
 from tracformer.data.split import SplitRule, WholeSource, choose_rule, identity_rule
-from tracformer.data.tokenizer import (
-    CONFIG_FILE,
-    FOREIGN,
-    TOKENIZER_FILE,
-    AlphabetError,
-    Ids,
-    Tokenizer,
-)
+from tracformer.data.token_batches import Routed, batches_of, encode
+from tracformer.data.tokenizer import CONFIG_FILE, FOREIGN, TOKENIZER_FILE, Tokenizer
 from tracformer.files import flush, lock_folder, sha256_of, write_atomically
 from tracformer.progress import ProgressBar
-from tracformer.workers import check_workers, ordered_map
+from tracformer.workers import check_workers
 
 SHARD_TOKENS = 1 << 28
-# documents are tokenized in batches large enough for all cores
-BATCH_CHARACTERS, BATCH_PIECES = 1 << 21, 4096
 RECORD_EVERY = 16  # batches between two records of the progress, from which a killed run continues
 PROGRESS_FILE = "progress.json"
 SPLIT_NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -69,6 +62,7 @@ def prepare(
     overwrite: bool = False,
     quiet: bool = False,
     workers: int | None = None,
+    skip_bad: bool = False,
 ) -> PreparedData:
     """Tokenize sources into a folder and open it.
 
@@ -90,6 +84,10 @@ def prepare(
         quiet: Show no progress.
         workers: Number of processes that tokenize, with one thread each; the files are the same
             for any number. None tokenizes in this process, with the tokenizer library's threads.
+        skip_bad: Leave out records that cannot be read (broken lines, rows without text) and
+            documents with characters outside the tokenizer's alphabet; each is reported, and
+            their number is in the manifest. False: the first stops the run, which keeps what is
+            written; the same call with skip_bad=True continues.
 
     Returns:
         The prepared data.
@@ -114,6 +112,10 @@ def prepare(
     if workers is not None:
         check_workers(workers)
     by_split = _by_split(sources)
+    if skip_bad and not any(map(files_of, by_split.values())):
+        raise ValueError("skip_bad is for files; the data comes from elsewhere: leave it out")
+    first_look = ReadMonitor(skip_bad)  # what is broken is reported when it is read to be written
+    by_split = {name: with_monitor(source, first_look) for name, source in by_split.items()}
     asked = "" if isinstance(tokenizer, Tokenizer) else str(tokenizer)
     begun_with = {
         "tokenizer": asked or getattr(tokenizer, "fingerprint", ""),
@@ -122,7 +124,7 @@ def prepare(
         "shard_tokens": shard_tokens,
         "sources": {name: source.describe() for name, source in by_split.items()},
         "changed files": [
-            path.stat().st_mtime_ns for source in by_split.values() for path in files_of(source)
+            version_of(file) for source in by_split.values() for file in files_of(source)
         ],
     }
     part = target.with_name(f".{target.name}.part")
@@ -147,12 +149,17 @@ def prepare(
                 if progress is None:
                     tokenizer.save(part)
                     progress = _Progress(begun_with)
-                _write(part, by_split, rules, tokenizer, asked, progress, quiet, workers)
+                _write(part, by_split, rules, tokenizer, asked, progress, quiet, workers, skip_bad)
                 (part / PROGRESS_FILE).unlink(missing_ok=True)
                 _put_in_place(part, target)
             finally:
                 if not (part / PROGRESS_FILE).exists():
                     shutil.rmtree(part, ignore_errors=True)
+    except BadRecordError as error:
+        raise BadRecordError(
+            f"{error} (with `tracformer prepare --skip-bad` such records are left out; a run that "
+            "stopped at one continues)"
+        ) from error
     except RuntimeError as error:
         raise RuntimeError(f"{error}; then repeat the command, which continues") from error
     return PreparedData.open(target)
@@ -221,12 +228,14 @@ class _Progress:
         begun_with: Arguments of the run.
         source: Name of the source that is being read; empty before the first.
         pieces: Number of its pieces that are written.
+        left_out: Number of pieces that could not be tokenized.
         splits: State of the writer of each split.
     """
 
     begun_with: dict[str, Any]
     source: str = ""
     pieces: int = 0
+    left_out: int = 0
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self, folder: Path, writers: Mapping[str, SplitWriter]) -> None:
@@ -288,11 +297,12 @@ def _write(
     progress: _Progress,
     quiet: bool,
     workers: int | None,
+    skip_bad: bool,
 ) -> None:
     shard_tokens = progress.begun_with["shard_tokens"]
     name = dtype_name(tokenizer.vocab_size)
-    eot = np.array([tokenizer.eot_id], DTYPES[name])
-    sizes = [source.size() for source in sources.values()]
+    monitor = ReadMonitor(skip_bad, quiet, bad=progress.left_out)
+    sizes = [stored_size(source) for source in sources.values()]
     total = sum(size for size in sizes if size is not None) if None not in sizes else None
     # documents in memory may differ from those of the killed run
     resumable = all(files_of(source) for source in sources.values())
@@ -308,33 +318,44 @@ def _write(
             split: SplitWriter(folder, split, DTYPES[name], shard_tokens, files, state)
             for split, state in progress.splits.items()
         }
-        bar.update(sum(writer.bytes for writer in writers.values()))
-        batches = 0
-        for given, source in sources.items():
-            if given in done:
-                continue
-            if given != progress.source:
-                progress.source, progress.pieces = given, 0
-            routed = islice(rules[given].route(source.pieces()), progress.pieces, None)
-            for batch in _encode(tokenizer, routed, workers):
-                for split, piece, ids in batch:
-                    writer = writers.get(split)
-                    if writer is None:
-                        writer = writers[split] = SplitWriter(
-                            folder, split, DTYPES[name], shard_tokens, files
-                        )
-                    size = _bytes_of(piece.text)
-                    writer.bytes += size
-                    writer.add(ids)
-                    if piece.end:
-                        writer.end_document(eot)
-                    bar.update(size)
-                progress.pieces += len(batch)
-                batches += 1
-                documents = sum(writer.documents for writer in writers.values())
-                bar.update(0, note=f"{documents:,} documents")
-                if resumable and batches % RECORD_EVERY == 0:
-                    progress.record(folder, writers)
+        shown = batches = 0
+        try:
+            for given, source in sources.items():
+                if given in done:
+                    monitor.bytes += stored_size(source) or 0
+                    continue
+                if given != progress.source:
+                    progress.source, progress.pieces = given, 0
+                pieces = with_monitor(source, monitor).pieces()
+                routed = islice(rules[given].route(pieces), progress.pieces, None)
+                errors: list[ValueError] = []
+                read: deque[int] = deque()  # bytes read when each batch was complete
+                noted = _noting(batches_of(routed, errors), monitor, read)
+                for batch in encode(tokenizer, noted, workers, skip_bad):
+                    for split, tokens in batch.splits.items():
+                        if split not in writers:
+                            writers[split] = SplitWriter(
+                                folder, split, DTYPES[name], shard_tokens, files
+                            )
+                        writers[split].add(tokens)
+                    for message in batch.left_out:
+                        monitor.leave_out(message)
+                        progress.left_out += 1
+                    progress.pieces += batch.pieces
+                    batches += 1
+                    documents = sum(writer.documents for writer in writers.values())
+                    now = sum(writer.bytes for writer in writers.values())
+                    now = now if total is None else read.popleft()
+                    bar.update(now - shown, note=f"{documents:,} documents")
+                    shown = now
+                    if resumable and batches % RECORD_EVERY == 0:
+                        progress.record(folder, writers)
+                if errors:
+                    raise errors[0]
+        except ValueError:  # the text or the network: what is written stays
+            if resumable and batches:
+                progress.record(folder, writers)
+            raise
         counts = {split: writer.finish() for split, writer in writers.items()}
     for split in {split: None for rule in rules.values() for split in rule.splits}:
         if split not in counts:
@@ -361,77 +382,19 @@ def _write(
         carving={given: rule.describe() for given, rule in rules.items()},
         files=dict(sorted(facts.items())),
         contents={given: file_hashes(source) for given, source in sources.items()},
+        left_out=monitor.bad,
     )
     write_atomically(folder / MANIFEST_FILE, manifest.to_json())
     flush(folder)
 
 
-def _bytes_of(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
-
-
-Encoded = list[tuple[str, TextPiece, Ids]]
-
-
-def _encode(
-    tokenizer: Tokenizer, routed: Iterable[tuple[str, TextPiece]], workers: int | None
-) -> Iterator[Encoded]:
-    """Yield batches of pieces with their splits and ids."""
-    batches = _batches(routed)
-    if workers is None:
-        yield from map(_Encoder(tokenizer), batches)
-        return
-    threads = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        arguments = (tokenizer.document, tokenizer.kind, tokenizer.eot)
-        yield from ordered_map(_make_encoder, arguments, batches, workers)
-    finally:
-        if threads is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = threads
-
-
-def _batches(routed: Iterable[tuple[str, TextPiece]]) -> Iterator[list[tuple[str, TextPiece]]]:
-    batch: list[tuple[str, TextPiece]] = []
-    characters = 0
-    for item in routed:
-        batch.append(item)
-        characters += len(item[1].text)
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_PIECES:
-            yield batch
-            batch, characters = [], 0
-    if batch:
+def _noting(
+    batches: Iterable[list[Routed]], monitor: ReadMonitor, read: deque[int]
+) -> Iterator[list[Routed]]:
+    """Yield batches; note for each how many bytes were read."""
+    for batch in batches:
+        read.append(monitor.bytes)
         yield batch
-
-
-def _make_encoder(document: str, kind: str, eot: str) -> "_Encoder":
-    return _Encoder(Tokenizer(document, kind, eot))
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """Tokenizes batches."""
-
-    tokenizer: Tokenizer
-
-    def __call__(self, batch: list[tuple[str, TextPiece]]) -> Encoded:
-        try:
-            encoded = self.tokenizer.encode_batch([piece.text for _, piece in batch])
-        except AlphabetError as error:
-            piece = batch[error.text_number][1]
-            excerpt = piece.text[max(0, error.offset - 10) : error.offset + 10]
-            raise ValueError(
-                f"{piece.origin}: "
-                f"{error.explain(f'at offset {piece.offset + error.offset} ({excerpt!r})')}"
-            ) from error
-        found = []
-        for (split, piece), ids in zip(batch, encoded, strict=True):
-            if piece.offset and self.tokenizer.adds_prefix_space:  # not a document's beginning
-                ids = np.array(self.tokenizer.encode(piece.text, inside=True), np.uint32)
-            found.append((split, piece, ids))
-        return found
 
 
 def _by_split(sources: Where | DataSource | Mapping[str, DataSource]) -> dict[str, DataSource]:

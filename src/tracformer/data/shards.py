@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,9 @@ class Manifest:
         sources: Description of each source.
         carving: How each source was divided into splits.
         files: Size and SHA-256 of each file.
-        contents: SHA-256 of the files of each source; empty in older folders.
+        contents: SHA-256 of the local files of each source, versions of remote ones; empty in
+            older folders.
+        left_out: Number of records that could not be read or tokenized.
     """
 
     dtype: str
@@ -85,6 +87,7 @@ class Manifest:
     carving: dict[str, Any]
     files: dict[str, dict[str, Any]]
     contents: dict[str, list[str]] = field(default_factory=dict)
+    left_out: int = 0
 
     def to_json(self) -> str:
         """Return the text of `manifest.json`."""
@@ -114,6 +117,7 @@ class Manifest:
             manifest = cls(
                 splits=splits,
                 contents=document.get("contents", {}),
+                left_out=document.get("left_out", 0),
                 **{name: document[name] for name in names},
             )
             if manifest.dtype not in DTYPES:
@@ -181,6 +185,20 @@ class Manifest:
         return size
 
 
+class SplitTokens(NamedTuple):
+    """Tokens of one split, to be appended to it.
+
+    Attributes:
+        ids: Token ids, with an end of text after each document.
+        ends: Where in `ids` documents end.
+        bytes: Size of the text in UTF-8.
+    """
+
+    ids: NDArray[np.unsignedinteger[Any]]
+    ends: NDArray[np.int64]
+    bytes: int
+
+
 class SplitWriter:
     """Write the shards and the index of one split, and hash them.
 
@@ -209,7 +227,7 @@ class SplitWriter:
         self._shard: _HashedFile | None = None
         if state is None:
             self._index = self._open(index_file(split))
-            self._add_to_index()
+            self._index.write(np.zeros(1, INDEX_DTYPE).tobytes())
             return
         self.documents, self.tokens, self.bytes = (
             state["documents"],
@@ -221,9 +239,12 @@ class SplitWriter:
         if rest := self.tokens - len(self.facts) * shard_tokens:
             self._shard = self._open(shard_file(split, len(self.facts)), rest * dtype.itemsize)
 
-    def add(self, ids: NDArray[np.unsignedinteger[Any]]) -> None:
-        """Append ids to the current document."""
-        data = ids.astype(self.dtype, copy=False)
+    def add(self, tokens: SplitTokens) -> None:
+        """Append tokens, and note where documents end in them."""
+        self._index.write((self.tokens + tokens.ends).astype(INDEX_DTYPE).tobytes())
+        self.documents += len(tokens.ends)
+        self.bytes += tokens.bytes
+        data = tokens.ids.astype(self.dtype, copy=False)
         while len(data):
             number, filled = divmod(self.tokens, self.shard_tokens)
             if filled == 0 or self._shard is None:
@@ -232,12 +253,6 @@ class SplitWriter:
             now, data = data[: self.shard_tokens - filled], data[self.shard_tokens - filled :]
             self._shard.write(now.tobytes())
             self.tokens += len(now)
-
-    def end_document(self, eot: NDArray[np.unsignedinteger[Any]]) -> None:
-        """Append end of text and note where the next document begins."""
-        self.add(eot)
-        self.documents += 1
-        self._add_to_index()
 
     def state(self) -> dict[str, Any]:
         """Flush the files to disk and return what is needed to continue from here."""
@@ -262,9 +277,6 @@ class SplitWriter:
         path = self.folder / name
         file: BinaryIO = open(path, "r+b") if size else open(path, "wb")  # noqa: SIM115
         return _HashedFile(self._files.enter_context(file), size)
-
-    def _add_to_index(self) -> None:
-        self._index.write(np.array(self.tokens, INDEX_DTYPE).tobytes())
 
     def _finish_shard(self) -> None:
         if self._shard is not None:

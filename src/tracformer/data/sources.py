@@ -17,7 +17,6 @@ single file of its name:
     FOLDER/wikipedia-2006.txt, or enwik8, enwik8.zip, enwik8.gz
 """
 
-import glob
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +37,21 @@ from tracformer.data.documents import (
     read_file,
 )
 from tracformer.data.hub_sources import HUB_PREFIX, NAMED, HubSource, named_source
+from tracformer.data.input_files import (
+    InputFile,
+    ReadMonitor,
+    digest_of,
+    find_files,
+    is_address,
+    is_glob,
+    packing_of,
+    size_of,
+)
 from tracformer.data.tinystories import HALVES, HeldOutStories
 from tracformer.data.tinystories import NAME as STORIES
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.data.wikipedia import NAME as WIKIPEDIA
 from tracformer.data.wikipedia import Wikipedia2006
-from tracformer.files import sha256_of
 
 # patterns in the names of a split's files
 SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}
@@ -54,7 +62,6 @@ Files = list[Path]
 Where = str | PathLike[str]
 SETS = (*NAMED, WIKIPEDIA, STORIES)
 AND = "+"  # wikitext2+wikipedia-2006 means both
-RUN_FILES = ("train.json", "log.jsonl")
 
 
 class DataSource(Protocol):
@@ -134,16 +141,19 @@ class FileSource:
     """Files of one format.
 
     Attributes:
-        files: The files, in order.
-        format: "text", "jsonl", "fasta" or "alignment".
+        files: The files, in order; local or remote.
+        format: "text", "jsonl", "parquet", "fasta" or "alignment".
         options: How documents are found in them.
         detokenize: A key of `DETOKENIZERS`, or None.
+        monitor: Counts what is read, and decides about records that cannot be read (see
+            `with_monitor`); without one, the first of them is an error.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[InputFile, ...]
     format: str
     options: ReadOptions = field(default_factory=ReadOptions)
     detokenize: str | None = None
+    monitor: ReadMonitor | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -153,8 +163,8 @@ class FileSource:
     def pieces(self) -> Iterator[TextPiece]:
         """Yield the documents of all files."""
         natural, empty = detokenizer(self.detokenize), True
-        for path in self.files:
-            for piece in read_file(path, self.format, self.options):
+        for file in self.files:
+            for piece in read_file(file, self.format, self.options, self.monitor):
                 empty = False
                 yield piece._replace(text=natural(piece.text)) if self.detokenize else piece
         if empty:
@@ -166,7 +176,7 @@ class FileSource:
 
     def describe(self) -> dict[str, Any]:
         """Return names and sizes of the files, and the options."""
-        files = [{"name": path.name, "bytes": path.stat().st_size} for path in self.files]
+        files = [{"name": file.name, "bytes": size_of(file)} for file in self.files]
         gaps = self.options.gaps or "remove"
         return {
             "files": files,
@@ -177,12 +187,10 @@ class FileSource:
         }
 
     def size(self) -> int | None:
-        """Return the size of all files; None if one is compressed."""
-        return (
-            None
-            if any(path.suffix == ".gz" for path in self.files)
-            else sum(path.stat().st_size for path in self.files)
-        )
+        """Return the size of all files; None if one is packed, or its server does not say."""
+        if self.format == "parquet" or any(packing_of(file.name) for file in self.files):
+            return None
+        return stored_size(self)
 
 
 @dataclass(frozen=True)
@@ -232,16 +240,32 @@ class JoinedSource:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def files_of(source: DataSource) -> list[Path]:
-    """Return the files that a source reads, in order; empty if it does not read local files."""
+def files_of(source: DataSource) -> list[InputFile]:
+    """Return the files that a source reads, in order; empty if it does not read files."""
     if isinstance(source, JoinedSource):
-        return [path for part in source.parts for path in files_of(part)]
+        return [file for part in source.parts for file in files_of(part)]
     return list(source.files) if isinstance(source, FileSource | HeldOutStories) else []
 
 
 def file_hashes(source: DataSource) -> list[str]:
-    """Return the SHA-256 of each file that a source reads, in order."""
-    return [sha256_of(path) for path in files_of(source)]
+    """Return the SHA-256 of each local file that a source reads, the version of each other one."""
+    return [digest_of(file) for file in files_of(source)]
+
+
+def stored_size(source: DataSource) -> int | None:
+    """Return the size of a source's files as they are stored, perhaps compressed.
+
+    None if the source has no files, or a server does not say.
+    """
+    sizes = [size_of(file) for file in files_of(source)]
+    return sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
+
+
+def with_monitor(source: DataSource, monitor: ReadMonitor) -> DataSource:
+    """Return a source whose files are read with a monitor; one without files as it is."""
+    if isinstance(source, JoinedSource):
+        return JoinedSource(tuple(with_monitor(part, monitor) for part in source.parts))
+    return replace(source, monitor=monitor) if isinstance(source, FileSource) else source
 
 
 def with_gaps_of(tokenizer: Tokenizer, source: DataSource) -> DataSource:
@@ -278,9 +302,10 @@ def open_source(
     """Return the files at one or several places as a source.
 
     Args:
-        where: A file, a folder (all files of one format in it, at any depth), a glob, or a list of
-            these.
-        format: "text", "jsonl", "fasta" or "alignment"; by default the files' names tell it.
+        where: A file, a folder (all files of one format in it, at any depth), a glob, an address
+            such as s3://bucket/*.parquet, or a list of these.
+        format: "text", "jsonl", "parquet", "fasta" or "alignment"; by default the files' names tell
+            it.
         detokenize: A key of `DETOKENIZERS`, or None.
         **options: Fields of `ReadOptions`.
 
@@ -342,7 +367,7 @@ def open_sources(
             f"the folder {str(folder)!r} is given for {where!r}, but only named data sets are "
             f"looked up in a folder: {', '.join(SETS)}"
         )
-    elif isinstance(where, str) and where.startswith(HUB_PREFIX):
+    elif isinstance(where, str) and where.startswith(HUB_PREFIX) and not is_address(where):
         path, _, config = where.removeprefix(HUB_PREFIX).partition(":")
         try:
             sources = {"train": HubSource(path, config or None, **options)}
@@ -430,14 +455,14 @@ def parse_validation(text: str) -> tuple[float, str | None]:
 
 
 def _held_out(where: Where, train: DataSource | None, options: Mapping[str, Any]) -> FileSource:
-    if not Path(where).exists() and not glob.has_magic(str(where)):
+    if not (is_address(where) or Path(where).exists() or is_glob(where)):
         raise FileNotFoundError(
             f"validation is {str(where)!r}: no such file or folder; it may also be a glob, or a "
             "fraction to hold out"
         )
     source = open_source(where, **options)
-    used = {file.resolve() for file in train.files} if isinstance(train, FileSource) else set()
-    if both := [str(file) for file in source.files if file.resolve() in used]:
+    used = set(map(_place, train.files)) if isinstance(train, FileSource) else set()
+    if both := [str(file) for file in source.files if _place(file) in used]:
         raise ValueError(
             f"{both[0]} is given both for training and for validation; validate on other text"
         )
@@ -455,49 +480,15 @@ def _require_in_use(source: FileSource, options: Mapping[str, Any]) -> None:
             )
 
 
-def fixed_part(where: Where) -> Path:
-    """Return the folder before the first wildcard of a glob; of another path, the path itself."""
-    path = Path(where)
-    if path.exists() or not glob.has_magic(str(where)):
-        return path
-    return next(parent for parent in path.parents if not glob.has_magic(str(parent)))
+def _place(file: InputFile) -> InputFile:
+    return file.resolve() if isinstance(file, Path) else file
 
 
-def _outside_runs(files: Iterator[Path], root: Path) -> list[Path]:
-    """Return the files in order, without those of training runs, such as their logs."""
-    found = sorted(file for file in files if file.is_file())
-    runs = {
-        file.parent
-        for file in found
-        if file.name in RUN_FILES and all((file.parent / name).is_file() for name in RUN_FILES)
-    } - {root}
-    return [file for file in found if runs.isdisjoint(file.parents)]
-
-
-def _files(where: Where, format: str | None) -> list[Path]:
-    path = Path(where)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        suffixes = [
-            suffix for each in ([format] if format else FORMATS) for suffix in SUFFIXES[each]
-        ]
-        found = [
-            file
-            for file in _outside_runs(path.rglob("*"), path)
-            if file.name.removesuffix(".gz").lower().endswith(tuple(suffixes))
-        ]
-        if not found:
-            raise ValueError(
-                f"{path} has no file that ends in {', '.join(suffixes)} (or these with .gz); "
-                "give the files, or a glob"
-            )
+def _files(where: Where, format: str | None) -> list[InputFile]:
+    formats = [format] if format else FORMATS
+    suffixes = [suffix for each in formats for suffix in SUFFIXES[each]]
+    if found := find_files(where, suffixes):
         return found
-    if glob.has_magic(str(where)):
-        names = map(Path, glob.glob(str(where), recursive=True))
-        if found := _outside_runs(names, fixed_part(where)):
-            return found
-        raise FileNotFoundError(f"no file matches {str(where)!r}")
     known = ", ".join(SETS)
     raise FileNotFoundError(
         f"{str(where)!r}: no such file or folder, and no named data set ({known}); for another "

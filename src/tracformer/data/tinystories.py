@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from tracformer.data.documents import TextPiece, as_pieces, by_separator
+from tracformer.data.input_files import read_text
 from tracformer.data.tokenizer import EOT
-from tracformer.files import read_text
 
 NAME = "tinystories"
 SHARED = 12  # words

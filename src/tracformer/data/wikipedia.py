@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from tracformer.data.documents import TextPiece, as_pieces
-from tracformer.files import cache_folder, lines_of, read_text, sha256_of, write_atomically
+from tracformer.data.input_files import lines_of, read_text
+from tracformer.files import cache_folder, sha256_of, write_atomically
 
 NAME = "wikipedia-2006"
 SITE = "http://mattmahoney.net/dc/enwik8.zip"

@@ -31,8 +31,8 @@ from tracformer.data import (
     require_same_tokenizer,
     require_tokenizer,
 )
+from tracformer.data.input_files import fixed_part
 from tracformer.data.shards import MANIFEST_FILE
-from tracformer.data.sources import fixed_part
 from tracformer.devices import Ranks, join_ranks, use_threads
 from tracformer.files import lock_folder, write_atomically
 from tracformer.loading import find_folder, read_causal_lm, tokenizer_of
