@@ -353,7 +353,7 @@ class Judge:
                 return Verdict(claim, NOT_RUN)
             results.append(found[0])
             counted = found[0].find("parameters").value / 1e6
-            if round(counted) != round(millions):
+            if abs(counted - millions) >= 1:  # printed as a whole number, rounded or cut
                 wrong.append(f"{model} has {counted:.1f}M, not {millions:g}M")
         outcome = CONTRADICTED if wrong else HOLDS
         return Verdict(claim, outcome, ", ".join(wrong), results=tuple(results))
