@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.report.results import result
-from tests.scripts import script
+from tests.helpers import script
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.report.claims import NOT_RUN
 
