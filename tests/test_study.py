@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.results import result
 from tests.helpers import script
+from tests.report.results import result
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.report.claims import NOT_RUN
 
