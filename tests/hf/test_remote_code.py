@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tracformer
-from tests.helpers import random_batch, small_model
+from tests.toys import random_batch, small_model
 from tracformer import Batch, Tracformer
 from tracformer.cli import main
 from tracformer.data import Tokenizer
