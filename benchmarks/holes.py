@@ -26,11 +26,10 @@ from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import keep_freed_memory
 from tracformer.evaluation.bootstrap import ratio, ratio_interval, share_interval
 from tracformer.files import write_atomically
-from tracformer.generation.decode import fill
+from tracformer.generation.decode import fill, search
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.ranking import left_to_right
 from tracformer.generation.samplers import Sampler
-from tracformer.generation.search import search
 from tracformer.model.base import BOUND, EXACT
 from tracformer.model.batch import Batch
 from tracformer.progress import track

@@ -16,8 +16,7 @@ from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
 from tracformer.data import open_examples, prepare
 from tracformer.devices import Ranks, keep_freed_memory
-from tracformer.training.batches import Stream
-from tracformer.training.objectives import MaskSampler, parse_objective
+from tracformer.training.objectives import MaskSampler, Stream, parse_objective
 from tracformer.training.optimizer import build_optimizer
 from tracformer.training.train_config import load_config
 

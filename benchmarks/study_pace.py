@@ -22,8 +22,7 @@ from tracformer.devices import keep_freed_memory
 from tracformer.model import ConditionalModel
 from tracformer.reproduce.experiment import Experiment, ModelPlan, read_experiment
 from tracformer.reproduce.steps import HOUR, core_hours
-from tracformer.training.batches import group_by_mode
-from tracformer.training.objectives import MaskSampler, parse_objective
+from tracformer.training.objectives import MaskSampler, group_by_mode, parse_objective
 from tracformer.training.optimizer import Optimizer, build_optimizer, hidden_matrices
 from tracformer.training.train_config import TrainConfig
 

@@ -31,8 +31,7 @@ from tracformer.evaluation.exact_sources import ExactSource, find_source
 from tracformer.evaluation.task import Subject
 from tracformer.files import write_atomically
 from tracformer.model import ConditionalModel
-from tracformer.training.batches import group_by_mode
-from tracformer.training.objectives import MaskSampler, parse_objective
+from tracformer.training.objectives import MaskSampler, group_by_mode, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.train_config import OptimizerConfig
 

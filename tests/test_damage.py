@@ -13,10 +13,10 @@ import torch
 
 from tests.cli.helpers import save_model
 from tests.server.helpers import WORDS, make, running
-from tracformer import bundled, devices, load
-from tracformer.checksums import CHECKSUMS_FILE
+from tracformer import devices, load
 from tracformer.cli import main
 from tracformer.data import PreparedData, load_tokenizer, train_bpe
+from tracformer.files import CHECKSUMS_FILE, bundled_folder, bundled_models
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,8 +88,8 @@ def test_damaged_checksums_are_refused(
 
 
 def test_bundled_models_have_checksums() -> None:
-    for name in bundled.names():
-        found = json.loads((bundled.folder(name) / CHECKSUMS_FILE).read_text())  # type: ignore[operator]
+    for name in bundled_models():
+        found = json.loads((bundled_folder(name) / CHECKSUMS_FILE).read_text())  # type: ignore[operator]
         assert set(found) == {"model.safetensors", "tokenizer.json"}
 
 
@@ -175,7 +175,7 @@ def test_a_missing_tokenizer_is_no_query_of_the_hub(
         assert "tokenizer.json" in line
         assert "hub" not in line
         (folder / CHECKSUMS_FILE).unlink(missing_ok=True)
-        monkeypatch.setattr("tracformer.checksums.logging.Logger.warning", lambda *_: None)
+        monkeypatch.setattr("tracformer.files.logging.Logger.warning", lambda *_: None)
 
 
 @pytest.mark.parametrize("where", ["runs/nothing", "../nothing", "./nothing"])

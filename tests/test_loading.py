@@ -13,9 +13,10 @@ from safetensors import safe_open
 import tracformer
 from tests.helpers import example
 from tests.toys import TEXT, WORDS, make
-from tracformer import LanguageModel, bundled, load
+from tracformer import LanguageModel, load
 from tracformer.cli import main
 from tracformer.data import char_tokenizer, train_bpe
+from tracformer.files import bundled_folder, bundled_models
 from tracformer.loading import find_folder
 
 PROGRAM = """
@@ -106,9 +107,9 @@ def test_an_id_of_the_hub_is_downloaded(
 MEGABYTES = {"stories": 25, "proteins": 5}
 
 
-@pytest.mark.parametrize("name", bundled.names())
+@pytest.mark.parametrize("name", bundled_models())
 def test_a_bundled_model_is_small_at_half_precision_and_has_a_card(name: str) -> None:
-    folder = bundled.folder(name)
+    folder = bundled_folder(name)
     assert folder is not None
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MEGABYTES[name] * 10**6
     with safe_open(folder / "model.safetensors", framework="pt") as file:
@@ -124,7 +125,7 @@ def test_a_folder_of_the_same_name_comes_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stories").mkdir()
-    assert find_folder("stories") == bundled.folder("stories")  # there is no model in it
+    assert find_folder("stories") == bundled_folder("stories")  # there is no model in it
     (tmp_path / "stories" / "best").mkdir()
     (tmp_path / "stories" / "best" / "config.json").touch()
     assert find_folder("stories") == Path("stories/best")

@@ -36,8 +36,6 @@ LAYERS = (
         "options",
         "files",
         "devices",
-        "bundled",
-        "checksums",
         "geometry",
         "spans",
         "progress",

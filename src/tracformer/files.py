@@ -1,7 +1,15 @@
-"""Files: write atomically, flush, hash, lock a folder; optional packages."""
+"""Files: write atomically, flush, hash, lock a folder; optional packages.
+
+- `write_checksums`, `verify_checksums`: `checksums.json` of a model folder, with the SHA-256 of its
+  weights and tokenizer. It is written whenever the folder is saved and verified when it is loaded.
+- `bundled_models`, `bundled_folder`: the models that come with the package, one folder each in
+  `bundled/`. Weights are stored at half precision, with tokenizer and model card.
+"""
 
 import hashlib
 import importlib
+import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,3 +107,73 @@ def optional_package(name: str, purpose: str, extra: str) -> Any:
             f"install 'tracformer[{extra}]'",
             name=name,
         ) from error
+
+
+BUNDLED = Path(__file__).parent / "bundled"
+DEFAULT_MODEL = "stories"  # bundled model of commands that name none
+
+CHECKSUMS_FILE = "checksums.json"
+# Other files, such as generation settings and the model card, are edited by hand.
+CHECKED = ("*.safetensors", "tokenizer.json")
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the SHA-256 of a model folder's weights and tokenizer.
+
+    Call `remove_checksums` before these files are written: a process that is killed in between
+    then leaves a folder without checksums rather than one that looks damaged.
+    """
+    found = sorted(path for pattern in CHECKED for path in folder.glob(pattern))
+    hashes = {path.name: sha256_of(path) for path in found}
+    write_atomically(folder / CHECKSUMS_FILE, json.dumps(hashes, indent=2) + "\n")
+
+
+def remove_checksums(folder: Path) -> None:
+    """Remove `checksums.json`, because files that it describes are about to change."""
+    (folder / CHECKSUMS_FILE).unlink(missing_ok=True)
+
+
+def verify_checksums(folder: Path) -> None:
+    """Check the files of a model folder against its `checksums.json`.
+
+    A folder without that file gets a notice on standard error.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is damaged, or was changed.
+    """
+    path = folder / CHECKSUMS_FILE
+    if not path.exists():
+        logging.getLogger("tracformer").warning(
+            "note: %s has no %s, so damage to its files may go unnoticed", folder, CHECKSUMS_FILE
+        )
+        return
+    try:
+        hashes = dict(json.loads(path.read_text(encoding="utf-8")).items())
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged: {error}; get the folder again, or delete this file to load "
+            "without checks"
+        ) from error
+    for name, digest in hashes.items():
+        file = folder / name
+        if Path(name).name != name:
+            raise ValueError(f"{path} names {name!r}, which is not a file of this folder")
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing; {CHECKSUMS_FILE} lists it")
+        if (found := sha256_of(file)) != digest:
+            raise ValueError(
+                f"{file} is damaged or was changed: its SHA-256 begins with {found[:12]}, but "
+                f"{CHECKSUMS_FILE} has {str(digest)[:12]}; get the folder again, or load it with "
+                "--no-verify (verify=False) if the change is intended"
+            )
+
+
+def bundled_models() -> tuple[str, ...]:
+    """Return the names of the bundled models."""
+    return tuple(sorted(path.parent.name for path in BUNDLED.glob("*/config.json")))
+
+
+def bundled_folder(name: str) -> Path | None:
+    """Return the folder of the bundled model of that name, or None if there is none."""
+    return BUNDLED / name if name in bundled_models() else None

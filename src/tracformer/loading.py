@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from tracformer import bundled, native
+from tracformer import native
 from tracformer.baselines import CAUSAL_LM, find_family, is_foreign, load_model
 from tracformer.data.make_tokenizer import load_tokenizer
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import pick_device
-from tracformer.files import optional_package
+from tracformer.files import bundled_folder, bundled_models, optional_package
 from tracformer.model import storage
 from tracformer.model.base import ConditionalModel
 
@@ -47,7 +47,7 @@ def find_folder(where: str | PathLike[str]) -> Path:
         for folder in (path, *(path / place for place in PLACES)):
             if (folder / storage.CONFIG_FILE).is_file():
                 return folder
-    if (inside := bundled.folder(str(where))) is not None:
+    if (inside := bundled_folder(str(where))) is not None:
         return inside
     if str(where) == SMOLLM2:
         package = importlib.import_module("tracformer.baselines.smollm2")
@@ -59,8 +59,8 @@ def find_folder(where: str | PathLike[str]) -> Path:
             return _download(str(where))
         raise FileNotFoundError(
             f"{where} does not exist; give a model's folder, a run's folder, the name of a bundled "
-            f"model ({', '.join((*bundled.names(), SMOLLM2))}), or an id OWNER/NAME of the Hugging "
-            "Face hub"
+            f"model ({', '.join((*bundled_models(), SMOLLM2))}), or an id OWNER/NAME of the "
+            "Hugging Face hub"
         )
     if not path.is_dir():
         raise FileNotFoundError(

@@ -13,10 +13,9 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 from tracformer.baselines import is_foreign
-from tracformer.checksums import CHECKSUMS_FILE, verify_checksums
 from tracformer.data.make_tokenizer import load_tokenizer
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.files import optional_package, write_atomically
+from tracformer.files import CHECKSUMS_FILE, optional_package, verify_checksums, write_atomically
 from tracformer.generation.generation_config import (
     FILE,
     read_generation_config,

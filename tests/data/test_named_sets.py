@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from examples import toy_stories
 
-from tracformer.data import PreparedData, open_sources, prepare, whole_documents, wikipedia
-from tracformer.data.tinystories import SHARED, split_stories
-from tracformer.data.wikipedia import (
+from tracformer.data import PreparedData, corpora, open_sources, prepare, whole_documents
+from tracformer.data.corpora import (
+    SHARED,
     Wikipedia2006,
     articles,
     clean,
     clean_dump,
     is_article,
     prose,
+    split_stories,
     without_markup,
 )
 
@@ -113,10 +114,8 @@ def test_dumps_are_checked_and_cleaned_once(
     assert not (tmp_path / "out.txt").exists()
 
     expected = "".join(f"{article}\n" for article in clean(lines(dump))).encode()
-    monkeypatch.setattr(
-        wikipedia, "DUMP_SHA256", wikipedia.hashlib.sha256(dump.encode()).hexdigest()
-    )
-    monkeypatch.setattr(wikipedia, "TEXT_SHA256", wikipedia.hashlib.sha256(expected).hexdigest())
+    monkeypatch.setattr(corpora, "DUMP_SHA256", corpora.hashlib.sha256(dump.encode()).hexdigest())
+    monkeypatch.setattr(corpora, "TEXT_SHA256", corpora.hashlib.sha256(expected).hexdigest())
     found = list(whole_documents(Wikipedia2006(shelf)))
     assert found == list(clean(lines(dump)))
     assert (tmp_path / "cache" / "tracformer" / "wikipedia-2006.txt").read_bytes() == expected
@@ -131,7 +130,7 @@ def test_a_missing_dump_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(FileNotFoundError, match=r"has neither wikipedia-2006\.txt nor enwik8"):
         list(Wikipedia2006(tmp_path).pieces())
-    monkeypatch.setattr(wikipedia, "SITE", (tmp_path / "nothing.zip").as_uri())
+    monkeypatch.setattr(corpora, "SITE", (tmp_path / "nothing.zip").as_uri())
     with pytest.raises(FileNotFoundError, match="could not be downloaded"):
         list(Wikipedia2006().pieces())
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tracformer.data import corpora, named_sets
 from tracformer.data import documents as documents_module
-from tracformer.data import named_sets, wikipedia
-from tracformer.data.detokenize import (
+from tracformer.data.hub_sources import (
     DETOKENIZERS,
     detokenizer,
     lambada,
@@ -360,7 +360,7 @@ def test_named_sets_from_files(shelf: Path) -> None:
 def test_two_sets_are_trained_on_together(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"= X =\nsome words\n\n= Y =\nothers\n\n"
     (shelf / "wikipedia-2006.txt").write_bytes(text)
-    monkeypatch.setattr(wikipedia, "TEXT_SHA256", wikipedia.hashlib.sha256(text).hexdigest())
+    monkeypatch.setattr(corpora, "TEXT_SHA256", corpora.hashlib.sha256(text).hexdigest())
     for names in ("wikitext2+wikipedia-2006", ["wikitext2", "wikipedia-2006"]):
         sources = open_sources(names, folder=shelf)
         assert set(sources) == {"train", "validation"}

@@ -24,7 +24,7 @@ from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
 from tracformer.evaluation.speed import Speed, watch_memory
 from tracformer.evaluation.task import Progress, parse_task
-from tracformer.report.compare import differences
+from tracformer.report import differences
 
 COUNT, LENGTH = 150, 10  # three blocks
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.toys import small_model
 from tracformer import Tracformer
-from tracformer.generation import search as module
-from tracformer.generation.search import Found, search
+from tracformer.generation import decode
+from tracformer.generation.decode import Found, search
 from tracformer.model.batch import Batch
 
 
@@ -88,7 +88,7 @@ def test_log_probs_are_the_models_own_shares() -> None:
 
 
 def test_a_node_with_more_children_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SIBLINGS", 1)
+    monkeypatch.setattr(decode, "SIBLINGS", 1)
     model = small_model(vocab_size=5)
     tokens, context = holes(model, 8, [1, 2, 6])
     truth = brute_force(model, tokens, context, "car")
@@ -107,7 +107,7 @@ def test_every_sibling_is_reached_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     tokens, context = holes(model, 9, [0, 4, 5])
     truth = brute_force(model, tokens, context, "car")
     plain = search(model, Batch(tokens, context), n=3, width=1, budget=10_000)
-    monkeypatch.setattr(module, "SIBLINGS", 0)  # then n children
+    monkeypatch.setattr(decode, "SIBLINGS", 0)  # then n children
     found = search(model, Batch(tokens, context), n=3, width=1, budget=10_000)
     assert (
         fillings(found, context)

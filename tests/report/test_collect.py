@@ -9,8 +9,8 @@ import pytest
 
 from tests.report.results import ranges, ratios, result, with_hashes, write
 from tracformer.evaluation.result_files import Result, ResultRow
+from tracformer.report import paired_table
 from tracformer.report.collect import choose, sections, tables
-from tracformer.report.compare import paired_table
 from tracformer.report.figures import curves_of
 from tracformer.report.tables import Cell
 

@@ -14,8 +14,8 @@ from tracformer.data import HubSource, whole_documents
 from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction
 from tracformer.reproduce.experiment import DataSet, experiment_names, read_experiment, scale_names
-from tracformer.reproduce.experiment_data import data_folder, prepare_data, split_sources
 from tracformer.reproduce.pilots import count_sizes
+from tracformer.reproduce.steps import data_folder, prepare_data, split_sources
 
 PAPERS = {
     "fig1",

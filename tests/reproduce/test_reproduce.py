@@ -22,9 +22,8 @@ from tracformer.evaluation.result_files import Result, read_results
 from tracformer.evaluation.task import Progress
 from tracformer.reproduce import Reproduction, steps
 from tracformer.reproduce.experiment import read_experiment
-from tracformer.reproduce.experiment_data import prepare_data
 from tracformer.reproduce.pilots import count_sizes
-from tracformer.reproduce.steps import describe_plan
+from tracformer.reproduce.steps import describe_plan, prepare_data
 from tracformer.training.log import read_log
 from tracformer.training.loop import NotFiniteError, Trainer, TrainingOutcome
 from tracformer.training.start import start

@@ -22,8 +22,8 @@ from tracformer.training.log import read_log
 from tracformer.training.optimizer import learning_rate
 from tracformer.training.plan import effective_tokens, expected_loss, planned_rows, shape_of
 from tracformer.training.start import start
+from tracformer.training.summary import KneserNey, SiteProfile, fit_yardstick
 from tracformer.training.train_config import OptimizerConfig, load_config
-from tracformer.training.yardstick import KneserNey, SiteProfile, fit_yardstick
 
 SHORT = ["data.tokenizer=byte", "length=32", "batch=4", "log_every=1", "threads=1"]
 

@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 from tests.toys import small_model
 from tracformer.devices import Ranks
 from tracformer.model.batch import Batch
-from tracformer.training.batches import MicroBatch, Stream
-from tracformer.training.objectives import OBJECTIVES, MaskSampler, low_discrepancy, parse_objective
+from tracformer.training.objectives import (
+    OBJECTIVES,
+    MaskSampler,
+    MicroBatch,
+    Stream,
+    low_discrepancy,
+    parse_objective,
+)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

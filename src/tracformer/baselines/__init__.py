@@ -23,7 +23,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracformer.checksums import CHECKSUMS_FILE, verify_checksums
+from tracformer.files import CHECKSUMS_FILE, verify_checksums
 from tracformer.model import storage
 from tracformer.options import did_you_mean
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tracformer import bundled
+from tracformer.files import DEFAULT_MODEL, bundled_folder, bundled_models
 from tracformer.generation.request_options import Sampler
 from tracformer.options import add_arguments, flag_of, from_arguments
 
@@ -32,17 +32,17 @@ R = TypeVar("R")
 
 def default_model() -> str:
     """Return the folder of the model that is used if none is named."""
-    return str(bundled.folder(bundled.DEFAULT))
+    return str(bundled_folder(DEFAULT_MODEL))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the flag that names the model."""
-    bundle = ", ".join(bundled.names())
+    bundle = ", ".join(bundled_models())
     parser.add_argument(
         "-m",
         "--model",
         metavar="MODEL",
-        help=f"model, run or adapter folder, bundled model ({bundle}; default: {bundled.DEFAULT}), "
+        help=f"model, run or adapter folder, bundled model ({bundle}; default: {DEFAULT_MODEL}), "
         "smollm2, or hub id",
     )
 

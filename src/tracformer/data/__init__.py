@@ -5,10 +5,9 @@ a `tokenizer` and writes `shards`, holding out validation data as `split` says, 
 the shards as rows of tokens in shuffled order.
 """
 
-from tracformer.data.detokenize import DETOKENIZERS
 from tracformer.data.documents import FORMATS, ReadOptions
 from tracformer.data.examples import ExampleOrder, Examples, PackedBlocks, Records, open_examples
-from tracformer.data.hub_sources import NAMED, HubSource, named_source
+from tracformer.data.hub_sources import DETOKENIZERS, NAMED, HubSource, named_source
 from tracformer.data.make_tokenizer import (
     ALPHABETS,
     KINDS,

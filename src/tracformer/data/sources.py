@@ -25,7 +25,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
 
-from tracformer.data.detokenize import detokenizer
+from tracformer.data.corpora import HALVES, STORIES, WIKIPEDIA, HeldOutStories, Wikipedia2006
 from tracformer.data.documents import (
     FORMATS,
     READ_WITH,
@@ -36,7 +36,7 @@ from tracformer.data.documents import (
     format_of,
     read_file,
 )
-from tracformer.data.hub_sources import HUB_PREFIX, NAMED, HubSource, named_source
+from tracformer.data.hub_sources import HUB_PREFIX, NAMED, HubSource, detokenizer, named_source
 from tracformer.data.input_files import (
     InputFile,
     ReadMonitor,
@@ -47,11 +47,7 @@ from tracformer.data.input_files import (
     packing_of,
     size_of,
 )
-from tracformer.data.tinystories import HALVES, HeldOutStories
-from tracformer.data.tinystories import NAME as STORIES
 from tracformer.data.tokenizer import Tokenizer
-from tracformer.data.wikipedia import NAME as WIKIPEDIA
-from tracformer.data.wikipedia import Wikipedia2006
 
 # patterns in the names of a split's files
 SPLITS = {"train": r"train", "validation": r"valid|dev|held", "test": r"test"}

@@ -23,7 +23,6 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import AddedToken
 
-from tracformer.checksums import CHECKSUMS_FILE, remove_checksums, write_checksums
 from tracformer.data.codecs import (
     AlphabetError,
     Ids,
@@ -31,7 +30,7 @@ from tracformer.data.codecs import (
     is_byte_level,
     spells_spaces,
 )
-from tracformer.files import write_atomically
+from tracformer.files import CHECKSUMS_FILE, remove_checksums, write_atomically, write_checksums
 
 __all__ = [
     "CONFIG_FILE",

@@ -44,8 +44,7 @@ from tracformer.attention import Layout
 from tracformer.baselines import find_family
 from tracformer.model import Tracformer
 from tracformer.model.config import ModelConfig, TracformerConfig
-from tracformer.training.batches import group_by_mode
-from tracformer.training.objectives import MaskSampler, parse_objective
+from tracformer.training.objectives import MaskSampler, group_by_mode, parse_objective
 
 FORWARD_AND_BACKWARD = 3
 OPERATIONS = 2  # of a multiply-add

@@ -2,7 +2,8 @@
 
 - `InfillRequest`: a text and its options, tokenized and checked once.
 - `InfillRun`: one call of `LanguageModel.infill`. It chooses lengths (`length_posterior`), draws
-  samples (`decode`) or searches (`search`), ranks the fills and turns them into `Infilled`.
+  samples (`decode.fill`) or searches (`decode.search`), ranks the fills and turns them into
+  `Infilled`.
 
 Every sample of every text is one sequence with its own seed; sequences of similar length are filled
 in one batch.
@@ -17,7 +18,15 @@ import torch
 from torch import Tensor
 
 from tracformer.generation import length_posterior
-from tracformer.generation.decode import Runner, check_reverse
+from tracformer.generation.continuation import (
+    as_revealed,
+    can_hold,
+    joined,
+    not_utf8,
+    search_note,
+    text_rules,
+)
+from tracformer.generation.decode import Found, Runner, check_reverse, require_exact, search
 from tracformer.generation.generation_config import RAW, GenerationConfig
 from tracformer.generation.length_posterior import LengthVectors, Masses
 from tracformer.generation.orders import LeftToRight, orders_in
@@ -32,15 +41,6 @@ from tracformer.generation.results import (
     TokenCallback,
     until_false,
 )
-from tracformer.generation.rules import (
-    as_revealed,
-    can_hold,
-    joined,
-    not_utf8,
-    search_note,
-    text_rules,
-)
-from tracformer.generation.search import Found, require_exact, search
 from tracformer.generation.template import (
     BlankLayout,
     Template,

@@ -20,9 +20,9 @@ from functools import partial
 
 import torch
 
+from tracformer.generation.continuation import joined
 from tracformer.generation.decode import Runner
 from tracformer.generation.results import Infilled
-from tracformer.generation.rules import joined
 from tracformer.generation.template import BlankLayout, to_batch
 
 # Quality `best` ranks fills of all lengths by log p of the fill in `car` + log p of the whole text

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tracformer.attention import implementations
-from tracformer.checksums import remove_checksums, write_checksums
-from tracformer.files import optional_package
+from tracformer.files import optional_package, remove_checksums, write_checksums
 from tracformer.hf.inputs import IGNORED, read_batch
 from tracformer.model import Tracformer, likelihood, storage
 from tracformer.model.config import TracformerConfig

@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tracformer.checksums import remove_checksums, write_checksums
-from tracformer.files import write_atomically
+from tracformer.files import remove_checksums, write_atomically, write_checksums
 from tracformer.model.config import ModelConfig
 from tracformer.renames import Renames, present_tensor_name
 

@@ -14,8 +14,8 @@ also in the middle of a training run. Several processes may run the same command
 experiments of the same scale, at once: each takes the next pilot, training run or evaluation that
 no other process holds. A model is evaluated as soon as it is trained.
 
-- `experiment.py`: what an experiment is, read from YAML; `experiment_data.py`: its data sets.
-- `steps.py`: the work shared between processes, and `plan`, the dry run.
+- `experiment.py`: what an experiment is, read from YAML.
+- `steps.py`: its data sets, the work shared between processes, and `plan`, the dry run.
 - `pilots.py`: learning-rate pilots, learning curves, model sizes.
 """
 
@@ -49,12 +49,6 @@ from tracformer.reproduce.experiment import (
     TaskPlan,
     runs_of,
 )
-from tracformer.reproduce.experiment_data import (
-    data_folder,
-    prepare_data,
-    tokenizer_of_data,
-    tokenizer_of_model,
-)
 from tracformer.reproduce.pilots import (
     SystemPilots,
     chosen_rate,
@@ -63,7 +57,15 @@ from tracformer.reproduce.pilots import (
     learning_curve,
     scaled,
 )
-from tracformer.reproduce.steps import Step, run_steps, wait_for_lock
+from tracformer.reproduce.steps import (
+    Step,
+    data_folder,
+    prepare_data,
+    run_steps,
+    tokenizer_of_data,
+    tokenizer_of_model,
+    wait_for_lock,
+)
 from tracformer.training.loop import exported_step
 from tracformer.training.start import start
 from tracformer.training.train_config import DataConfig, TrainConfig, canonical_recipe

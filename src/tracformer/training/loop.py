@@ -26,11 +26,16 @@ from tracformer.files import write_atomically
 from tracformer.generation.generation_config import settings_for, write_generation_config
 from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
-from tracformer.training.batches import MicroBatch, RankBatch, Stream
 from tracformer.training.checkpoint import State
 from tracformer.training.clock import NEVER, Clock
 from tracformer.training.log import LiveLine, RunLog, read_log
-from tracformer.training.objectives import MaskSampler, parse_objective
+from tracformer.training.objectives import (
+    MaskSampler,
+    MicroBatch,
+    RankBatch,
+    Stream,
+    parse_objective,
+)
 from tracformer.training.optimizer import build_optimizer, hidden_matrices, learning_rate
 from tracformer.training.train_config import TrainConfig
 from tracformer.training.validation import conditional_perplexity, sample_blank

@@ -32,9 +32,8 @@ from tracformer.data.make_tokenizer import ALPHABETS
 from tracformer.devices import Ranks, require_memory
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
 from tracformer.model.storage import on_meta
-from tracformer.training.batches import Stream
 from tracformer.training.clock import Clock
-from tracformer.training.objectives import MaskSampler, parse_objective
+from tracformer.training.objectives import MaskSampler, Stream, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices
 from tracformer.training.train_config import OptimizerConfig, TrainConfig
 

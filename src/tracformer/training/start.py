@@ -44,8 +44,8 @@ from tracformer.training.clock import Clock
 from tracformer.training.loop import Trainer, TrainingOutcome
 from tracformer.training.objectives import parse_objective
 from tracformer.training.plan import fresh_model, make_plan
+from tracformer.training.summary import Yardstick, fit_yardstick
 from tracformer.training.train_config import DataConfig, TrainConfig, from_dict
-from tracformer.training.yardstick import Yardstick, fit_yardstick
 
 PLANNED = "train.json"  # the final configuration, in the run's folder
 SMALL_DATA = 1_000_000  # tokens; below it, the preset `tiny` is used
