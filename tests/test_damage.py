@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 
 from tests.cli.helpers import save_model
 from tests.server.helpers import WORDS, make, running
-from tracformer import devices, load
+from tracformer import LanguageModel, devices, load
 from tracformer.cli import main
 from tracformer.data import PreparedData, load_tokenizer, train_bpe
+from tracformer.evaluation import Result, ResultRow
 from tracformer.files import CHECKSUMS_FILE, bundled_folder, bundled_models
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +92,7 @@ def test_damaged_checksums_are_refused(
 def test_bundled_models_have_checksums() -> None:
     for name in bundled_models():
         found = json.loads((bundled_folder(name) / CHECKSUMS_FILE).read_text())  # type: ignore[operator]
-        assert set(found) == {"model.safetensors", "tokenizer.json"}
+        assert set(found) == {"config.json", "model.safetensors", "tokenizer.json"}
 
 
 def test_weights_that_are_no_numbers_are_refused(
@@ -211,6 +213,102 @@ def test_a_damaged_shard_is_noticed_at_its_first_read(tmp_path: Path) -> None:
     split = PreparedData.open(out).split("train")
     with pytest.raises(ValueError, match=r"train-00000\.bin does not match its SHA-256"):
         split.tokens.read(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace('"bytes": ', '"bytes": 1', 1), "does not match its SHA-256"),
+        (lambda text: text.replace('"sha256": "', '"sha257": "'), "sha25"),
+        (lambda text: text.replace('"eot_id": ', '"eot_id": 1'), "does not match its SHA-256"),
+    ],
+    ids=["a count", "the key", "a value"],
+)
+def test_a_damaged_manifest_of_data_is_refused(
+    tmp_path: Path, change: Callable[[str], str], message: str
+) -> None:
+    (tmp_path / "text.txt").write_text("a cat and a dog\n" * 400)
+    out = tmp_path / "data"
+    assert main(["prepare", str(tmp_path / "text.txt"), "--out", str(out)]) == 0
+    PreparedData.open(out)
+    text = (out / "manifest.json").read_text()
+    assert change(text) != text
+    (out / "manifest.json").write_text(change(text))
+    with pytest.raises(ValueError, match=message):
+        PreparedData.open(out)
+
+
+def test_a_damaged_result_is_refused(tmp_path: Path) -> None:
+    row = ResultRow("perplexity", {"ratio": 0.5}, 12.5, 12.0, 13.0, "exact", 10, 100)
+    path = Result("ours", "tracformer", "car", "ratios", {}, (row,)).save(tmp_path)
+    assert Result.load(path).rows == (row,)
+    text = path.read_text()
+    for before, after in (("12.5", "12.6"), ('"exact"', '"bound"'), ('"sha256"', '"sha257"')):
+        path.write_text(text.replace(before, after))
+        with pytest.raises(ValueError, match=f"{path} is not a readable result: .*sha25|SHA-256"):
+            Result.load(path)
+    old = json.loads(text)
+    del old["sha256"]  # as in older files
+    path.write_text(json.dumps(old))
+    assert Result.load(path).rows == (row,)
+
+
+def test_a_changed_configuration_is_noticed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A field that is right by itself, and gives other numbers."""
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"rotary_base": 10000.0', '"rotary_base": 10001.0'))
+    assert f"{path} is damaged or was changed" in error_of(folder, capsys)
+    assert main(["info", "-m", str(folder), "--no-verify"]) == 0
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_every_command_can_skip_the_checks(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verify: bool
+) -> None:
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-4] ^= 1  # the lowest bit of a weight
+    (folder / "model.safetensors").write_bytes(content)
+    (tmp_path / "blanks.txt").write_text("the [[2]]\n")
+    (tmp_path / "text.txt").write_text("the cat sat on the mat " * 40)
+    model, words = ["-m", str(folder)], [] if verify else ["--no-verify"]
+    job = ["--file", str(tmp_path / "blanks.txt"), "--out"]
+    for number, command in enumerate(
+        (
+            ["infill", *model, "the [[2]]"],
+            ["infill", *model, *job, str(tmp_path / "filled")],
+            ["score", *model, "the [[cat]]"],
+            ["score", *model, *job, str(tmp_path / "scored")],
+            ["sample", *model],
+            ["info", *model],
+            [
+                *("eval", str(folder), "ratios:ratios=0.5,sequences=2", "--length", "16"),
+                *("--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "results")),
+            ],
+        )
+    ):
+        assert main([*command, *words]) == (2 if verify else 0), (number, capsys.readouterr().err)
+        assert ("model.safetensors is damaged" in capsys.readouterr().err) == verify
+
+
+def test_a_server_can_skip_the_checks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LoadsOnly:
+        """Stands for the server: loads the model and ends."""
+
+        failed, started = False, True
+
+        def __init__(self, load: Callable[[], LanguageModel], *_: Any) -> None:
+            self.run = load
+
+    monkeypatch.setattr("tracformer.server.app.Server", LoadsOnly)
+    monkeypatch.setattr("tracformer.server.observability.configure_logging", lambda _: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-4] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    assert main(["serve", str(folder), "--port", "0"]) == 2
+    assert main(["serve", str(folder), "--port", "0", "--no-verify"]) == 0
 
 
 def test_every_test_that_the_security_page_names_exists() -> None:

@@ -114,11 +114,11 @@ DEFAULT_MODEL = "stories"  # bundled model of commands that name none
 
 CHECKSUMS_FILE = "checksums.json"
 # Other files, such as generation settings and the model card, are edited by hand.
-CHECKED = ("*.safetensors", "tokenizer.json")
+CHECKED = ("*.safetensors", "config.json", "tokenizer.json")
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the SHA-256 of a model folder's weights and tokenizer.
+    """Write the SHA-256 of a model folder's weights, configuration and tokenizer.
 
     Call `remove_checksums` before these files are written: a process that is killed in between
     then leaves a folder without checksums rather than one that looks damaged.

@@ -3,7 +3,9 @@
 SECURITY.md names the tests here for each class of vulnerability.
 """
 
+import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import os
@@ -92,6 +94,55 @@ def test_limits_of_structure_can_be_set(lm: LanguageModel) -> None:
         assert error["message"].startswith("the body's JSON has more than 8 values")
         error = there.refused("/v1/completions", {"prompt": [[[1]]]})["error"]
         assert error["message"].startswith("the body's JSON has more than 3 levels")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/infill", {"text": "the [[62]]", "n": 16, "top": 20}),
+        ("/v1/infill", {"segments": ["a", {"blank": 1}] * 2040}),
+        ("/v1/completions", {"prompt": [[5] * 63] * 24, "echo": True, "logprobs": 20}),
+        ("/v1/completions", {"prompt": "a", "x": [[1, 2]] * 10_000}),
+        ("/v1/completions", {"prompt": "a", **{f"x{i}": "y" for i in range(32_000)}}),
+        ("/infill", {"input_prefix": "a", "response_fields": ["a/" * 99] * 4096}),
+        ("/v1/score", {"text": "[[a]]b" * 100_000}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value)[:40],
+)
+def test_nothing_holds_up_the_event_loop(
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    """No step of the loop works for 50 ms, for bodies and answers at the limits.
+
+    Processor time is measured, which other work on the machine does not change.
+    """
+    steps: list[float] = []
+    run = asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        start = time.thread_time()
+        run(handle)
+        steps.append(time.thread_time() - start)
+
+    for stream in (False, True) if path != "/v1/score" else (False,):
+        longest = []
+        for _ in range(3):  # a collection of garbage may meet a step once
+            gc.collect()
+            steps.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio.Handle, "_run", measured)
+                given = {**fields, "max_tokens": 0} if "echo" in fields else fields
+                assert server.post(path, {**given, "stream": stream}).status_code < 500
+            longest.append(max(steps))
+            if longest[-1] < 0.05:
+                break
+        assert min(longest) < 0.05
+
+
+def test_samples_of_all_prompts_are_bounded(server: Running) -> None:
+    server.good("/v1/completions", {"prompt": ["a"] * 64, "n": 4, "max_tokens": 1})
+    error = server.refused("/v1/completions", {"prompt": ["a"] * 64, "n": 5})["error"]
+    assert "320; the limit of this server is 256" in error["message"]
 
 
 def test_a_large_body_gets_its_answer_not_a_reset(server: Running) -> None:

@@ -1,6 +1,6 @@
 """Arguments that verbs share: the model, the texts and the sampler.
 
-- `add_model`, `add_weights`, `add_device`, `open_model`: the model.
+- `add_model`, `add_weights`, `add_no_verify`, `add_device`, `open_model`: the model.
 - `add_texts`, `read_texts`, `by_batch`: texts from arguments, a file or standard input.
 - `add_job`, `run_job`, `check_no_job`: large files, with `--out`.
 - `add_sampling`, `sampler_options`, `token_rules`: a `Sampler` from flags; tokens to ban and
@@ -64,7 +64,7 @@ def add_no_verify(parser: argparse.ArgumentParser) -> None:
         "--no-verify",
         dest="verify",
         action="store_false",
-        help="do not check weights and tokenizer against the folder's checksums.json",
+        help="do not check the model's files against the folder's checksums.json",
     )
 
 
@@ -134,6 +134,7 @@ def run_job(
         arguments.weights,
         arguments.device,
         arguments.field or "text",
+        arguments.verify,
     )
     workers = 1 if arguments.workers is None else arguments.workers
     out = Path(arguments.out)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracformer.cli import arguments as shared
 from tracformer.cli import output
 from tracformer.evaluation import NoiseOptions, TextTaskOptions
 from tracformer.options import add_arguments as add_flags
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND,...",
         help="float32, bfloat16, int8: evaluate each model with its weights rounded to each kind",
     )
+    shared.add_no_verify(parser)
     parser.add_argument(
         "--out", default="results", metavar="FOLDER", help="folder of results (default: results)"
     )
@@ -172,6 +174,7 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
             dtype=getattr(torch, arguments.dtype),
             weights=kinds,
             batch=arguments.batch,
+            verify=arguments.verify,
             ranks=ranks,
         )
         results = []

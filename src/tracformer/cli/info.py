@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `tracformer info`."""
     parser.add_argument("folder", nargs="?", metavar="FOLDER", help="model or run folder")
     shared.add_model(parser)
+    shared.add_no_verify(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -61,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     from tracformer.loading import find_folder
 
-    lm = shared.open_model(arguments.folder or arguments.model or shared.default_model())
+    where = arguments.folder or arguments.model or shared.default_model()
+    lm = shared.open_model(where, verify=arguments.verify)
     facts = describe(lm, find_folder(lm.name))
     if arguments.json:
         output.put_json(facts)

@@ -76,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.heat_map:
         check_path(arguments.heat_map)
-    models = [shared.open_model(name) for name in arguments.model or [shared.default_model()]]
+    models = [
+        shared.open_model(name, verify=arguments.verify)
+        for name in arguments.model or [shared.default_model()]
+    ]
     wild = _wild_type(arguments, models[0])
     mutants = (
         table.all_singles(wild)
@@ -182,7 +185,8 @@ def run_design(arguments: argparse.Namespace) -> int:
         arguments.max_changes,
         arguments.any_length,
     )
-    lm = shared.open_model(arguments.model[0] if arguments.model else shared.default_model())
+    model = arguments.model[0] if arguments.model else shared.default_model()
+    lm = shared.open_model(model, verify=arguments.verify)
     wild = _wild_type(arguments, lm)
     found = designs.design(
         lm.model,
@@ -213,6 +217,7 @@ def _add_wild_type(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-m", "--model", action="append", metavar="MODEL", help="model or run folder, or name"
     )
+    shared.add_no_verify(parser)
     parser.add_argument(
         "--wild-type",
         required=True,

@@ -3,7 +3,7 @@
     train-00000.bin ...   token ids, little-endian; all shards but the last have equal length
     train.index.bin       int64: where each document begins, then where the split ends
     tokenizer.json        and tokenizer_config.json
-    manifest.json         counts, hashes, sources; written last
+    manifest.json         counts, hashes, sources, and the SHA-256 of all this; written last
 
 `SplitWriter` writes the shards and the index of one split, and continues after a kill.
 `PreparedData.open` opens a folder that `prepare` wrote; `PreparedData.split` gives a `Split` with
@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -29,6 +29,7 @@ from tracformer.files import sha256_of
 MANIFEST_FILE = "manifest.json"
 FORMAT, VERSION = "tracformer-data", 1
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+CHECKSUM = "sha256"  # key in the manifest
 INDEX_DTYPE = np.dtype("<i8")
 
 
@@ -91,8 +92,9 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of `manifest.json`."""
+        document = {"format": FORMAT, "version": VERSION, **asdict(self)}
         # ASCII, because the name of a source file may not be UTF-8
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
+        return json.dumps({**document, CHECKSUM: _digest(document)}, indent=2) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -113,15 +115,22 @@ class Manifest:
                     f"{VERSION}; prepare the data again"
                 )
             splits = {name: SplitCounts(**counts) for name, counts in document["splits"].items()}
-            names = ("dtype", "shard_tokens", "tokenizer", "sources", "carving", "files")
+            needed = ("dtype", "shard_tokens", "tokenizer", "sources", "carving", "files")
             manifest = cls(
                 splits=splits,
                 contents=document.get("contents", {}),
                 left_out=document.get("left_out", 0),
-                **{name: document[name] for name in names},
+                **{name: document[name] for name in needed},
             )
             if manifest.dtype not in DTYPES:
                 raise ValueError(f"its dtype is {manifest.dtype!r}; allowed: {', '.join(DTYPES)}")
+            known = document.pop(CHECKSUM, None)
+            if known not in (None, _digest(document)):
+                raise ValueError("it does not match its SHA-256; prepare the data again")
+            # Older folders have no SHA-256, and one whose key is damaged must not pass for them.
+            names = {"format", "version", *(each.name for each in fields(cls))}
+            if unknown := sorted(document.keys() - names):
+                raise ValueError(f"it has unknown keys: {', '.join(map(repr, unknown))}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path} cannot be used as a manifest: {what}") from error
@@ -183,6 +192,10 @@ class Manifest:
     def _size(self, name: str) -> int | None:
         size: int | None = self.files.get(name, {}).get("bytes")
         return size
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 class SplitTokens(NamedTuple):

@@ -10,6 +10,9 @@ manifest: `hashes` (weights, tokenizer, data, contexts), `schemas` (numbers of t
 task, raised by hand when their figures change) and `dtype`. No source file enters: moving or
 renaming code leaves every result valid. The other entries are for information. No entry names the
 machine's folders.
+
+A file holds the SHA-256 of its other content, which is verified whenever it is read; files of older
+versions have none.
 """
 
 import dataclasses
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from tracformer.evaluation.task import Subject
 
 FORMAT, VERSION = "tracformer-result", 1
+CHECKSUM = "sha256"  # key in a file
 SAMPLE = "sample"  # kind of figures of sampled text, beside exact, marginal and bound
 
 
@@ -162,6 +166,10 @@ class Result:
                 f"this program reads {FORMAT!r}, version {VERSION}"
             )
         values = {key: value for key, value in document.items() if key not in ("format", "version")}
+        if (known := values.pop(CHECKSUM, None)) is not None:
+            rest = {key: value for key, value in document.items() if key != CHECKSUM}
+            if digest(rest) != known:
+                raise ValueError("its content does not match its SHA-256; it is damaged or edited")
         return cls(
             **{**values, "rows": tuple(ResultRow(**_row_numbers(row)) for row in values["rows"])}
         )
@@ -170,8 +178,10 @@ class Result:
         """Write the result atomically to a folder, under its own name; return the path."""
         path = Path(folder) / self.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
+        document = self.to_dict()
+        document[CHECKSUM] = digest(document)
         write_atomically(
-            path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         )
         return path
 

@@ -89,6 +89,7 @@ def load_subjects(
     dtype: torch.dtype = torch.float32,
     weights: Sequence[str] = ("float32",),
     batch: int = 32,
+    verify: bool = True,
     ranks: Ranks = ONE_RANK,
 ) -> list[Subject]:
     """Load models for `evaluate`; the tokenizer of the first cuts the text windows for all.
@@ -102,6 +103,7 @@ def load_subjects(
         weights: Kinds of rounded weights (see `model.fast_step`). Each model is loaded once for
             each kind, which becomes part of its name.
         batch: Sequences at once.
+        verify: Check each model's files against its `checksums.json`.
         ranks: Processes that share the work.
 
     Raises:
@@ -116,7 +118,7 @@ def load_subjects(
         name = name if kind == "float32" else f"{name}-{kind}"
         folder = loading.find_folder(where)
         if (folder, kind) not in loaded:
-            model, tokenizer = loading.read(folder, device, dtype)
+            model, tokenizer = loading.read(folder, device, dtype, verify=verify)
             loaded[folder, kind] = model.lean(kind), tokenizer
         model, tokenizer = loaded[folder, kind]
         subject = Subject(

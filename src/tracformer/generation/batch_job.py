@@ -62,6 +62,7 @@ class BatchJob:
         device: Device of each process.
         field: JSONL and Parquet: the field that holds the text. The field `id`, if there is one,
             is copied to the output.
+        verify: Check the model's files against its `checksums.json`.
     """
 
     verb: str
@@ -71,6 +72,7 @@ class BatchJob:
     weights: str = "float32"
     device: str = "cpu"
     field: str = "text"
+    verify: bool = True
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the content of the output, as `job.json` has it."""
@@ -350,7 +352,7 @@ def make_work(job: BatchJob, threads: int) -> Callable[[InputPart], PartResult]:
 
     keep_freed_memory()
     torch.set_num_threads(threads)
-    lm = load(job.model, weights=job.weights, device=job.device)
+    lm = load(job.model, weights=job.weights, device=job.device, verify=job.verify)
     return lambda part: work_on(lm, job, part)
 
 

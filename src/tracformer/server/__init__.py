@@ -22,6 +22,7 @@ class Limits:
     n: int = 16  # samples
     best_of: int = 32
     prompts: int = 64  # of one completions request
+    samples: int = 256  # of all its prompts together
     blank_tokens: int = 128  # longest blank of unknown length
     length_draws: int = 32
     draws: int = 256  # of an estimated score

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from fastapi import Request as HttpRequest
 from pydantic import BaseModel
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tracformer.generation.continuation import around, prompted
 from tracformer.generation.language_model import LanguageModel
@@ -32,6 +32,7 @@ from tracformer.server.streaming import (
     CompletionToken,
     PartialText,
     TokenNames,
+    answer_json,
     event,
     stream_events,
 )
@@ -153,6 +154,7 @@ class Completion(ABC):
             ("n", options.n, limits.n),
             ("best_of", options.samples, limits.best_of),
             ("prompt", len(prompts), limits.prompts),
+            ("prompt times best_of", len(prompts) * options.samples, limits.samples),
             (self.top_field, options.top, limits.top),
             ("stop", len(options.stop), limits.stops),
         ):
@@ -202,7 +204,10 @@ class Completion(ABC):
         if self.stream:
             return await stream_events(request, self._events(request))
         await request.done()
-        return JSONResponse(self.answer(request, self._count(request)))
+        usage = self._count(request)
+        tokens = sum(len(choice.scored) + len(choice.tokens) for choice in request.result)
+        size = tokens * (1 + self.options.top)
+        return await answer_json(lambda: self.answer(request, usage), size)
 
     def run(self, lm: LanguageModel, send: Send) -> list[Choice]:
         """Complete every prompt; called in the worker thread."""
@@ -215,7 +220,7 @@ class Completion(ABC):
             self.prompt_tokens += max(len(prompt.ids), len(scored)) + suffix_tokens
             if self.stream and options.echo:
                 for sample in range(options.n):
-                    send(self.chunk(first + sample, prompt.text, scored, 0))
+                    send(event(self.chunk(first + sample, prompt.text, scored, 0)))
             if options.max_tokens == 0:
                 choices += [Choice(prompt, scored)] * options.n
                 continue
@@ -227,7 +232,9 @@ class Completion(ABC):
                 first: int = first,
                 base: int = prompt.base,
             ) -> bool:
-                return send(self.chunk(first + sample, text, tokens, base) if self.stream else None)
+                if not self.stream:
+                    return send(None)
+                return send(event(self.chunk(first + sample, text, tokens, base)))
 
             drawn = complete(lm, prompt, options, self.seeds[number], on_text)
             if len(drawn) > options.n:
@@ -237,8 +244,8 @@ class Completion(ABC):
 
     async def _events(self, request: QueuedRequest[list[Choice]]) -> AsyncIterator[bytes]:
         try:
-            async for chunk in request:
-                yield event(chunk)
+            async for written in request:
+                yield written
             for data in self.closing(request, self._count(request)):
                 yield event(data)
             yield self.end_mark

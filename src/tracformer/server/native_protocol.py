@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.request_options import (
@@ -35,7 +35,7 @@ from tracformer.server.schema import (
     tagged,
     with_options,
 )
-from tracformer.server.streaming import event, stream_events
+from tracformer.server.streaming import answer_json, event, stream_events
 
 router = APIRouter()
 Timeout = Field(None, gt=0, le=10**6, description="time limit in seconds, below the server's own")
@@ -165,7 +165,7 @@ async def infill(http: Request, body: InfillBody) -> Response:
         return template, options
 
     try:
-        template, options = await off_the_loop(read, body.text or "")
+        template, options = await off_the_loop(read, len(body.text or ""))
     except ValueError as mistake:
         raise ApiError(400, str(mistake)) from mistake
 
@@ -182,14 +182,17 @@ async def infill(http: Request, body: InfillBody) -> Response:
         "model": model,
         "seed": seed,
     }
+    size = 1 + options.top  # of a token
     if body.stream:
-        return await stream_events(request, _events(http, request, head))
+        return await stream_events(request, _events(http, request, head, size))
     await request.done()
-    return JSONResponse(_answer(http, request, head))
+    usage = _count(http, request)
+    size *= usage["completion_tokens"]
+    return await answer_json(lambda: _answer(request, head, usage), size)
 
 
 class _EventCallback(Callback):
-    """Send events as (name, data).
+    """Send events.
 
     Lengths are sent with the first tokens: before that, the request may still be refused.
     """
@@ -200,42 +203,49 @@ class _EventCallback(Callback):
 
     def __call__(self, tokens: list[Token]) -> None:
         for lengths in self.chosen:
-            self.send(("lengths", lengths))
+            self.send(event(lengths, "lengths"))
         self.chosen = []
         for token in tokens:
             data = token.to_dict()
             del data["text"]  # number of the text; a request has only one
-            self.send(("token", data))
+            self.send(event(data, "token"))
 
     def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
         self.chosen.append({"sample": sample, "lengths": list(lengths)})
 
 
 async def _events(
-    http: Request, request: QueuedRequest[list[Infilled]], head: dict[str, Any]
+    http: Request, request: QueuedRequest[list[Infilled]], head: dict[str, Any], size: int
 ) -> AsyncIterator[bytes]:
     yield event({name: head[name] for name in ("id", "model", "seed")}, "start")
     try:
-        async for name, data in request:
-            yield event(data, name)
-        yield event(_answer(http, request, head), "result")
+        async for written in request:
+            yield written
+        usage = _count(http, request)
+        size *= usage["completion_tokens"]
+        yield await off_the_loop(lambda: event(_answer(request, head, usage), "result", size), size)
     except ApiError as problem:
         yield event(body_of(problem, "/v1/infill")[1], "error")
 
 
-def _answer(
-    http: Request, request: QueuedRequest[list[Infilled]], head: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the whole answer, and record the request."""
+def _count(http: Request, request: QueuedRequest[list[Infilled]]) -> dict[str, int]:
+    """Record the finished request and return its usage."""
     results = request.result
     filled = [sum(len(span.token_ids) for span in result.spans) for result in results]
     usage = usage_of(len(results[0].token_ids) - filled[0], sum(filled))
     service_of(http).count(http, request, usage)
+    return usage
+
+
+def _answer(
+    request: QueuedRequest[list[Infilled]], head: dict[str, Any], usage: dict[str, int]
+) -> dict[str, Any]:
+    """Return the whole answer."""
     return {
         **head,
-        "results": [result.to_dict() for result in results],
+        "results": [result.to_dict() for result in request.result],
         "usage": usage,
-        "timings": request.timings(sum(filled)),
+        "timings": request.timings(usage["completion_tokens"]),
     }
 
 
@@ -265,7 +275,7 @@ async def score(http: Request, body: ScoreBody) -> Response:
     try:
         if not body.text:
             raise ValueError("the text is empty; there is nothing to score")
-        template = await off_the_loop(lambda: parse(body.text, required=False), body.text)
+        template = await off_the_loop(lambda: parse(body.text, required=False), len(body.text))
     except ValueError as mistake:
         raise ApiError(400, str(mistake), param="text") from mistake
     if not template.contents:
@@ -277,7 +287,10 @@ async def score(http: Request, body: ScoreBody) -> Response:
     scored = await request.done()
     usage = usage_of(scored.tokens, 0)
     service.count(http, request, usage)
-    return JSONResponse({"object": "score", "model": model, **scored.to_dict(), "usage": usage})
+    return await answer_json(
+        lambda: {"object": "score", "model": model, **scored.to_dict(), "usage": usage},
+        scored.tokens * (1 + options.top),
+    )
 
 
 class TokenizeBody(Strict):

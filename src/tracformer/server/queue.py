@@ -26,7 +26,7 @@ from tracformer.server import Settings
 from tracformer.server.errors import NOT_FOUND, SERVER, UNAVAILABLE, ApiError, busy, late
 from tracformer.server.observability import Metrics, log_event
 
-LONG_TEXT = 10_000  # characters that take about a millisecond
+LARGE = 10_000  # characters or tokens, which take a few milliseconds
 RECENT = 64  # requests whose duration is averaged for the `Retry-After` header
 
 R = TypeVar("R")
@@ -320,9 +320,14 @@ class Service:
         )
 
 
-async def off_the_loop(work: Callable[[], R], text: str) -> R:
-    """Run work that grows with a text: in a thread if it is long, since other requests wait."""
-    return await asyncio.to_thread(work) if len(text) > LONG_TEXT else work()
+async def off_the_loop(work: Callable[[], R], size: int) -> R:
+    """Run work: in a thread if it is large, since all other requests wait for the event loop.
+
+    Args:
+        work: The function to run.
+        size: Number of characters that it reads, or of tokens and candidates that it writes.
+    """
+    return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 def service_of(http: HttpRequest) -> Service:

@@ -1,8 +1,8 @@
-"""Text and tokens on their way to the client, and server-sent events.
+"""Text and tokens on their way to the client, as JSON answers and as server-sent events.
 
 - `PartialText` decides which part of a growing text can be sent already.
 - `TokenNames` gives the text of a token as OpenAI's and llama.cpp's protocols write it.
-- `event` and `stream_events` write server-sent events.
+- `write_json` and `answer_json` write answers, `event` and `stream_events` server-sent events.
 """
 
 import json
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from tracformer.generation.continuation import cut
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.results import Candidate, require_finite
 from tracformer.generation.token_text import bytes_of
-from tracformer.server.queue import QueuedRequest
+from tracformer.server.queue import LARGE, QueuedRequest, off_the_loop
 
 INCOMPLETE = "\ufffd"  # at the end of a decoded text: a character whose other bytes are to come
 EVENTS_TOGETHER = 16  # events sent in one piece, at most
@@ -163,10 +163,34 @@ class TokenNames:
         return bytes_of(self.lm.tokenizer.tokens())
 
 
-def event(data: Any, name: str | None = None) -> bytes:
-    """Return a server-sent event with JSON data."""
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def write_json(data: Any, size: int = 0) -> str:
+    """Return JSON; other threads wait while it is written, so large data are written in pieces.
+
+    Args:
+        data: The data.
+        size: Number of tokens and candidates in it.
+    """
+    return "".join(ENCODER.iterencode(data)) if size > LARGE else ENCODER.encode(data)
+
+
+async def answer_json(render: Callable[[], Any], size: int) -> Response:
+    """Return an answer as JSON.
+
+    Args:
+        render: Returns the answer; called in a thread if it is large.
+        size: Number of tokens and candidates in it.
+    """
+    body = await off_the_loop(lambda: write_json(render(), size), size)
+    return Response(body, media_type="application/json")
+
+
+def event(data: Any, name: str | None = None, size: int = 0) -> bytes:
+    """Return a server-sent event with JSON data; for `size` see `write_json`."""
     # JSON contains no raw line breaks, so one `data:` line holds it
-    line = f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
+    line = f"data: {write_json(data, size)}\n\n"
     return (line if name is None else f"event: {name}\n{line}").encode()
 
 
