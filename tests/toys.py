@@ -333,35 +333,22 @@ def random_question(batch: int, length: int, seed: int = 0) -> tuple[Tensor, Ten
 
 SYSTEMS = ("mdlm", "sedd", "d3pm")
 
-DIFFUSION_SHAPE = {
-    "vocab_size": 7,
-    "max_length": 12,
-    "n_layer": 2,
-    "n_head": 2,
-    "d_model": 8,
-    "d_condition": 6,
-}
-
 TRACFORMER = {"backbone": "tracformer", "n_layer": 4, "n_max": 3}
+
+DIFFUSION_MODES = [
+    *((f"{system} d_condition=6", "ac") for system in SYSTEMS),
+    ("mdlm " + " ".join(f"{key}={value}" for key, value in TRACFORMER.items()), "ac"),
+]
 
 
 def small_diffusion(system: str, seed: int = 0, **changes: Any) -> DiffusionModel:
     """Return a float64 diffusion model with large random weights."""
-    kind = find_family(system).model_class
-    model = kind(kind.config_class(**{**DIFFUSION_SHAPE, **changes})).double().eval()
+    model = small_baseline(f"{system} d_condition=6", seed, **changes)
     assert isinstance(model, DiffusionModel)
-    return with_random_weights(model, seed)
+    return model
 
 
-PLAID_SHAPE = {
-    "vocab_size": 7,
-    "max_length": 12,
-    "n_layer": 2,
-    "n_head": 2,
-    "d_model": 8,
-    "d_condition": 6,
-    "d_embedding": 3,
-}
+PLAID_SHAPE = {**SMALL, "d_condition": 6, "d_embedding": 3}
 
 
 def small_plaid(seed: int = 0, **changes: Any) -> Plaid:

@@ -1,13 +1,24 @@
-"""Properties of every system with exact or marginal answers, except Tracformer."""
+"""Properties of every system in the registry, except Tracformer."""
 
 import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.toys import FAMILIES, SMALL, SYSTEM_MODES, UNTIED, random_question, small_baseline
+from tests.toys import (
+    DIFFUSION_MODES,
+    FAMILIES,
+    SMALL,
+    SYSTEM_MODES,
+    SYSTEMS,
+    TRACFORMER,
+    UNTIED,
+    random_question,
+    small_baseline,
+)
 from tracformer.baselines import find_family, load_model
 from tracformer.baselines.frequencies import Frequencies, FrequenciesConfig
 from tracformer.model.batch import Batch
@@ -82,15 +93,19 @@ def test_logits_at_equals_forward(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "mode", "tied"),
-    [(*pair, True) for pair in SYSTEM_MODES] + [(*pair, False) for pair in UNTIED],
+    [(*pair, True) for pair in SYSTEM_MODES]
+    + [(*pair, False) for pair in UNTIED]
+    + [(f"{system} d_condition=6", "diffusion", True) for system in SYSTEMS],
 )
 def test_every_parameter_has_a_gradient(family: str, mode: str, tied: bool) -> None:
     """Data-parallel training would stop at a parameter without a gradient."""
     model = small_baseline(family, dropout=0.1, **({} if tied else {"tied": False})).train()
     tokens, context, lengths = random_question(4, 12)
+    torch.manual_seed(0)  # diffusion draws its noise
     model.loss(Batch(tokens, context, lengths), mode).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
         # the same for every key: the softmax does not see it
         if not name.endswith(("k_proj.bias", "key.bias")):
             assert float(parameter.grad.abs().max()) > 1e-9, name
@@ -110,7 +125,7 @@ def test_every_row_of_the_embedding_has_a_gradient(family: str, mode: str) -> No
     assert bool(grad[:6].any(1).all())
 
 
-@pytest.mark.parametrize(("family", "mode"), SYSTEM_MODES)
+@pytest.mark.parametrize(("family", "mode"), [*SYSTEM_MODES, ("sedd d_condition=6", "diffusion")])
 def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str) -> None:
     model = small_baseline(family).train()
     tokens, context, lengths = random_question(3, 10)
@@ -118,7 +133,7 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
     for recompute in (False, True, False):
         model.checkpoint_activations = recompute
         model.zero_grad()
-        torch.manual_seed(0)  # sigma-gpt draws its orders
+        torch.manual_seed(0)  # sigma-gpt draws its orders, sedd its noise
         model.loss(Batch(tokens, context, lengths), mode).backward()
         gradients.append(
             {
@@ -133,7 +148,8 @@ def test_recomputing_activations_gives_the_same_gradients(family: str, mode: str
 
 @pytest.mark.parametrize(
     ("family", "mode", "tied"),
-    [(*pair, True) for pair in SYSTEM_MODES] + [(*pair, False) for pair in UNTIED],
+    [(*pair, True) for pair in SYSTEM_MODES + DIFFUSION_MODES]
+    + [(*pair, False) for pair in UNTIED],
 )
 def test_a_saved_model_loads_unchanged(family: str, mode: str, tied: bool, tmp_path: Path) -> None:
     model = small_baseline(family, **({} if tied else {"tied": False}))
@@ -160,17 +176,26 @@ def test_heads_have_no_row_for_the_mask(family: str) -> None:
     assert model.head_bias is None or model.head_bias.shape == (7,)
 
 
-def test_bad_configurations() -> None:
-    for family, changes, message in (
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
         ("bart", {"d_model": 9}, "d_model is 9, not divisible by n_head 2"),
         ("bert", {"dropout": 1.0}, r"dropout is 1\.0"),
         ("bert-bidir", {"init_std": 0.0}, r"init_std is 0\.0"),
         ("gpt2", {"bos_id": 7}, r"bos_id is 7; it must lie in 0\.\.6"),
         ("gpt2-fim", {"max_holes": 0}, "max_holes is 0"),
         ("gpt2", {"modes": ("car",)}, r"modes is \('car',\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            small_baseline(family, **changes)
+        ("bart", {"positions_from": "sines"}, "positions_from is 'sines'; allowed: normal, sinu"),
+        ("bart", {"norm": "none"}, "norm is 'none'; allowed: post, pre"),
+        ("bert", {"norm": "none"}, "norm is 'none'; allowed: post, pre"),
+        ("mdlm", {**TRACFORMER, "time_conditioning": True}, "time_conditioning is True"),
+        ("mdlm", {"backbone": "lstm"}, "backbone is 'lstm'"),
+        ("as-arm", {"order": "any"}, "order is 'any'; allowed: text, random"),
+    ],
+)
+def test_bad_configurations(family: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_baseline(family, **changes)
 
 
 def test_without_transformers_the_error_says_what_to_install(
@@ -216,15 +241,6 @@ def test_positions_can_start_as_sinusoids(family: str) -> None:
         turned = sines[:-1] * cosines[1:] - cosines[:-1] * sines[1:]
         torch.testing.assert_close(turned, turned[:1].expand_as(turned), rtol=0, atol=1e-6)
         assert not sines[0].any()
-
-
-def test_unknown_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="positions_from is 'sines'; allowed: normal, sinusoids"):
-        small_baseline("bart", positions_from="sines")
-    with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
-        small_baseline("bart", norm="none")
-    with pytest.raises(ValueError, match="norm is 'none'; allowed: post, pre"):
-        small_baseline("bert", norm="none")
 
 
 def model(**changes: int) -> Frequencies:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.exact_denoisers import (
+from tests.baselines.literal import (
     CONTEXT,
     GIVEN,
     ROW,
@@ -19,10 +19,11 @@ from tests.baselines.exact_denoisers import (
     chi_square,
     conditional,
     joint,
+    literal_prior,
+    literal_terms,
     toy_plaid,
     truth,
 )
-from tests.baselines.literal import literal_prior, literal_terms
 from tests.toys import PLAID_SHAPE, random_question, small_plaid
 from tracformer.baselines import load_model, plaid
 from tracformer.baselines.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back

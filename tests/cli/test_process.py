@@ -1,4 +1,4 @@
-"""The command line as a process: help, imports, errors, exit codes, outputs."""
+"""The command line as a process: help, imports, errors, exit codes, output and progress."""
 
 import io
 import subprocess
@@ -10,8 +10,11 @@ import torch
 
 from tests.cli.helpers import save_model
 from tracformer.cli import COMMANDS, info, main
-from tracformer.data import char_tokenizer
+from tracformer.cli.output import StreamWriter, marked, rows_of, shade, visible
+from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.devices import pick_device
+from tracformer.generation.results import Span, Token
+from tracformer.progress import ProgressBar, track
 
 HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "rich", "pydantic")
 
@@ -146,3 +149,103 @@ def test_an_output_that_cannot_hold_the_text_is_an_error(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     assert main(["infill", "-m", str(folder), "é[[1]]"]) == 2
     assert r"'\xe9' cannot be written as ascii" in capsys.readouterr().err
+
+
+# ---- streamed text, shades and marks
+
+BYTES = byte_tokenizer()
+
+
+def arrivals(blank: int, text: str) -> list[Token]:
+    return [
+        Token(0, index, byte, -1.0, blank=blank, index=index, token=BYTES.decode([byte]))
+        for index, byte in enumerate(text.encode())
+    ]
+
+
+def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = StreamWriter(["<", "|", "|", ">"], lambda fills: BYTES.decode(fills[-1]))
+    seen = [capsys.readouterr().out]
+    for arrival in [*arrivals(0, "é"), *arrivals(2, "b")]:  # nothing came for the second blank
+        writer([arrival])
+        seen.append(capsys.readouterr().out)
+    writer.finish("<é||b>")
+    assert [*seen, capsys.readouterr().out] == ["<", "", "é", "||b", ">\n"]
+
+
+def test_bytes_that_never_become_a_character_come_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer = StreamWriter(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
+    writer(arrivals(0, "é")[:1])
+    writer.finish("a\ufffdb")
+    assert capsys.readouterr().out == "a\ufffdb\n"
+
+
+def test_a_text_that_turned_out_otherwise_is_printed_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer = StreamWriter(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
+    writer(arrivals(0, "x"))
+    writer.finish("a xb")
+    assert capsys.readouterr().out == "ax\na xb\n"
+
+
+def test_rows_of_a_terminal() -> None:
+    assert [
+        rows_of(text, 4) for text in ("", "abcd", "abcde", "a\nb", "a\n\n", "文文", "文文文")
+    ] == [1, 1, 2, 2, 3, 1, 2]
+
+
+def test_shades() -> None:
+    assert shade("a", 0.0) != shade("a", -0.5) != shade("a", -5.0)
+    assert shade("a", float("-inf")) == shade("a", -50.0)
+    for line in shade("ab\n\ncd", -1.0).split("\n"):
+        assert line == "" or (line.startswith("\033[") and line.endswith("\033[0m"))
+    assert visible("a\x1b[31m\x07\t\n\x7f") == "a␛[31m␇\t\n␡"
+
+
+def test_marks() -> None:
+    spans = [Span(0, 1, "a", (0,), ("a",), (0.0,)), Span(3, 3, "", (), (), ())]
+    assert marked("abc", spans) == "[[a]]bc[[]]"
+
+
+# ---- progress bars appear on a terminal only, and never on standard output
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_written_and_rich_is_not_imported_without_a_terminal() -> None:
+    program = (
+        "import sys; from tracformer.progress import track\n"
+        "print(sum(track([1, 2, 3], 'adding')), 'rich' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert (done.stdout.split(), done.stderr) == ([b"6", b"False"], b"")
+
+
+def test_a_terminal_shows_description_count_and_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with ProgressBar("[1/2] scoring", total=4) as bar:
+        bar.update(3, note="loss 1.5")
+        print("a result")
+    assert "[1/2] scoring" in terminal.getvalue()
+    assert "3/4" in terminal.getvalue()
+    assert "loss 1.5" in terminal.getvalue()
+    assert capsys.readouterr().out == "a result\n"
+    bar.update()  # a closed bar ignores updates
+
+
+def test_a_disabled_bar_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert list(track(iter("abc"), "reading", enabled=False)) == ["a", "b", "c"]
+    assert terminal.getvalue() == ""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.baselines.exact_denoisers import (
+from tests.baselines.literal import (
     GIVEN,
     ROW,
     SAMPLES,

@@ -1,4 +1,7 @@
-"""Compute the figures of a family or task from small fixed inputs; compare them with the record.
+"""Figures of every model family and task, from small fixed inputs, and their comparison with the record.
+
+`figures.json` holds the recorded figures with their schemas. A change of the numbers fails the tests
+until the schema of the family or task is raised and `python -m tests.golden.record` is run.
 
 Weights are read from folders rather than drawn: neither a renamed nor a reordered parameter changes
 a figure, and every family's folders are known to stay readable.

@@ -1,12 +1,16 @@
-"""docs/results.md, the README, the files of the report and the committed results agree."""
+"""Documents agree with the results, their Python runs, and the examples do what they say."""
 
+import argparse
 import json
+import random
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import script
+from tests.helpers import example, script
+from tracformer.cli import find_command
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.report.tables import Cell, Line, Table
 
@@ -165,3 +169,69 @@ def test_figures_in_sentences_are_computed_and_claims_are_checked() -> None:
     for claim, told in wrong.items():
         with pytest.raises(ValueError, match=told):
             figure(claim)
+
+
+# ---- docs/guide.md
+
+GUIDE = (Path(__file__).parent.parent / "docs" / "guide.md").read_text()
+COMMANDS = re.findall(
+    r"^tracformer .+$", "\n".join(re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S)), re.M
+)
+
+
+def test_the_python_of_the_guide_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", GUIDE, re.M | re.S))
+    assert len(blocks) > 8
+    for block in blocks:
+        line = GUIDE.count("\n", 0, block.start(1))
+        # so that errors name lines of the guide
+        exec(compile("\n" * line + block[1], "docs/guide.md", "exec"), namespace)
+    assert "Mia carried the" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_guide_parse(command: str) -> None:
+    _, name, *words = shlex.split(command)
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    find_command(name).add_arguments(parser)
+    assert parser.parse_intermixed_args(words)
+
+
+# ---- examples
+
+
+def test_infill_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example("infill_text").main(["--steps", "2", "--run", str(tmp_path / "stories")])
+    out = capsys.readouterr().out
+    assert out.count("log-probability") == 3 + 2
+    assert "(exact)" in out
+    assert out.count(" tokens: 0.") + out.count(" tokens: 1.") == 4
+    assert "Tom carried" in out
+    assert (tmp_path / "stories" / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("any_order")
+    module.main(["--steps", "2", "--stories", "1"])
+    out = capsys.readouterr().out
+    for name in module.ORDERS:
+        assert name in out
+
+
+def test_own_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example("own_data")
+    check = module.check
+    monkeypatch.setattr(module, "check", lambda lm, records: check(lm, 4))
+    module.main(["--steps", "2"])
+    assert "of the removed bases came back" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+def test_hidden_bases_come_back(tmp_path: Path) -> None:
+    module = example("own_data")
+    module.write_fasta(tmp_path / "m.fasta", 2000, random.Random(0))
+    assert module.check(module.train(tmp_path / "m.fasta", tmp_path, 150), 100) > 0.8
