@@ -34,6 +34,7 @@ from tracformer.generation.length_posterior import (
     middle,
     summarise,
 )
+from tracformer.generation.ranking import left_to_right
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import BlankLayout, TokenizedText
 from tracformer.model.batch import Batch
@@ -113,6 +114,14 @@ def test_best_beats_the_samples_it_ranks(best: LanguageModel) -> None:
     assert all(
         score(each) <= score(found) + 1e-4 for each in best.infill("ab[[3]]c", 30, temperature=0.5)
     )
+
+
+def test_what_sequences_share_is_read_once_with_the_same_result(lm: LanguageModel) -> None:
+    ids = lm.tokenizer.encode("abca cab")
+    sequences = [[*ids[:3], *ids[k:]] for k in range(4)] + [ids[:2]]
+    for some in (sequences, sequences[:1], sequences[1:4], []):
+        alone = [sum(lm.score_tokens(each, [False] * len(each), "ar")) for each in some]
+        assert left_to_right(lm.runner, some, 2) == pytest.approx(alone, abs=1e-4)
 
 
 def test_precedence() -> None:

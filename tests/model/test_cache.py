@@ -188,6 +188,27 @@ def test_a_fork_in_the_middle_keeps_what_was_revealed() -> None:
     assert not torch.allclose(both[1], whole[7])
 
 
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_rearranged_rows_continue_their_sources(mode: str) -> None:
+    model = small_model()
+    tokens, context = torch.arange(36).view(3, 12) % 7, torch.ones(3, 12, dtype=torch.bool)
+    context[:, 3:9] = False
+    tokens = torch.where(context, tokens[:1], tokens)
+    cache = open_cache(model, tokens, context, mode, torch.tensor([12] * 3))
+    rows = torch.arange(3)
+    for position in range(3, 6):
+        cache.reveal(rows, torch.full((3,), position), tokens[:, position])
+        cache.logits(rows, torch.full((3,), position + 1))
+    sources = [2, 0]
+    cache.rearrange(sources, 3)
+    with torch.no_grad():
+        whole = model(Batch(tokens[sources], context[sources]), mode)
+    for position in range(6, 9):
+        found = cache.logits(rows[:2], torch.full((2,), position))
+        torch.testing.assert_close(found, whole[:, position], rtol=0, atol=1e-10)
+        cache.reveal(rows[:2], torch.full((2,), position), tokens[sources, position])
+
+
 def test_repeated_logits_are_the_same() -> None:
     model = small_model()
     tokens, context, _ = random_batch(model, 2, 10)

@@ -124,6 +124,10 @@ class RowCache(ABC):
         chosen.layers = [kept.select(index) for kept in self.layers]
         return chosen
 
+    def rearrange(self, sources: Sequence[int], since: int) -> None:
+        """Let row i continue row sources[i]; other rows are dropped."""
+        vars(self).update(vars(self.select(sources)))
+
     def attend(self, layer: int, q: Tensor, row: Tensor, index: Tensor, present: Tensor) -> Tensor:
         """Return the attention of queries over cached slots.
 

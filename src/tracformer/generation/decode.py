@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import NamedTuple, TypeVar, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -340,7 +340,6 @@ class _Tree:
 
     def open(self, asked: Sequence[_Opened], most: int) -> list[_Opened]:
         """Expand nodes in one pass: return the next best `most` children of each."""
-        device = self.choices[0].device
         session = self.session.select([0] * len(asked))
         known = [
             (row, self.positions[i], token)
@@ -348,16 +347,23 @@ class _Tree:
             for i, token in enumerate(each.node.prefix)
         ]
         if known:
-            session.reveal(*torch.tensor(known, device=device).unbind(1))
-        nexts = torch.tensor(
-            [self.positions[len(each.node.prefix)] for each in asked], device=device
-        )
-        logits = session.logits(torch.arange(len(asked), device=device), nexts)
+            session.reveal(*self.tensor(known).unbind(1))
+        nexts = self.tensor([self.positions[len(each.node.prefix)] for each in asked])
+        return self.expand(session.logits(self.tensor(range(len(asked))), nexts), asked, most)
+
+    def expand(self, logits: Tensor, asked: Sequence[_Opened], most: int) -> list[_Opened]:
+        """Return the next best `most` children of each node from its logits (N, V)."""
         self.expanded += len(asked)
-        return [
-            self.children(row, each, most)
-            for row, each in zip(logits.double().log_softmax(1), asked, strict=True)
-        ]
+        log_probs = logits.double().log_softmax(1)
+        return [self.children(row, each, most) for row, each in zip(log_probs, asked, strict=True)]
+
+    def pairs(self, rows: int, target: int) -> tuple[Tensor, Tensor]:
+        """Return the rows 0, 1, ... and for each the position of a target."""
+        return self.tensor(range(rows)), self.tensor([self.positions[target]] * rows)
+
+    def tensor(self, values: Sequence[Any]) -> Tensor:
+        """Return integers as a tensor on the model's device."""
+        return torch.tensor(values, device=self.choices[0].device)
 
     def children(self, log_probs: Tensor, asked: _Opened, most: int) -> _Opened:
         """Return a node's best children from log-probabilities (V,) of the whole vocabulary."""
@@ -428,15 +434,31 @@ def _greedily(tree: _Tree, asked: list[_Opened]) -> list[_Node]:
 
 
 def _beam(tree: _Tree, n: int, width: int) -> list[tuple[_Node, bool]]:
-    """Search level by level. What is dropped at the last level does not affect the proof."""
+    """Search level by level. What is dropped at the last level does not affect the proof.
+
+    The session has one row for each beam, which continues the row of the beam that it extends. So
+    each token is read once.
+    """
     beams, dropped = [_Node()], False
+    session, parents = tree.session.select([0] * width), [0]
     while not tree.complete(beams[0]):
-        last = len(beams[0].prefix) + 1 == len(tree.positions)
+        depth = len(beams[0].prefix)
+        last = depth + 1 == len(tree.positions)
         keep = n if last else width
-        opened = tree.open([_Opened(node, []) for node in beams], keep)
-        children = [each.child(rank) for each in opened for rank in range(len(each.children))]
+        if depth:
+            session.rearrange(parents, tree.positions[0])
+            newest = [each.prefix[-1] for each in beams]
+            session.reveal(*tree.pairs(len(beams), depth - 1), tree.tensor(newest))
+        logits = session.logits(*tree.pairs(len(beams), depth))
+        opened = tree.expand(logits, [_Opened(node, []) for node in beams], keep)
+        children = [
+            (each.child(rank), row)
+            for row, each in enumerate(opened)
+            for rank in range(len(each.children))
+        ]
         dropped |= not last and (len(children) > keep or any(each.more for each in opened))
-        beams = heapq.nsmallest(keep, children, key=lambda node: -node.bound)
+        best = heapq.nsmallest(keep, children, key=lambda child: -child[0].bound)
+        beams, parents = [node for node, _ in best], [row for _, row in best]
     return [(node, not dropped) for node in beams]
 
 

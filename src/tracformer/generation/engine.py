@@ -200,6 +200,10 @@ class RemoteSession:
         """Return a session of some of the sequences."""
         return type(self)(self.request, self.inner.select(rows))
 
+    def rearrange(self, sources: Sequence[int], since: int) -> None:
+        """Let rows continue others, see `Session`."""
+        self.inner.rearrange(sources, since)
+
 
 @dataclass(frozen=True)
 class Load:

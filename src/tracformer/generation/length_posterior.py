@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tracformer.generation.decode import Runner
+from tracformer.generation.ranking import left_to_right
 from tracformer.generation.request_options import LENGTHS, Prior, Sampler
 from tracformer.generation.results import LengthChoice
 from tracformer.generation.template import BlankLayout, to_batch
@@ -307,8 +308,8 @@ def _log_ratios(
     """Return (B,) float64 log p(text) - log q'(fill), for one fill of each sequence."""
     filled = runner.fill(batch, "car", sampler=rules, seed=seeds, only=only)
     assert filled.drawn is not None
-    whole = Batch(filled.tokens, torch.zeros_like(batch.context), batch.lengths)
-    log_p = runner.call(lambda: runner.model.log_prob(whole, "ar")).double().sum(1).cpu()
+    texts = [row[:end] for row, end in zip(filled.tokens.tolist(), batch.lengths, strict=True)]
+    log_p = torch.tensor(left_to_right(runner, texts, len(texts)), dtype=torch.float64)
     return log_p - filled.drawn.sum(1)
 
 

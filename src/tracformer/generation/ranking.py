@@ -102,17 +102,38 @@ def reread(
 
 @torch.no_grad()
 def left_to_right(runner: Runner, sequences: Sequence[Sequence[int]], batch: int) -> list[float]:
-    """Return the log-probability of each whole sequence in mode `ar`."""
-    values: list[float] = []
-    for start in range(0, len(sequences), batch):
-        some = [
-            BlankLayout(list(sequence), [False] * len(sequence), (0,), (len(sequence),))
-            for sequence in sequences[start : start + batch]
+    """Return the log-probability of each whole sequence in mode `ar`.
+
+    Tokens with which all sequences begin are scored once.
+    """
+    shared = _shared(sequences)
+
+    def log_probs(some: Sequence[Sequence[int]], known: int) -> list[float]:
+        layouts = [
+            BlankLayout(
+                list(each), [i < known for i in range(len(each))], (known,), (len(each) - known,)
+            )
+            for each in some
         ]
-        asked = to_batch(some, runner.model.head.device)
+        asked = to_batch(layouts, runner.model.head.device)
         found = runner.call(partial(runner.model.log_prob, asked, "ar"))
-        values += found.double().sum(1).tolist()
-    return values
+        values: list[float] = found.double().sum(1).tolist()
+        return values
+
+    [start] = log_probs([sequences[0][:shared]], 0) if shared else [0.0]
+    rest: list[float] = []
+    for i in range(0, len(sequences), batch):
+        rest += log_probs(sequences[i : i + batch], shared)
+    return [start + value for value in rest]
+
+
+def _shared(sequences: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all sequences begin with, and none consists of."""
+    shared = min((len(each) - 1 for each in sequences), default=0)
+    for i in range(shared):
+        if any(each[i] != sequences[0][i] for each in sequences):
+            return i
+    return shared
 
 
 def distinct(results: Sequence[Infilled]) -> list[Infilled]:

@@ -53,6 +53,13 @@ class Session(Protocol):
         """Return an independent session of some of the sequences, which may be repeated."""
         ...
 
+    def rearrange(self, sources: Sequence[int], since: int) -> None:
+        """Let row i continue row sources[i], for rows that differ only from position `since` on.
+
+        Rows beyond `sources` are left as they are or dropped.
+        """
+        ...
+
 
 class WholePasses:
     """A session that runs the whole model for each question; for any model and mode.
@@ -110,6 +117,9 @@ class WholePasses:
             x[index] for x in (self.tokens, self.context, self.lengths)
         )
         return chosen
+
+    def rearrange(self, sources: Sequence[int], since: int) -> None:
+        vars(self).update(vars(self.select(sources)))
 
 
 def empty_session(

@@ -201,6 +201,20 @@ class Cache:
         chosen.decoder = [slots.select(index) for slots in self.decoder]
         return chosen
 
+    def rearrange(self, sources: Sequence[int], since: int) -> None:
+        """Let row i continue row sources[i], for rows that differ only from position `since` on.
+
+        Only what differs is copied.
+        """
+        stop, count = max(self.encoded), len(sources)
+        index = torch.tensor(sources, device=self.tokens.device)
+        for slots in (*self.encoder, *self.decoder):
+            for x in (slots.keys, slots.values):
+                part = x.unflatten(0, (-1, slots.slots))[:, since:stop]
+                part[:count] = part[index]
+        self.tokens[:count, since:] = self.tokens[index, since:]
+        self.encoded[:count] = [self.encoded[row] for row in sources]
+
     # ---- reading given tokens
 
     def _read(
