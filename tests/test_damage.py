@@ -302,7 +302,7 @@ def test_a_server_can_skip_the_checks(folder: Path, monkeypatch: pytest.MonkeyPa
             self.run = load
 
     monkeypatch.setattr("tracformer.server.app.Server", LoadsOnly)
-    monkeypatch.setattr("tracformer.server.observability.configure_logging", lambda _: None)
+    monkeypatch.setattr("tracformer.server.middleware.configure_logging", lambda _: None)
     monkeypatch.setattr("gc.freeze", lambda: None)
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-4] ^= 1

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from tracformer.data.prepare import prepare
     from tracformer.data.tokenizer import Tokenizer
     from tracformer.evaluation.result_files import Result
-    from tracformer.evaluation.runner import evaluate
-    from tracformer.evaluation.task import Task, register_task
+    from tracformer.evaluation.task import Task, evaluate, register_task
     from tracformer.generation.decode import fill
     from tracformer.generation.engine import Engine
     from tracformer.generation.language_model import LanguageModel, load
@@ -85,7 +84,7 @@ _HOMES = {
     "Tracformer": "model.tracformer",
     "TracformerConfig": "model.config",
     "TrainConfig": "training.train_config",
-    "evaluate": "evaluation.runner",
+    "evaluate": "evaluation.task",
     "fill": "generation.decode",
     "load": "generation.language_model",
     "prepare": "data.prepare",

@@ -50,7 +50,7 @@ def find_folder(where: str | PathLike[str]) -> Path:
     if (inside := bundled_folder(str(where))) is not None:
         return inside
     if str(where) == SMOLLM2:
-        package = importlib.import_module("tracformer.baselines.smollm2")
+        package = importlib.import_module("tracformer.baselines.causal_networks")
         return package.smollm2_folder() or _download(package.HUB_ID)
     if not path.exists():
         # A mistyped folder also looks like an id of the hub; if its first part is a folder here,

@@ -31,8 +31,7 @@ from tracformer.evaluation.exact_sources import (
     source_names,
 )
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
-from tracformer.evaluation.runner import evaluate
-from tracformer.evaluation.task import Progress, Subject, parse_task
+from tracformer.evaluation.task import Progress, Subject, evaluate, parse_task
 from tracformer.generation.decode import fill
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch

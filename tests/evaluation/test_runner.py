@@ -37,9 +37,8 @@ from tracformer.evaluation import (
     result_files,
 )
 from tracformer.evaluation import task as tasks
-from tracformer.evaluation.runner import PARTIAL, choose_mode, evaluate, parse_model
 from tracformer.evaluation.speed import Speed, watch_memory
-from tracformer.evaluation.task import Progress
+from tracformer.evaluation.task import PARTIAL, Progress, choose_mode, evaluate, parse_model
 from tracformer.report import differences
 
 

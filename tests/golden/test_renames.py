@@ -19,7 +19,7 @@ from tests.golden.figures import batch, model_folder, read_record, subject_of, t
 from tracformer import Tracformer, TracformerConfig
 from tracformer.devices import Ranks
 from tracformer.evaluation.result_files import FORMAT, Result, weights_hash
-from tracformer.evaluation.runner import evaluate
+from tracformer.evaluation.task import evaluate
 from tracformer.model.batch import Batch
 from tracformer.renames import first_names
 from tracformer.reproduce.pilots import recipe_hash
@@ -202,7 +202,7 @@ import torch, tracformer
 from tests.golden import figures
 from tests.golden.test_renames import logits_of
 from tracformer.evaluation.result_files import weights_hash
-from tracformer.evaluation.runner import evaluate
+from tracformer.evaluation.task import evaluate
 
 task = figures.task_of("ratios", Path(sys.argv[1]))
 kind = type(task)

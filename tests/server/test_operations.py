@@ -25,7 +25,7 @@ from tracformer import LanguageModel
 from tracformer.cli import serve
 from tracformer.data import train_bpe
 from tracformer.server import Limits, Settings
-from tracformer.server.observability import LOGGER, JsonFormatter
+from tracformer.server.middleware import LOGGER, JsonFormatter
 
 SECRET = "the cat sat secretly"
 

@@ -337,7 +337,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 from tests.server.helpers import make
 from tracformer.server import Settings, connections
 from tracformer.server.app import Server
-from tracformer.server.observability import configure_logging
+from tracformer.server.middleware import configure_logging
 if MOST > 512:
     connections._free_descriptors = lambda: 2**31
 configure_logging("info")

@@ -8,16 +8,11 @@ Mode `ar` is the model as it was published.
 - `CausalLM`: the model; `from_pretrained` reads a folder of `transformers`, or an adapter.
 - An adapter is a folder with the trained tensors alone: matrices of low rank beside each linear map
   (LoRA), or all weights. Its `config.json` names the base model and holds its fingerprint.
-- `check_published`: refuse what is no causal model, from its `config.json`.
-- `check_network`: run the network once on a few tokens, to see that it takes positions and masks.
 - `CausalLMCache`: keys and values for generation; the prefix is computed once.
 """
 
 import dataclasses
-import hashlib
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -26,11 +21,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from tracformer.baselines.causal_networks import (
+    add_adapter,
+    check_network,
+    check_published,
+    fingerprint,
+    longest_text,
+    quiet,
+    read_network,
+    transformers_package,
+)
 from tracformer.baselines.given_first import Rows, arrange, body_rows, row_flags
-from tracformer.baselines.row_cache import RowCache
+from tracformer.baselines.row_cache import LayerMemory, RowCache
 from tracformer.baselines.transformer import DenseModel, pick, shifted_right
 from tracformer.devices import require_memory
-from tracformer.files import optional_package
 from tracformer.model import storage
 from tracformer.model.base import EXACT
 from tracformer.model.batch import Batch
@@ -39,7 +43,6 @@ from tracformer.model.config import ModelConfig
 BODIES = ("full", "compact")
 PREFIXES = ("bidirectional", "causal")
 ADAPTER = ".lora_"  # in the name of every tensor of an adapter of low rank
-LONGEST_CHECK = 512  # tokens
 
 
 @dataclass(frozen=True)
@@ -309,7 +312,7 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
         document: Mapping[str, Any],
         vocab_size: int | None,
     ) -> Self:
-        transformers = _transformers()
+        transformers = transformers_package()
         check_published(folder, document)
         local = {"trust_remote_code": False, "local_files_only": True}
         settings = transformers.AutoConfig.from_pretrained(folder, **local)
@@ -356,45 +359,6 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
         return cls(config, network)
 
 
-def _transformers() -> Any:
-    return optional_package("transformers", "a language model of Hugging Face", "adapt")
-
-
-@contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Show no progress of reading weights."""
-    log = transformers.utils.logging
-    shown = log.is_progress_bar_enabled()
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            log.enable_progress_bar()
-
-
-def read_network(
-    network: Any, ids: Tensor, positions: Tensor | None, mask: Tensor | None, cache: Any = None
-) -> Tensor:
-    """Return the final features (B, S, d) of a network of `transformers`; see `CausalLM.read`."""
-    if mask is not None:
-        mask = mask[:, None]
-        if network.config._attn_implementation != "sdpa":  # adds the mask to the scores
-            kind = network.get_input_embeddings().weight.dtype
-            mask = torch.zeros(mask.shape, dtype=kind, device=mask.device).masked_fill(
-                ~mask, torch.finfo(kind).min
-            )
-    found = network.base_model(
-        input_ids=ids,
-        position_ids=positions,
-        attention_mask=mask,
-        past_key_values=cache,
-        use_cache=cache is not None,
-    )
-    features: Tensor = found.last_hidden_state
-    return features
-
-
 def whole_mask(rows: Rows, prefix: str) -> Tensor:
     """Return (B, P + S, P + S) bool: what each input row reads.
 
@@ -421,179 +385,7 @@ def prefix_mask(present: Tensor, prefix: str) -> Tensor:
     return mask | torch.eye(P, dtype=torch.bool, device=present.device)
 
 
-def add_adapter(network: Any, rank: int) -> None:
-    """Add trainable matrices of low rank to every linear map of the layers; freeze the rest.
-
-    They start without effect.
-    """
-    peft = optional_package("peft", "adapters for language models", "adapt")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # GPT-2 stores its matrices transposed; peft sees to it
-        peft.inject_adapter_in_model(
-            peft.LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), network
-        )
-
-
-def fingerprint(network: Any) -> str:
-    """Return a hash of the names, shapes and some values of a network's weights.
-
-    Values are rounded to bfloat16, so that the type in which they are loaded does not matter.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in network.named_parameters():
-        values = tensor.detach().flatten()
-        some = values[:: max(1, len(values) // 64)].cpu().bfloat16().view(torch.int16)
-        digest.update(f"{name} {tuple(tensor.shape)}".encode() + some.numpy().tobytes())
-    return digest.hexdigest()
-
-
-# ---- which models can be used
-
-
-def check_published(folder: Path, document: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a `config.json` of `transformers` describes no usable causal model."""
-    auto = _transformers().models.auto
-    name, kinds = document.get("model_type"), document.get("architectures") or []
-    what = f"{folder} holds a model of type {name!r}" + (f" ({kinds[0]})" if kinds else "")
-    if document.get("is_encoder_decoder"):
-        raise ValueError(f"{what}, which has an encoder and a decoder; give a causal model")
-    if name not in auto.configuration_auto.CONFIG_MAPPING_NAMES:
-        why = (
-            "its code comes with the weights (trust_remote_code), and is never run"
-            if "auto_map" in document
-            else "this version of transformers does not know it"
-        )
-        raise ValueError(f"{what}, which cannot be used: {why}")
-    causal = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    # BERT and the like are listed as causal models too, for use as decoders
-    decodes = not kinds or any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds)
-    if name not in causal or not decodes:
-        raise ValueError(
-            f"{what}, which is not a causal language model; give one such as Llama, Qwen, "
-            "Mistral or GPT-2"
-        )
-    longest_text(document)
-
-
-def window_of(document: Mapping[str, Any]) -> int | None:
-    """Return how many tokens back the layers read, where that is limited."""
-    if document.get("use_sliding_window") is False:
-        return None
-    found = [document.get(key) for key in ("sliding_window", "window_size")]
-    sizes = [size for size in found if isinstance(size, int) and not isinstance(size, bool)]
-    return min(sizes, default=None)
-
-
-def longest_text(document: Mapping[str, Any]) -> int:
-    """Return the longest text in tokens: one position is that of the start token.
-
-    In a text no longer than the window, a layer with a sliding window reads everything.
-    """
-    keys = ("max_position_embeddings", "n_positions", "n_ctx")
-    found = [document.get(key) for key in keys]
-    sizes = [size for size in (*found, window_of(document)) if isinstance(size, int)]
-    if not sizes:
-        raise ValueError(
-            f"a model of type {document.get('model_type')!r} does not say how long a text may be "
-            f"(none of {', '.join(keys)}); only models with positions can be used"
-        )
-    return max(1, min(sizes) - 1)
-
-
-@torch.no_grad()
-def check_network(network: Any, name: str) -> None:
-    """Raise a ValueError unless positions and masks do what they should.
-
-    The network reads a few tokens in their order and in another one, with positions and a mask that
-    say what the order was: the features must be the same. Tokens at other positions must get other
-    features. And the logits must be the features times the output matrix.
-
-    Args:
-        network: The network.
-        name: For the message.
-    """
-    cannot = f"{name} cannot fill blanks: its network ({type(network).__name__})"
-    settings, table = network.config, network.get_input_embeddings().weight
-    window = window_of(settings.to_dict())
-    limit = longest_text(settings.to_dict()) + 1
-    # longer than a short window, to see whether tokens are hidden by their place in the row
-    count = window + 8 if window is not None and window + 8 <= LONGEST_CHECK else 12
-    positions = torch.arange(count, device=table.device)[None] % limit
-    ids = (positions * 7919 + 11) % min(len(table), 5000)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(table.device)
-    mask = (torch.arange(count) <= torch.arange(count)[:, None]).to(table.device)[None]
-    try:
-        plain = read_network(network, ids, positions, mask).double()
-        moved = read_network(
-            network, ids[:, order], positions[:, order], mask[:, order][:, :, order]
-        ).double()
-        other = read_network(network, ids, positions // 2, mask).double()
-        short = ids[:, : min(count, limit, 12)]
-        usual = read_network(network, short, None, None)
-        logits = network(input_ids=short, use_cache=False).logits.double()
-    except Exception as error:  # whatever the network raises about arguments it does not know
-        raise ValueError(f"{cannot} takes no positions or no mask: {error}") from error
-    near = 1e-3 if table.dtype in (torch.float32, torch.float64) else 5e-2
-    scale = float(plain.abs().max())
-    if (
-        not torch.isfinite(plain).all()
-        or float((moved - plain[:, order]).abs().max()) > near * scale
-    ):
-        raise ValueError(
-            f"{cannot} does not take the order of tokens from position_ids and the mask alone "
-            "(ALiBi, or a window by index)"
-        )
-    if torch.equal(other, plain):
-        raise ValueError(f"{cannot} ignores position_ids")
-    if float((usual.double() - plain[:, : short.shape[1]]).abs().max()) > near * scale:
-        raise ValueError(f"{cannot} does not read from left to right")
-    last = network.get_output_embeddings()
-    made = nn.functional.linear(usual, last.weight, getattr(last, "bias", None)).double()
-    if float((made - logits).abs().max()) > near * max(1.0, float(logits.abs().max())):
-        raise ValueError(f"{cannot} changes the logits after its output matrix, such as by a cap")
-
-
 # ---- generation
-
-
-class LayerMemory:
-    """Keys and values of one layer, (rows, H, slots, D), which grow as slots are used."""
-
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def write(self, rows: Tensor, slots: Tensor, width: int, k: Tensor, v: Tensor) -> None:
-        """Store keys and values (N, H, Q, D) at the slots (N, Q) < width of some rows (N,)."""
-        self.keys, self.values = (
-            self._grown(self.keys, k, width),
-            self._grown(self.values, v, width),
-        )
-        for kept, new in ((self.keys, k), (self.values, v)):
-            kept[rows[:, None], :, slots] = new.transpose(1, 2).to(kept.dtype)
-
-    def read(self, rows: Tensor | slice, width: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values (N, H, width, D) of some rows; a slice copies nothing."""
-        assert self.keys is not None
-        assert self.values is not None
-        return self.keys[rows, :, :width], self.values[rows, :, :width]
-
-    def _grown(self, kept: Tensor | None, like: Tensor, width: int) -> Tensor:
-        old = 0 if kept is None else kept.shape[2]
-        if kept is not None and old >= width:
-            return kept
-        # zeroed: a slot that is not read has weight zero, but zero times NaN is NaN
-        more = like.new_zeros(self.rows, like.shape[1], max(width, 2 * old) - old, like.shape[3])
-        return more if kept is None else torch.cat((kept, more), dim=2)
-
-    def select(self, rows: Tensor) -> "LayerMemory":
-        """Return a copy with some of the rows."""
-        chosen = LayerMemory(len(rows))
-        if self.keys is not None and self.values is not None:
-            chosen.keys, chosen.values = self.keys[rows], self.values[rows]
-        return chosen
 
 
 class CausalLMCache(RowCache):

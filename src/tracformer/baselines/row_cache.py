@@ -1,8 +1,8 @@
 """KV cache of models that compute each input row once: AC-GPT, Compact, AS-ARM, sigma-GPT, Aligned.
 
 `RowCache` holds keys and values of every layer for several sequences and implements the session
-interface (`generation.sessions.Session`). A subclass says how given tokens are read when a sequence
-is admitted, and which rows must be computed before a position can be predicted.
+interface (`generation.scheduler.Session`). A subclass says how given tokens are read when a
+sequence is admitted, and which rows must be computed before a position can be predicted.
 """
 
 from abc import ABC, abstractmethod
@@ -181,3 +181,43 @@ def compressed(present: Tensor) -> tuple[Tensor, Tensor]:
     width = max(1, int(counts.max()))
     index = (~present).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
     return index, torch.arange(width, device=present.device) < counts[:, None]
+
+
+class LayerMemory:
+    """Keys and values of one layer, (rows, H, slots, D), which grow as slots are used."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def write(self, rows: Tensor, slots: Tensor, width: int, k: Tensor, v: Tensor) -> None:
+        """Store keys and values (N, H, Q, D) at the slots (N, Q) < width of some rows (N,)."""
+        self.keys, self.values = (
+            self._grown(self.keys, k, width),
+            self._grown(self.values, v, width),
+        )
+        for kept, new in ((self.keys, k), (self.values, v)):
+            kept[rows[:, None], :, slots] = new.transpose(1, 2).to(kept.dtype)
+
+    def read(self, rows: Tensor | slice, width: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values (N, H, width, D) of some rows; a slice copies nothing."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys[rows, :, :width], self.values[rows, :, :width]
+
+    def _grown(self, kept: Tensor | None, like: Tensor, width: int) -> Tensor:
+        old = 0 if kept is None else kept.shape[2]
+        if kept is not None and old >= width:
+            return kept
+        # zeroed: a slot that is not read has weight zero, but zero times NaN is NaN
+        more = like.new_zeros(self.rows, like.shape[1], max(width, 2 * old) - old, like.shape[3])
+        return more if kept is None else torch.cat((kept, more), dim=2)
+
+    def select(self, rows: Tensor) -> "LayerMemory":
+        """Return a copy with some of the rows."""
+        chosen = LayerMemory(len(rows))
+        if self.keys is not None and self.values is not None:
+            chosen.keys, chosen.values = self.keys[rows], self.values[rows]
+        return chosen

@@ -145,8 +145,7 @@ def _evaluate(models: Sequence[str], tasks: "Sequence[Task]", arguments: argpars
     import torch
 
     from tracformer.devices import join_ranks, keep_freed_memory
-    from tracformer.evaluation.runner import evaluate, load_subjects
-    from tracformer.evaluation.task import Progress
+    from tracformer.evaluation.task import Progress, evaluate, load_subjects
     from tracformer.model.fast_step import KINDS
     from tracformer.report import printed_tables
     from tracformer.report.tables import print_tables

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tracformer.loading import find_folder
     from tracformer.model.fast_step import check_kind
     from tracformer.server.app import Server
-    from tracformer.server.observability import configure_logging
+    from tracformer.server.middleware import configure_logging
 
     folder = arguments.model or shared.default_model()
     settings = Settings(

@@ -1,9 +1,9 @@
 """Evaluation: every model on the same sequences and contexts, into files that record their origin.
 
-- `task.py`: `Task`, `Subject` (a model in one mode) and the registry of tasks. The tasks are in
+- `task.py`: `Task`, `Subject` (a model in one mode), the registry of tasks, and `evaluate`, which
+  runs models x tasks and keeps results in a folder. The tasks are in
   `perplexity.py`, `fill_quality.py`, `consistency.py`, `exact.py`, `domains.py` and `speed.py`;
   `TextTaskOptions` and `NoiseOptions` are the options that tasks on text have in common.
-- `runner.py`: `evaluate`, which runs models x tasks and keeps results in a folder.
 - `result_files.py`: `Result` and `ResultRow`, and what identifies a result.
 - `windows.py`: the sequences that all models read; `questions.py`: asking models in resumable
   blocks; `bootstrap.py`: confidence intervals.
@@ -17,10 +17,10 @@ from tracformer.options import option
 
 if TYPE_CHECKING:
     from tracformer.evaluation.result_files import Result, ResultRow, read_results
-    from tracformer.evaluation.runner import evaluate
     from tracformer.evaluation.task import (
         Subject,
         Task,
+        evaluate,
         make_task,
         parse_task,
         register_task,
@@ -32,7 +32,7 @@ _HOMES = {
     "ResultRow": "result_files",
     "Subject": "task",
     "Task": "task",
-    "evaluate": "runner",
+    "evaluate": "task",
     "make_task": "task",
     "parse_task": "task",
     "read_results": "result_files",

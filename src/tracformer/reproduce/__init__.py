@@ -35,8 +35,7 @@ from tracformer.baselines import find_family, load_model, schema_of
 from tracformer.data import PreparedData, Tokenizer
 from tracformer.devices import Ranks, join_ranks
 from tracformer.evaluation.result_files import Result, file_name, plain, weights_hash
-from tracformer.evaluation.runner import evaluate
-from tracformer.evaluation.task import Progress, Subject
+from tracformer.evaluation.task import Progress, Subject, evaluate
 from tracformer.files import write_atomically
 from tracformer.model.config import ModelConfig
 from tracformer.report import write_report

@@ -39,10 +39,9 @@ from tracformer.server.connections import (
     ConnectionLimits,
     report_loop_errors,
 )
-from tracformer.server.errors import INVALID, NOT_FOUND, ApiError, body_of, invalid
-from tracformer.server.middleware import RequestGuard
-from tracformer.server.observability import log_event
+from tracformer.server.middleware import RequestGuard, log_event
 from tracformer.server.queue import Service, service_of
+from tracformer.server.schema import INVALID, NOT_FOUND, ApiError, body_of, invalid
 
 PAGE = Path(__file__).parent / "page"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -25,8 +25,8 @@ from tracformer.generation.continuation import around, prompted
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.results import Callback, Candidates, Token
 from tracformer.generation.samplers import PLAIN, Sampler
-from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import QueuedRequest, Send, service_of, usage_of
+from tracformer.server.schema import ApiError, body_of
 from tracformer.server.streaming import (
     DONE,
     CompletionToken,

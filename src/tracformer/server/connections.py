@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tracformer.server.observability import log_event
+from tracformer.server.middleware import log_event
 
 BACKLOG = 64  # connections that are accepted in one step of the event loop
 SPARE_DESCRIPTORS = 32  # for files, and for sockets of the event loop

@@ -17,9 +17,9 @@ from tracformer.server.completion import (
     CompletionOptions,
     unset,
 )
-from tracformer.server.errors import ApiError
 from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
+    ApiError,
     Lenient,
     NotNegative,
     Seed,

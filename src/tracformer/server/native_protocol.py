@@ -23,14 +23,15 @@ from tracformer.generation.request_options import (
 )
 from tracformer.generation.results import Callback, Infilled, Token
 from tracformer.generation.template import Template, parse
-from tracformer.server.errors import ApiError, body_of
 from tracformer.server.queue import QueuedRequest, Send, Service, off_the_loop, service_of, usage_of
 from tracformer.server.schema import (
+    ApiError,
     Seed,
     Several,
     ShortText,
     Strict,
     Text,
+    body_of,
     choose_by,
     tagged,
     with_options,

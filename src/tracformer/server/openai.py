@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from tracformer.generation.samplers import Sampler
 from tracformer.server.completion import Choice, Completion, CompletionOptions, unset
-from tracformer.server.errors import ApiError
 from tracformer.server.queue import QueuedRequest
 from tracformer.server.schema import (
+    ApiError,
     Count,
     Lenient,
     Many,

@@ -23,8 +23,16 @@ from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, En
 from tracformer.generation.language_model import LanguageModel
 from tracformer.generation.results import NonFiniteError
 from tracformer.server import Settings
-from tracformer.server.errors import NOT_FOUND, SERVER, UNAVAILABLE, ApiError, busy, late
-from tracformer.server.observability import Metrics, log_event
+from tracformer.server.middleware import Metrics, log_event
+from tracformer.server.schema import (
+    NOT_FOUND,
+    SERVER,
+    UNAVAILABLE,
+    ApiError,
+    ClientGoneError,
+    busy,
+    late,
+)
 
 LARGE = 10_000  # characters or tokens, which take a few milliseconds
 RECENT = 64  # requests whose duration is averaged for the `Retry-After` header
@@ -35,10 +43,6 @@ R = TypeVar("R")
 Send = Callable[[Any], bool]
 # Runs in a worker thread, with a model whose calls go through the engine.
 Work = Callable[[LanguageModel, Send], R]
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection; there is no reader for the answer."""
 
 
 class Gate:
