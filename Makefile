@@ -5,12 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test soak lint bench clean
+.PHONY: help demo test soak lint docs dist bench clean
 
 help:
 	@echo "make demo    fill blanks in stories with the bundled model (seconds)"
 	@echo "make test    linters, type checker and tests"
 	@echo "make soak    long tests: interrupted training, training against exact conditionals"
+	@echo "make docs    the documentation site, in docs/_build/html; warnings are errors"
+	@echo "make dist    the wheel and source archive of a release, checked"
 	@echo "make bench   speed and memory of attention, training and generation (half an hour)"
 	@echo "make clean   remove the virtual environment and caches"
 
@@ -35,9 +37,19 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
+
+dist: $(READY)
+	rm -rf build dist
+	$(BIN)/python -m build --installer pip
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python tools/check_wheel.py dist
+
 bench: $(READY)
 	$(BIN)/tracformer bench
 	$(BIN)/python -m benchmarks.loader
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -382,7 +383,14 @@ def add_arguments(parser: Any, kind: type[Any], names: Collection[str] | None = 
             common |= {"type": simple, "metavar": info.metavar or name.upper()}
             if default not in (None, "") and "default" not in text:
                 text += f" (default: {default:g})" if simple is float else f" (default: {default})"
-        parser.add_argument(*flags, help=text, **common)
+        action = parser.add_argument(*flags, help=text, **common)
+        if info.bounds is not None and info.bounds.choices and simple is str:
+            # what the shell's completion offers (argcomplete)
+            action.completer = partial(_allowed_names, info.bounds)
+
+
+def _allowed_names(bounds: Bounds, **completion: Any) -> tuple[str, ...]:
+    return bounds.names()
 
 
 def from_arguments(

@@ -37,6 +37,7 @@ COMMANDS = {
     "report": ("reproduce", "write an HTML page with tables and pictures of results"),
     "reproduce": ("reproduce", "reproduce a table or figure of the paper"),
     "bench": ("bench", "measure speed and memory on this machine"),
+    "completion": ("completion", "print a script that completes commands and flags in your shell"),
 }
 # Errors that the user can correct; everything else is a failure.
 USAGE_ERRORS = (
@@ -83,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Words after the program's name; those of the process if None.
     """
     _open_streams()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next; this exits
+        importlib.import_module("tracformer.cli.completion").answer_shell()
     words = list(sys.argv[1:] if arguments is None else arguments)
     split = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words) - 1)
     before, rest = words[: split + 1], words[split + 1 :]
@@ -98,15 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.command is None:
             _parser().print_help()
             return 0
-        command = find_command(chosen.command)
         name = f"tracformer {chosen.command}"
-        parser = Parser(
-            prog=name,
-            description=command.description,
-            formatter_class=_formatter,
-        )
-        command.add_arguments(parser)
-        _add_common(parser)
+        command = find_command(chosen.command)
+        parser = parser_of(chosen.command)
         # parse_intermixed_args would drop the "--"
         parse = parser.parse_args if "--" in rest else parser.parse_intermixed_args
         chosen = parse(rest)
@@ -162,6 +159,19 @@ def find_command(name: str) -> Command:
     if isinstance(found, Command):
         return found
     return Command(module.__doc__, module.add_arguments, module.run)
+
+
+def parser_of(name: str) -> Parser:
+    """Return the parser of a command's words."""
+    command = find_command(name)
+    parser = Parser(
+        prog=f"tracformer {name}",
+        description=command.description,
+        formatter_class=_formatter,
+    )
+    command.add_arguments(parser)
+    _add_common(parser)
+    return parser
 
 
 def _parser() -> Parser:
