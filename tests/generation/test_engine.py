@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 
 from tests.generation.engines import PATIENCE, Slow, endless, eventually, held, question
 from tests.generation.test_scheduler import assert_same, random_question
+from tests.server.helpers import running
 from tests.toys import small_baseline, small_model
-from tracformer import LanguageModel
+from tracformer import Client, LanguageModel
 from tracformer.data import char_tokenizer
 from tracformer.generation.decode import fill
 from tracformer.generation.engine import Cancelled, Closed, DeadlineExceeded, Engine
@@ -21,7 +22,7 @@ from tracformer.generation.results import Callback, Token
 from tracformer.generation.samplers import Sampler
 from tracformer.model.base import ConditionalModel
 
-TEXTS = ["the cat [[3]] the [[2]] mat", "a [[1-3]]", "[[4]] dog sat and [[2]]"]
+TEXTS = ["the cat [[3]] the [[2]] mat", "a [[1-3]]", "[[4]] dog sat and [[2]]", "the[[1-2]]"]
 OPTIONS: list[dict[str, Any]] = [
     {
         "n": 3,
@@ -32,24 +33,45 @@ OPTIONS: list[dict[str, Any]] = [
     },
     {"n": 2, "order": ByConfidence("entropy"), "length_draws": 2},
     {"n": 2, "mode": "ac", "order": RandomOrder(2), "length_draws": 2},
-    {"n": 2, "best_of": 6, "length_draws": 2},
-    {"n": 2, "best_of": 6, "length_draws": 2, "reread": True},
+    {"n": 2, "best_of": 4, "length_draws": 2},
+    {"n": 2, "best_of": 4, "length_draws": 2, "reread": True},
     {"n": 2, "search": "beam:4", "length_draws": 2, "top": 2},
-    {"search": "best-first:60", "length_draws": 2},
+    {"search": "best-first:30", "length_draws": 2},
 ]
 
 
-def test_texts_are_filled_scored_and_searched_through_a_request_as_here(
+@pytest.fixture(scope="module")
+def address(lm: LanguageModel) -> Iterator[str]:
+    """Return the address of a server that runs the same model."""
+    with running(lambda: lm) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: " ".join(options))
+def test_texts_get_together_what_they_get_alone(
+    lm: LanguageModel, pool: ThreadPoolExecutor, address: str, options: dict[str, Any]
+) -> None:
+    """In one batch, as requests of an engine, and as requests of a server."""
+    alone = [lm.infill(text, **options) for text in TEXTS]
+    engine, client = Engine(lm.model, rows=6), Client(address)
+    requests = [
+        [pool.submit(infill, text, **options) for text in TEXTS]
+        for infill in (lm.on(engine.request()).infill, client.infill)
+    ]
+    # the number of nodes that are searched at once decides where a search gives up
+    rows = {} if "search" in options else {"batch": 5}
+    assert alike(lm.infill(TEXTS, **options, **rows), alone)
+    for together in requests:
+        assert alike([request.result(PATIENCE) for request in together], alone)
+    engine.close()
+
+
+def test_a_request_samples_scores_and_lists_as_the_model_does(
     lm: LanguageModel, pool: ThreadPoolExecutor
 ) -> None:
     engine = Engine(lm.model, rows=6)
     through = lm.on(engine.request())
-    asked: list[Callable[[LanguageModel], Any]] = [
-        *(
-            lambda on, text=text, options=options: on.infill(text, **options)
-            for text in TEXTS
-            for options in OPTIONS
-        ),  # type: ignore[misc]
+    calls: list[Callable[[LanguageModel], Any]] = [
         lambda on: on.sample(3, prompt="the cat ", max_tokens=9, top=1),
         lambda on: on.sample(
             2, prompt=lm.tokenizer.encode("the cat"), max_tokens=6, stop=["a", "o"]
@@ -60,9 +82,9 @@ def test_texts_are_filled_scored_and_searched_through_a_request_as_here(
         lambda on: on.score_tokens([1, 2, 3], [False, True, False], "ar"),
         lambda on: on.top_tokens([1, 2, 3], [False, True, False], 2, "ar"),
     ]
-    futures = [pool.submit(ask, through) for ask in asked]
-    for ask, future in zip(asked, futures, strict=True):
-        assert alike(future.result(PATIENCE), ask(lm))
+    futures = [pool.submit(call, through) for call in calls]
+    for call, future in zip(calls, futures, strict=True):
+        assert alike(future.result(PATIENCE), call(lm))
     engine.close()
 
 

@@ -61,26 +61,9 @@ def test_end_of_text_comes_only_where_the_sampler_names_it(lm: LanguageModel) ->
     assert result.spans[0].token_ids == (eot,)
 
 
-@pytest.mark.parametrize("mode", ["car", "ac"])
-def test_texts_get_together_what_they_get_alone(lm: LanguageModel, mode: str) -> None:
-    texts = [TEXT, "a [[1]]", "[[4]] dog sat and [[2]]", "the[[1-2]]"]
-    options: dict[str, Any] = {
-        "mode": mode,
-        "seed": 5,
-        "sampler": Sampler(temperature=0.8, top_p=0.9),
-        "length_draws": 2,
-    }
-    together = lm.infill(texts, 2, batch=5, **options)
-    for text, results in zip(texts, together, strict=True):
-        alone = lm.infill(text, 2, batch=1, **options)
-        assert [r.token_ids for r in results] == [r.token_ids for r in alone]
-        assert [r.text for r in results] == [r.text for r in alone]
-        assert [r.log_prob for r in results] == pytest.approx([r.log_prob for r in alone], abs=1e-9)
-        assert [r.seed for r in results] == [derived_seed(5, i) for i in range(2)]
-
-
 def test_the_second_sample_is_that_of_its_seed(lm: LanguageModel) -> None:
     second = lm.infill(TEXT, 2, seed=7)[1]
+    assert second.seed == derived_seed(7, 1)
     assert lm.infill(TEXT, seed=second.seed)[0].token_ids == second.token_ids
 
 
