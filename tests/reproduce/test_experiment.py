@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.reproduce.helpers import stopping, work
+from tests.reproduce.conftest import stopping, work
 from tracformer import reproduce as module
 from tracformer.cli import find_command
 from tracformer.data import HubSource, whole_documents
@@ -94,8 +94,8 @@ def test_story_models_have_one_size_and_the_same_data(tmp_path: Path) -> None:
     for run in work.runs():
         config = run.plan.config("-", "-", 0)
         assert (config.steps, config.batch, config.length, config.data) == (
-            1220,
-            32,
+            1600,
+            16,
             128,
             work.runs()[0].plan.config("-", "-", 0).data,
         )

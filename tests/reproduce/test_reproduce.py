@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.helpers import save_model
 from tests.report.test_page import WellFormed
-from tests.reproduce.helpers import stopping, work
+from tests.reproduce.conftest import stopping, work
 from tracformer import reproduce as module
 from tracformer.cli import main
 from tracformer.data import byte_tokenizer
