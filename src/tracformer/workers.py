@@ -11,6 +11,7 @@ and its tasks run again.
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -145,7 +146,16 @@ def _start_worker(make_work: Callable[..., Any], arguments: Sequence[Any]) -> No
     global _work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads the results
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread per worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _work = make_work(*arguments)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is killed; it would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _run_task(task: Any) -> Any:

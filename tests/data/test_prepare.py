@@ -1,11 +1,15 @@
 """Prepared folders: what is written, what is read back, what is refused."""
 
+import contextlib
+import gzip
 import hashlib
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -374,6 +378,55 @@ def test_memory_of_all_processes_is_bounded(tmp_path: Path) -> None:
         peaks.append(subprocess.check_output(words, cwd=tmp_path).split())
     for small, large in zip(*peaks, strict=True):  # kB of this process, of the largest worker
         assert int(large) < int(small) + 20_000
+
+
+KILLED = """
+import importlib, sys
+from tracformer.data import open_sources, prepare, token_batches
+if __name__ == "__main__":
+    token_batches.BATCH_CHARACTERS = 1 << 14
+    importlib.import_module("tracformer.data.prepare").RECORD_EVERY = 2
+    source = open_sources("lines.jsonl.gz")
+    prepare(sys.argv[1], source, "byte", shard_tokens=1 << 16, quiet=True, workers=2)
+"""
+
+
+def descendants(process: int) -> set[int]:
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return set(map(int, found))
+
+
+@pytest.mark.soak
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    """All of the killed run's processes end, and the repeated run gives the same files."""
+    (tmp_path / "run.py").write_text(KILLED)
+    with gzip.open(tmp_path / "lines.jsonl.gz", "wt", encoding="utf-8") as file:
+        for number in range(120):
+            for story in STORIES:
+                file.write(json.dumps({"text": f"{number} {story}"}) + "\n")
+    subprocess.run([sys.executable, "run.py", "whole"], cwd=tmp_path, check=True)
+    progress, moments = tmp_path / ".out.part" / "progress.json", random.Random(0)
+    words, resumed, children = [sys.executable, "run.py", "out"], 0, set[int]()
+    for _ in range(10):
+        process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        records, wanted = set[int](), moments.randrange(12)
+        while process.poll() is None and len(records) < wanted:
+            with contextlib.suppress(FileNotFoundError):
+                records.add(progress.stat().st_mtime_ns)
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0.0, 0.1))
+        if process.poll() is None:
+            children |= descendants(process.pid)
+        process.kill()
+        process.wait()
+        resumed += progress.exists()
+    if not (tmp_path / "out").exists():
+        subprocess.run(words, cwd=tmp_path, check=True)
+    assert resumed > 3
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    for child in children:
+        while Path(f"/proc/{child}").exists():
+            time.sleep(0.1)
 
 
 def test_an_existing_folder_is_safe(tmp_path: Path) -> None:
