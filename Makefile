@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test soak lint docs dist bench clean
+.PHONY: help demo test soak ray lint docs dist bench clean
 
 help:
 	@echo "make demo    fill blanks in stories with the bundled model (seconds)"
@@ -13,6 +13,7 @@ help:
 	@echo "make soak    long tests: interrupted training, training against exact conditionals"
 	@echo "make docs    the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make dist    the wheel and source archive of a release, checked"
+	@echo "make ray     long tests with Ray, which is installed first (100 MB)"
 	@echo "make bench   speed and memory of attention, training and generation (half an hour)"
 	@echo "make clean   remove the virtual environment and caches"
 
@@ -31,6 +32,10 @@ test: lint
 
 soak: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
+
+ray: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,ray]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak tests/test_ray.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -93,8 +93,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a batch job."""
     group = parser.add_argument_group(
         "large files",
-        "With --out, --file is JSONL, Parquet or text of any size (also .gz). Output is JSON lines "
-        "with the input's ids. Repeat a stopped command to continue.",
+        "With --out, --file is JSONL, Parquet or text of any size, plain or packed. Output is JSON "
+        "lines with the input's ids. Repeat a stopped command to continue.",
     )
     group.add_argument("--out", metavar="FOLDER", help="write the results to files in FOLDER")
     group.add_argument("--field", help="field or column that holds the text (default: text)")

@@ -3,7 +3,7 @@
     job = BatchJob("score", "stories", Path("texts.jsonl"), options)
     run_job(job, Path("out"), workers=4)
 
-The input is JSONL, Parquet or text with one row per line, also `.gz`. It is cut into parts of
+The input is JSONL, Parquet or text with one row per line, plain or packed. It is cut into parts of
 `PART_ROWS` rows. A part is worked on by one process, sorted by length, and becomes one file; a
 finished part is never worked on again. What a row gives depends on the row, its number, the model
 and the options alone, so the files are the same for any number of processes and on Ray.
@@ -13,7 +13,6 @@ and the options alone, so the files are the same for any number of processes and
     finished.json       counts; written last
 """
 
-import gzip
 import hashlib
 import json
 import logging
@@ -24,11 +23,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from tracformer import loading
+from tracformer.data.documents import SUFFIXES
+from tracformer.data.input_files import open_input, packing_of, plain_name
 from tracformer.files import lock_folder, optional_package, sha256_of, write_atomically
 from tracformer.generation.request_options import InfillOptions, ScoreOptions
 from tracformer.progress import ProgressBar
@@ -42,9 +43,12 @@ if TYPE_CHECKING:
 
 PART_ROWS = 1000
 JOB_FILE, FINISHED_FILE = "job.json", "finished.json"
-JSONL = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 SHOWN = 20  # messages about bad rows
+# what a gRPC client sends first; how the answer of a server, perhaps one with TLS, is recognized
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_SETTINGS, TLS_ALERT = b"\x04", b"\x15"
+OBJECT_STORE = 1 << 28  # bytes for the results in flight of a Ray cluster on this machine
 ENDS = 1 << 20  # bytes of the input's beginning and end that identify it
 
 
@@ -257,9 +261,9 @@ def parts_of(file: Path) -> Iterator[InputPart]:
             count = min(PART_ROWS, rows - first)
             yield InputPart(number, first, count, size=int(count * share))
         return
-    packed = file.suffix == ".gz"
+    packed = bool(packing_of(file.name))
     number = offset = 0
-    with cast(IO[bytes], gzip.open(file) if packed else open(file, "rb")) as lines:
+    with open_input(file) as lines:
         while some := list(islice(lines, PART_ROWS)):
             size = sum(map(len, some))
             first = number * PART_ROWS
@@ -281,7 +285,7 @@ def rows_of(job: BatchJob, part: InputPart) -> Iterator[tuple[int, Any, str | Va
             lines: Sequence[bytes] = file.read(part.size).split(b"\n")
     else:
         lines = part.lines
-    is_json = job.file.name.removesuffix(".gz").endswith(JSONL)
+    is_json = plain_name(job.file.name).endswith(SUFFIXES["jsonl"])
     for row, line in enumerate(lines[: part.rows], part.first):
         if not line.strip():
             continue
@@ -420,15 +424,27 @@ def _results(
 def _check_ray(address: str, file: Path) -> None:
     """Raise unless Ray is installed and something listens at the address."""
     optional_package("ray", "--ray", "ray")
-    if file.suffix == ".gz":
+    if packing_of(file.name):
         raise ValueError(
             f"{file} is compressed; with --ray, workers read from its middle: unpack it"
         )
     if address in ("", "auto"):
         return
+    check_address(address)
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError unless a gRPC server, as Ray's is, answers at an address.
+
+    Ray itself tries for minutes.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(HTTP2_HELLO)
+            answer = connection.recv(9)
+        if answer[3:4] != HTTP2_SETTINGS and answer[:1] != TLS_ALERT:
+            raise ValueError("another kind of server answers there")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"no Ray cluster at {address!r} ({error}); give HOST:PORT of a running cluster, or "
@@ -462,10 +478,11 @@ def _on_ray(
     ray = optional_package("ray", "--ray", "ray")
     data = optional_package("ray.data", "--ray", "ray")
     quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+    here = {"num_cpus": workers + 1, "object_store_memory": OBJECT_STORE}
     started = not ray.is_initialized()
     if started:
         try:
-            ray.init(**quiet, **({"address": address} if address else {"num_cpus": workers + 1}))
+            ray.init(**quiet, **({"address": address} if address else here))
         except ConnectionError as error:
             raise ValueError(f"no Ray cluster at {address!r}: {error}") from error
         except Exception as error:  # Ray raises bare Exception if its processes start too slowly
