@@ -34,7 +34,7 @@ from tracformer.generation.length_posterior import (
     middle,
     summarise,
 )
-from tracformer.generation.ranking import left_to_right
+from tracformer.generation.ranking import left_to_right, length_reward
 from tracformer.generation.samplers import Sampler
 from tracformer.generation.template import BlankLayout, TokenizedText
 from tracformer.model.batch import Batch
@@ -107,7 +107,7 @@ def test_best_returns_distinct_fills_in_the_order_of_their_scores(
 def test_best_beats_the_samples_it_ranks(best: LanguageModel) -> None:
     def score(result: Any) -> float:
         again = best.score_tokens(result.token_ids, [False] * len(result.token_ids), "ar")
-        return float(result.log_prob + sum(again) + len(result.spans[0].token_ids))
+        return float(result.log_prob + sum(again) + length_reward([3], twice=True))
 
     [found] = best.infill("ab[[3]]c")
     assert found.score == pytest.approx(score(found), abs=1e-4)

@@ -57,7 +57,7 @@ from tracformer.rng import derived_seed
 
 # Of blanks of unknown length, except under `raw`: number of combinations of lengths up to which all
 # are weighed, and number of those that are weighed with all draws.
-WEIGHED_LENGTHS, KEPT_LENGTHS = 64, 12
+WEIGHED_LENGTHS, KEPT_LENGTHS = 16, 8
 ROUGH = 2**41  # index of the seeds of rough estimates, beyond any number of samples
 TOGETHER = 64  # sequences per pass where many are tried
 ROUGH_FILLS = 3  # one greedy, the others sampled, for each combination that is tried under `best`

@@ -276,6 +276,7 @@ def describe_model(lm: LanguageModel, name: str, created: int = 0) -> dict[str, 
         "tokenizer": kind,
         "alphabet": "".join(characters) if kind == "characters" else None,
         "parameters": lm.model.num_parameters(),
+        "generation": lm.generation.to_dict(),
         "default": True,
     }
 

@@ -48,7 +48,13 @@ export const score = async (body) => (await request("v1/score", body)).json();
 export const tokenize = async (text, inside) => (await (await request("v1/tokenize", { text, inside })).json()).tokens;
 
 // Fill blanks: `hear(name, data)` is called with every event; returns when the stream has ended with its result.
+// Quality `best` compares whole fills, so it has one event only.
 export async function infill(body, hear, signal) {
+  if (body.quality === "best") {
+    const response = await request("v1/infill", body, signal);
+    hear("result", await response.json().catch((error) => { throw error.name === "AbortError" ? error : new ApiError("The connection was lost."); }));
+    return;
+  }
   const response = await request("v1/infill", { ...body, stream: true }, signal);
   let done = false;
   try {

@@ -15,12 +15,13 @@ export function fromHash(hash) {
   const fields = new URLSearchParams(hash.replace(/^#/, ""));
   if (!fields.has("text")) return null;
   const number = (name, least, most) => {
-    const value = Number(fields.get(name) ?? DEFAULTS[name] ?? NaN);
+    const value = fields.has(name) ? Number(fields.get(name)) : NaN;
     return Number.isFinite(value) ? Math.min(most, Math.max(least, value)) : DEFAULTS[name];
   };
   return {
     text: fields.get("text"),
     model: fields.get("model"),
+    quality: fields.get("quality"),
     mode: fields.get("mode"),
     order: fields.get("order"),
     temperature: number("temperature", 0, 2),
