@@ -97,7 +97,7 @@ class Judge:
             logits = last
             if len(rest) > 1:
                 more = self.model(torch.tensor([rest[:-1]]), past_key_values=memory)
-                memory.crop(shared)
+                memory.crop(1 - len(rest))  # back to what all texts share
                 logits = torch.cat((last, more.logits[0]))
             values.append(value + (self._sum(logits, rest) if rest else 0.0))
         return values

@@ -12,6 +12,7 @@ from tests.generation.test_reverse_process import model_of
 from tests.server.page.conftest import WORDS, Open, Screen, Site, serving, shown
 from tracformer import LanguageModel
 from tracformer.data import train_bpe
+from tracformer.generation.generation_config import FOR_TEXT
 from tracformer.generation.orders import ByConfidence
 from tracformer.server import native_protocol
 
@@ -322,3 +323,29 @@ def test_a_model_with_diffusion_only_fills_and_shows_candidates(plaid: Site, scr
     screen.page.click("#score")
     screen.page.wait_for_selector("#score-figures:visible")
     assert "DIFFUSION, bound" in screen.page.inner_text("#score-figures")
+
+
+def test_the_page_fills_with_the_models_quality_unless_another_is_chosen(
+    texts: Site, screens: Open
+) -> None:
+    lm = LanguageModel(texts.lm.model, texts.lm.tokenizer, generation=FOR_TEXT)
+    with serving(lm) as site:
+        screen = screens(site)
+        assert screen.page.input_value("#quality") == "best"
+        for name in ("mode", "order", "temperature", "top_p"):
+            assert screen.page.locator(f"#{name}").is_disabled()
+        screen.fill(TEXT, seed=1, n=2)
+        [first, _] = lm.infill(TEXT, 2, seed=1)
+        assert screen.filled == first.text
+        screen.fill(quality="fast", n=1)
+        assert screen.page.input_value("#temperature") == "0.8"
+        assert screen.filled == lm.infill(TEXT, seed=1, quality="fast")[0].text
+        screen.fill(temperature="1")  # a value that the model does not have
+        expected = lm.infill(TEXT, seed=1, quality="fast", temperature=1.0)[0].text
+        assert screen.filled == expected
+        other = screens(site, fragment=screen.page.evaluate("location.hash"))
+        other.page.wait_for_selector("#figures div")
+        assert other.page.input_value("#temperature") == "1"
+        assert other.filled == expected
+        screen.fill(quality="raw")
+        assert screen.filled == lm.infill(TEXT, seed=1, quality="raw")[0].text
