@@ -1,16 +1,14 @@
 """Documents agree with the results, their Python runs, and the examples do what they say."""
 
-import argparse
 import json
 import random
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import example, script
-from tracformer.cli import find_command
+from tests.helpers import ROOT, example, script
+from tracformer.cli import COMMANDS, parser_of
 from tracformer.evaluation.result_files import Result, ResultRow, read_results
 from tracformer.report.tables import Cell, Line, Table
 
@@ -171,34 +169,78 @@ def test_figures_in_sentences_are_computed_and_claims_are_checked() -> None:
             figure(claim)
 
 
-# ---- docs/guide.md
+# ---- pages
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "guide.md").read_text()
-COMMANDS = re.findall(
-    r"^tracformer .+$", "\n".join(re.findall(r"^```sh\n(.*?)^```", GUIDE, re.M | re.S)), re.M
+run_pages = script("tools/run_pages.py")
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [page for page in PAGES if "_build" not in page.parts]
+# Where a command stands for any: its words cannot be read.
+TEMPLATE = re.compile(r"[A-Z]{3,}|\.\.\.|<")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        ROOT / "README.md",
+        DOCS / "tutorials" / "fill.md",
+        pytest.param(DOCS / "tutorials" / "train.md", marks=pytest.mark.soak),
+        pytest.param(DOCS / "tutorials" / "compare.md", marks=pytest.mark.soak),
+    ],
+    ids=lambda page: page.stem,
 )
+def test_pages_show_what_their_code_prints(page: Path) -> None:
+    ran = run_pages.run_page(page)
+    assert ran.text == ran.expected
 
 
-def test_the_python_of_the_guide_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {}
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", GUIDE, re.M | re.S))
-    assert len(blocks) > 8
-    for block in blocks:
-        line = GUIDE.count("\n", 0, block.start(1))
-        # so that errors name lines of the guide
-        exec(compile("\n" * line + block[1], "docs/guide.md", "exec"), namespace)
-    assert "Mia carried the" in capsys.readouterr().out
+def test_the_notebook_shows_what_its_code_prints() -> None:
+    ran = run_pages.run_notebook(ROOT / "examples" / "quickstart.ipynb")
+    assert json.loads(ran.text) == json.loads(ran.expected)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_of_the_guide_parse(command: str) -> None:
-    _, name, *words = shlex.split(command)
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    find_command(name).add_arguments(parser)
-    assert parser.parse_intermixed_args(words)
+def test_blocks_run_in_order_and_outputs_are_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\na = 1\n```\n\n```python\nprint(a)\n```\n\n```text\nold\n```\n"
+        "<!-- not run: it would fail -->\n```python\n1 / 0\n```\n"
+        "```sh\ntracformer --version\n```\n\n```text\n```\n"
+    )
+    expected = run_pages.run_page(page).expected
+    assert "```text\n1\n```" in expected
+    assert re.search(r"```text\n\d+\.\d+\S*\n```", expected)
+    page.write_text("\n\n```python\nnothing\n```\n")
+    with pytest.raises(NameError):
+        run_pages.run_page(page)
+    page.write_text("```sh\ntracformer score 'no blank'\n```\n")
+    with pytest.raises(SystemExit, match="ended with 2"):
+        run_pages.run_page(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_pages_parse(page: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S)
+    for words in run_pages.commands("\n".join(blocks)):
+        if words and words[0] in COMMANDS and not TEMPLATE.search(" ".join(words)):
+            assert parser_of(words[0]).parse_intermixed_args(words[1:])
+        elif words and not words[0].startswith("-"):
+            assert words[0] in COMMANDS, words
+
+
+def test_every_page_is_on_the_site_and_short_ones_stay_short() -> None:
+    index = (DOCS / "index.md").read_text()
+    listed = re.findall(
+        r"^[\w/-]+$", "\n".join(re.findall(r"```{toctree}(.*?)```", index, re.S)), re.M
+    )
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in PAGES[1:]}
+    assert set(listed) == pages - {"index"}
+    assert len((ROOT / "README.md").read_text().split()) <= 600
+
+
+def test_drawings_are_those_of_the_geometry() -> None:
+    concepts = script("docs/pictures/concepts.py")
+    for name, draw in concepts.DRAWINGS.items():
+        assert (DOCS / "pictures" / name).read_text() == draw()
 
 
 # ---- examples

@@ -292,7 +292,8 @@ def test_an_unfinished_stream_ends_with_an_error() -> None:
 
 # docs/serve.md
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+PAGES = Path(__file__).parents[2] / "docs"
+GUIDE = (PAGES / "serve.md").read_text() + (PAGES / "tutorials" / "serve.md").read_text()
 EXAMPLE_URL = "http://127.0.0.1:8000"
 BLOCKS = list(re.finditer(r"^```python\n(.*?)^```", GUIDE, re.M | re.S))
 LINES = (
