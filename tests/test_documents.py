@@ -164,8 +164,8 @@ def test_figures_in_sentences_are_computed_and_claims_are_checked() -> None:
         "share x: a under b": "cannot be read",
         "range x: a, b": "cannot be read",
     }
-    for claim, told in wrong.items():
-        with pytest.raises(ValueError, match=told):
+    for claim, reported in wrong.items():
+        with pytest.raises(ValueError, match=reported):
             figure(claim)
 
 
@@ -273,7 +273,7 @@ def test_own_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 
 @pytest.mark.soak
-def test_hidden_bases_come_back(tmp_path: Path) -> None:
+def test_hidden_bases_are_recovered(tmp_path: Path) -> None:
     module = example("own_data")
     module.write_fasta(tmp_path / "m.fasta", 2000, random.Random(0))
     assert module.check(module.train(tmp_path / "m.fasta", tmp_path, 150), 100) > 0.8

@@ -52,7 +52,7 @@ def results() -> list[Result]:
     return found
 
 
-def test_the_page_is_what_the_results_say() -> None:
+def test_the_page_shows_the_results() -> None:
     document = page.DOCUMENT.read_text()
     assert page.MARK.findall(document)
     assert page.Page(committed()).render(document) == document

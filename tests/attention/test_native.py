@@ -282,16 +282,16 @@ def test_half_precision_compiles_the_code_too(
     """A run under autocast would never get it otherwise: rotary code takes it only where it is
     there, and hands bfloat16 on until then.
     """
-    asked: list[str] = []
+    requested: list[str] = []
 
     def library() -> Path:
-        asked.append("library")
+        requested.append("library")
         raise native_build.BuildError("none here")
 
     monkeypatch.setattr(native_build, "library", library)
     inputs, layout = decoder_case(30, [30], 2, 8)
     native.decode(*(x.detach().bfloat16() for x in inputs), 2, layout)
-    assert asked == ["library"]
+    assert requested == ["library"]
 
 
 SLOW_COMPILER = """#!/bin/sh
@@ -394,8 +394,8 @@ def test_a_process_never_holds_a_square(name: str, side: str) -> None:
     backward, all scratch included.
     """
     assert largest_of(name, side, LONG) < LONG**2
-    asked = f"memory('{side} {name}', {LONG}, heads=1, head_size=16, n_max=16)"
-    code = f"from tracformer.bench.attention_speed import memory\nprint({asked}['bytes'])"
+    requested = f"memory('{side} {name}', {LONG}, heads=1, head_size=16, n_max=16)"
+    code = f"from tracformer.bench.attention_speed import memory\nprint({requested}['bytes'])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert float(done.stdout) < LONG**2
 

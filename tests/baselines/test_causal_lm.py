@@ -130,18 +130,18 @@ def test_cached_equals_uncached(folder, layout, mode):
     targets = batch.inside() if mode == "ar" else batch.targets()
     seen = 0
     for t in range(batch.width):
-        asked = torch.tensor([row for row in sorted(of) if targets[of[row], t]])
-        if not len(asked):
+        requested = torch.tensor([row for row in sorted(of) if targets[of[row], t]])
+        if not len(requested):
             continue
-        positions = torch.full_like(asked, t)
-        numbers = [of[row] for row in asked.tolist()]
-        logits = cache.logits(asked, positions)
+        positions = torch.full_like(requested, t)
+        numbers = [of[row] for row in requested.tolist()]
+        logits = cache.logits(requested, positions)
         torch.testing.assert_close(logits, expected[numbers, t], atol=1e-4, rtol=1e-4)
         if t == 6:  # a copy answers the same
-            again = cache.select(asked).logits(torch.arange(len(asked)), positions)
+            again = cache.select(requested).logits(torch.arange(len(requested)), positions)
             torch.testing.assert_close(again, logits, atol=1e-4, rtol=1e-4)
-        cache.reveal(asked, positions, batch.tokens[numbers, t])
-        seen += len(asked)
+        cache.reveal(requested, positions, batch.tokens[numbers, t])
+        seen += len(requested)
     assert seen == int(targets.sum())
 
 

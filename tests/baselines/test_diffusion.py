@@ -439,7 +439,7 @@ def test_one_step_draws_every_target_from_its_own_marginal(system: str) -> None:
 
 
 @pytest.mark.parametrize(("system", "changes"), [*((s, {}) for s in SYSTEMS), ("mdlm", TRACFORMER)])
-def test_a_sequence_is_filled_alike_alone_and_in_any_batch(
+def test_a_sequence_is_filled_the_same_alone_and_in_any_batch(
     system: str, changes: dict[str, object]
 ) -> None:
     model = small_diffusion(system, **changes)

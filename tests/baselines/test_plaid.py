@@ -253,24 +253,24 @@ def test_targets_are_visible_only_through_their_noise(monkeypatch: pytest.Monkey
     noise = torch.randn(3, 9, 3, dtype=torch.float64)
     shifted = noise + alpha / sigma * (model.table[tokens] - model.table[others])
     shifted[context] += 5.0  # given tokens are not noised
-    said, states = [], Plaid.states
+    message, states = [], Plaid.states
 
     def spy(self: Plaid, *inputs: Tensor) -> Tensor:
-        said.append(states(self, *inputs).detach())
-        return said[-1]
+        message.append(states(self, *inputs).detach())
+        return message[-1]
 
     monkeypatch.setattr(Plaid, "states", spy)
     yes = torch.ones(3, dtype=torch.bool)
     for row, drawn in ((tokens, noise), (others, shifted)):
         model.terms(row, targets, lengths, level, ~yes, drawn, yes)  # type: ignore[arg-type]
-    assert len(said) == 4
-    torch.testing.assert_close(said[0], said[2], atol=1e-10, rtol=0)
-    torch.testing.assert_close(said[1], said[3], atol=1e-10, rtol=0)
+    assert len(message) == 4
+    torch.testing.assert_close(message[0], message[2], atol=1e-10, rtol=0)
+    torch.testing.assert_close(message[1], message[3], atol=1e-10, rtol=0)
     model.terms(tokens, targets, lengths, level, ~yes, noise + 0.1, yes)  # type: ignore[arg-type]
-    assert not torch.allclose(said[0], said[4], atol=1e-3)
+    assert not torch.allclose(message[0], message[4], atol=1e-3)
     changed = torch.where(context, (tokens + 2) % 7, tokens)
     model.terms(changed, targets, lengths, level, ~yes, noise, yes)  # type: ignore[arg-type]
-    assert not torch.allclose(said[0], said[6], atol=1e-3)  # what is given, it reads
+    assert not torch.allclose(message[0], message[6], atol=1e-3)  # what is given, it reads
 
 
 def test_logits_at_the_noisiest_time() -> None:
@@ -315,7 +315,7 @@ def test_many_steps_follow_the_exact_conditional() -> None:
 
 
 @pytest.mark.parametrize("self_conditioning", [False, True])
-def test_a_sequence_is_filled_alike_alone_and_in_any_batch(self_conditioning: bool) -> None:
+def test_a_sequence_is_filled_the_same_alone_and_in_any_batch(self_conditioning: bool) -> None:
     model = small_plaid(self_conditioning=self_conditioning)
     tokens, context, lengths = random_question(4, 9)
     seeds = torch.tensor([11, 12, 13, 14])
@@ -432,7 +432,7 @@ def integrated(model: ToyPlaid, tokens: Tensor, context: Tensor) -> float:
         return diffusion + mean(0.0, True) + float(model.prior())
 
 
-def test_an_exact_denoiser_gives_the_truth_and_others_lie_above() -> None:
+def test_an_exact_denoiser_gives_the_truth_and_others_cost_more() -> None:
     """One target, averaged over the true conditional.
 
     The gap of the exact denoiser is what z_1 still reveals about the token: more, if gamma_1 is

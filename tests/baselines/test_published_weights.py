@@ -235,7 +235,7 @@ def test_training_files_of_sedd(tmp_path: Path) -> None:
     ]
 
 
-def test_the_log_tells_which_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_the_weights_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "tracformer"):
         load_model(write_sedd(tmp_path, published(small_diffusion("sedd"))))
     assert caplog.messages[0].endswith("loaded raw weights (the file has no EMA weights)")
@@ -349,7 +349,7 @@ def test_a_mask_token_of_the_tokenizer(source: str, tmp_path: Path) -> None:
         assert (wrong.log_prob(Batch(shown, CONTEXT), "ac")[0] - values).abs().max() > 0.1
 
 
-def test_such_a_model_is_saved_and_read_in_narrow_types(tmp_path: Path) -> None:
+def test_a_model_with_its_own_mask_is_saved_and_read_in_narrow_types(tmp_path: Path) -> None:
     model = small_diffusion("mdlm")
     file = write_lightning(tmp_path / "last.ckpt", model, None, slow_tokenizer())
     found = load_mdlm(file)
@@ -557,7 +557,7 @@ def test_code_in_a_checkpoint_is_not_run(
     assert not Path("sprung").exists()
 
 
-def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
+def test_non_tensors_are_refused(tmp_path: Path) -> None:
     weights = published(small_diffusion("sedd"))
     folder = write_sedd(tmp_path, weights)
     for listed in ([1, 2], ["a"] * len(weights), "none", [torch.zeros(1)]):

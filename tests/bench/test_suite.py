@@ -321,7 +321,7 @@ def test_any_system_is_counted_by_running_it(family: str, mode: str) -> None:
         assert counted == pytest.approx(weights + 6 * 2 * 2 * T * 8)
 
 
-def test_what_a_system_costs_does_not_disturb_random_numbers() -> None:
+def test_measuring_cost_does_not_change_random_numbers() -> None:
     config = MDLMConfig(vocab_size=11, max_length=32, n_layer=1, n_head=2, d_model=8, d_condition=8)
     torch.manual_seed(3)
     first = torch.rand(1)

@@ -41,7 +41,7 @@ class Caller:
         self.capsys, self.monkeypatch, self.model = capsys, monkeypatch, model
 
     def __call__(self, verb: str, *words: str, stdin: bytes | None = None) -> str:
-        """What a good call prints."""
+        """Return the output of a successful call."""
         code, out, err = self.call(verb, "-m", str(self.model), *words, stdin=stdin)
         assert (code, err) == (0, "")
         return out
@@ -50,7 +50,7 @@ class Caller:
         return [json.loads(line) for line in self(verb, *words, "--json", stdin=stdin).splitlines()]
 
     def refused(self, verb: str, *words: str, stdin: bytes | None = None) -> str:
-        """What a bad call says: one line, and code 2."""
+        """Return the error of a wrong call: one line, exit code 2."""
         code, out, err = self.call(verb, *words, stdin=stdin)
         assert (code, out) == (2, "")
         assert err.startswith(f"tracformer {verb}: ")
@@ -62,5 +62,5 @@ class Caller:
             if stdin is not None:
                 patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
             code = main(words)
-        told = self.capsys.readouterr()
-        return code, told.out, told.err
+        reported = self.capsys.readouterr()
+        return code, reported.out, reported.err

@@ -26,7 +26,7 @@ def test_the_completed_text_and_nothing_else(tracformer: Caller) -> None:
 
 
 def test_marks_can_be_scored_again(tracformer: Caller) -> None:
-    """What infill says of its filling is what score says of it."""
+    """`score` gives a fill the probability that `infill` reports."""
     words = ("abc [[3]] def[[2]].", "--ban", "\n")
     [filled] = tracformer.json("infill", *words)
     marked = tracformer("infill", *words, "--marks")
@@ -210,7 +210,7 @@ def _with(monkeypatch: pytest.MonkeyPatch, name: str, value: str, call: Caller, 
 
 
 @pytest.mark.parametrize("words", [[], ["--mode", "ac"], ["--order", "random"], ["--marks"]])
-def test_streams_end_as_the_text_that_comes_at_once(tracformer: Caller, words: list[str]) -> None:
+def test_streams_end_as_the_whole_text(tracformer: Caller, words: list[str]) -> None:
     text = "abc [[3]] d[[1-2]]ef[[2]]"
     assert tracformer("infill", text, "--stream", *words) == tracformer("infill", text, *words)
 
@@ -272,7 +272,7 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(
     ("words", "message"), CONTRADICTIONS, ids=[" ".join(words) for words, _ in CONTRADICTIONS]
 )
-def test_contradictions_are_told_in_one_sentence(
+def test_contradictions_are_errors_of_one_line(
     tracformer: Caller, words: list[str], message: str
 ) -> None:
     assert message in tracformer.refused("infill", "a[[1]]", "-m", str(tracformer.model), *words)
@@ -314,7 +314,7 @@ def test_every_line_is_checked_before_the_first_is_filled(
     tracformer: Caller, line: bytes, words: list[str], message: str
 ) -> None:
     """`refused` means that nothing was printed."""
-    told = tracformer.refused(
+    reported = tracformer.refused(
         "infill",
         "-m",
         str(tracformer.model),
@@ -323,12 +323,12 @@ def test_every_line_is_checked_before_the_first_is_filled(
         *words,
         stdin=b"a[[2]]\nb[[2]]\n" + line,
     )
-    assert f"standard input, line 3: {message}" in told or (
-        told.count("line 3: ") == 1 and message in told
+    assert f"standard input, line 3: {message}" in reported or (
+        reported.count("line 3: ") == 1 and message in reported
     )
 
 
-def test_what_comes_before_a_line_that_cannot_be_filled_is_kept(tracformer: Caller) -> None:
+def test_output_before_a_failing_line_is_kept(tracformer: Caller) -> None:
     text, words = (
         b"a[[1]]\nabcdefgh .[[1]]\nb[[1]]\n",
         ("--no-repeat-ngram", "1", "--ban", "\n", "--fragment"),
@@ -340,13 +340,13 @@ def test_what_comes_before_a_line_that_cannot_be_filled_is_kept(tracformer: Call
 
 @pytest.mark.parametrize("words", [["--mode", "zz"], ["--mode", "ac", "--search", "beam:4"]])
 @pytest.mark.parametrize("batch", ["1", "16"])
-def test_an_option_that_cannot_be_is_no_lines_fault(
+def test_a_wrong_option_is_not_reported_for_a_line(
     tracformer: Caller, words: list[str], batch: str
 ) -> None:
-    told = tracformer.refused(
+    reported = tracformer.refused(
         "infill", "-m", str(tracformer.model), "a[[1]]", "b[[1]]", *words, "--batch", batch
     )
-    assert told.startswith("tracformer infill: mode is")
+    assert reported.startswith("tracformer infill: mode is")
 
 
 def test_help_says_which_blanks_are_bounded(
@@ -378,8 +378,8 @@ def test_a_required_word_is_named_with_its_space(
         monkeypatch,
         save_model(tmp_path, train_bpe(["a cat", "a cow", "a cup", "a c"] * 9, 266)),
     )
-    told = call.refused("infill", "-m", str(call.model), "a [[2]]", "--require", "cat")
-    assert "--require ' cat', with the space before it, is one" in told
+    reported = call.refused("infill", "-m", str(call.model), "a [[2]]", "--require", "cat")
+    assert "--require ' cat', with the space before it, is one" in reported
     assert " cat" in call("infill", "a [[2]]", "--require", " cat")
 
 
@@ -403,24 +403,24 @@ def test_bad_files(tracformer: Caller, tmp_path: Path) -> None:
 def test_bad_models(tracformer: Caller, tmp_path: Path, verb: str) -> None:
     words = ["[[a]]"] if verb == "score" else ["[[1]]"] if verb == "infill" else []
 
-    def told(folder: Path) -> str:
+    def reported(folder: Path) -> str:
         return tracformer.refused(verb, *words, "--model", str(folder))
 
-    assert "nowhere" in told(tmp_path / "nowhere")
-    assert "holds no model" in told(tmp_path)
+    assert "nowhere" in reported(tmp_path / "nowhere")
+    assert "holds no model" in reported(tmp_path)
     folder = save_model(tmp_path / "m", char_tokenizer("ab"))
     (folder / "tokenizer.json").write_text("{")
-    assert "tokenizer" in told(folder)
+    assert "tokenizer" in reported(folder)
     char_tokenizer("abc").save(folder)
-    assert "4 tokens and the model of" in told(folder)
+    assert "4 tokens and the model of" in reported(folder)
     char_tokenizer("ab").save(folder)
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    assert "damaged" in told(folder)
+    assert "damaged" in reported(folder)
     (folder / "model.safetensors").unlink()
-    assert "model.safetensors" in told(folder)
+    assert "model.safetensors" in reported(folder)
     (folder / "config.json").write_text("[1]")
-    assert "config.json" in told(folder)
+    assert "config.json" in reported(folder)
 
 
 def test_control_characters_do_not_reach_the_terminal(
@@ -449,7 +449,7 @@ def test_interruption_is_quiet(tracformer: Caller, monkeypatch: pytest.MonkeyPat
     assert tracformer.call("infill", "-m", str(tracformer.model), "a[[1]]") == (130, "", "")
 
 
-def test_a_lack_of_memory_is_told(tracformer: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_an_error(tracformer: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError(
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes"
@@ -461,7 +461,7 @@ def test_a_lack_of_memory_is_told(tracformer: Caller, monkeypatch: pytest.Monkey
     assert "out of memory" in err
 
 
-def test_score_says_what_the_model_says(tracformer: Caller) -> None:
+def test_score_prints_the_models_score(tracformer: Caller) -> None:
     text = "abc [[de]] f[[g]]h"
     expected = load(tracformer.model).score(text)
     [scored] = tracformer.json("score", text)
@@ -477,7 +477,7 @@ def test_score_says_what_the_model_says(tracformer: Caller) -> None:
     assert f"log p {expected.log_prob:.4f} nats (car: exact joint), 3 tokens" in out
 
 
-def test_the_kind_of_a_score_is_said(tracformer: Caller) -> None:
+def test_the_kind_of_a_score_is_printed(tracformer: Caller) -> None:
     assert "(ac: sum of marginals" in tracformer("score", "abc [[de]]", "--mode", "ac")
     assert "(mode ar does not see the text after a blank)" in tracformer(
         "score", "abc [[de]]", "--mode", "ar"
@@ -513,11 +513,11 @@ def test_scores_of_many_lines(tracformer: Caller) -> None:
 def test_every_line_is_checked_before_the_first_is_scored(
     tracformer: Caller, line: bytes, message: str
 ) -> None:
-    told = tracformer.refused(
+    reported = tracformer.refused(
         "score", "-m", str(tracformer.model), "--batch", "1", stdin=b"a[[b]]\n\n" + line
     )
-    assert "standard input, line 3: " in told
-    assert message in told
+    assert "standard input, line 3: " in reported
+    assert message in reported
     assert tracformer.refused(
         "score", "-m", str(tracformer.model), "a[[b]]", "a[[c]]", "--mode", "zz"
     ).startswith("tracformer score: mode is")

@@ -163,7 +163,7 @@ def arrivals(blank: int, text: str) -> list[Token]:
     ]
 
 
-def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_piece_is_printed_once_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     writer = StreamWriter(["<", "|", "|", ">"], lambda fills: BYTES.decode(fills[-1]))
     seen = [capsys.readouterr().out]
     for arrival in [*arrivals(0, "é"), *arrivals(2, "b")]:  # nothing came for the second blank
@@ -173,7 +173,7 @@ def test_each_piece_is_printed_once_and_in_its_turn(capsys: pytest.CaptureFixtur
     assert [*seen, capsys.readouterr().out] == ["<", "", "é", "||b", ">\n"]
 
 
-def test_bytes_that_never_become_a_character_come_at_the_end(
+def test_incomplete_characters_are_printed_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     writer = StreamWriter(["a", "b"], lambda fills: BYTES.decode(fills[-1]))
@@ -182,7 +182,7 @@ def test_bytes_that_never_become_a_character_come_at_the_end(
     assert capsys.readouterr().out == "a\ufffdb\n"
 
 
-def test_a_text_that_turned_out_otherwise_is_printed_whole(
+def test_a_text_that_changed_is_printed_whole(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     writer = StreamWriter(["a", "b"], lambda fills: BYTES.decode(fills[-1]))

@@ -108,7 +108,7 @@ def test_cuts_prefer_newlines_then_blanks_then_the_limit() -> None:
 
 @settings(deadline=None)
 @given(WORDS)
-def test_giant_documents_come_in_bounded_pieces(text: str) -> None:
+def test_giant_documents_are_read_in_bounded_pieces(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         small_pieces(patch)
         pieces = list(as_pieces(text, "here"))
@@ -136,7 +136,7 @@ def test_bytes_that_are_not_utf8_are_named_with_their_place(
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
-def test_text_comes_back_whatever_the_chunk(
+def test_text_survives_chunks_of_any_size(
     chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(input_files, "CHUNK_BYTES", chunk)

@@ -103,7 +103,7 @@ def test_gaps_are_kept_for_a_tokenizer_that_has_them(tmp_path: Path) -> None:
     ) == ("remove", "keep")
 
 
-def test_a_long_fasta_record_comes_in_pieces(
+def test_a_long_fasta_record_is_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 10)

@@ -38,7 +38,7 @@ ALL = [BYTE, BPE, DNA]
 
 @settings(deadline=None)
 @given(st.text())
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_survives_a_round_trip(text: str) -> None:
     for tokenizer in (BYTE, BPE):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -116,7 +116,7 @@ def test_a_character_outside_the_alphabet_is_named(text: str, character: str, of
         DNA.encode(text)
 
 
-def test_a_gap_outside_the_alphabet_comes_with_advice() -> None:
+def test_the_error_for_a_gap_outside_the_alphabet_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="'dna-aligned'"):
         DNA.encode("AC-")
 
@@ -134,7 +134,7 @@ def test_little_text_may_give_fewer_tokens() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ALL, ids=lambda tokenizer: tokenizer.kind)
-def test_a_saved_tokenizer_comes_back_the_same(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_unchanged(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "model")
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "tokenizer.json",

@@ -113,7 +113,7 @@ def test_empty_bins_are_left_out_and_one_sequence_has_no_interval() -> None:
     assert expected_error(sums) == (pytest.approx(0.05), None, None)
 
 
-def test_the_note_tells_how_much_is_chance() -> None:
+def test_the_note_states_how_much_is_chance() -> None:
     """Two targets in each of 20 bins for each of 40 sequences: calibrated, then 0.3 too sure."""
     rng = np.random.default_rng(0)
     confidence = np.broadcast_to((np.arange(20)[:, None] + 0.5) / 20, (20, 40))

@@ -441,7 +441,7 @@ def test_features_are_means_over_tokens_of_the_last_layer(encoder: Encoder) -> N
     assert np.abs(features[0] - text.vectors.double().mean(0).numpy()).max() < 1e-5
 
 
-def test_a_folder_is_named_after_its_weights_and_scores_alike(encoder: Encoder) -> None:
+def test_an_encoder_folder_is_named_after_its_weights(encoder: Encoder) -> None:
     found = find_encoder(encoder.found.folder)
     assert found.name.startswith("model@")
     assert found.weights_hash() == encoder.found.weights_hash()

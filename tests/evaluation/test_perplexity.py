@@ -214,7 +214,7 @@ def lines(tmp_path: Path) -> str:
 
 
 def task(text: str, data: str, **options: object) -> Perplexity:
-    asked = {
+    requested = {
         "data": data,
         "length": LENGTH,
         "sequences": COUNT,
@@ -222,7 +222,7 @@ def task(text: str, data: str, **options: object) -> Perplexity:
         "documents": "line",
         **options,
     }
-    found = parse_task(text, asked)
+    found = parse_task(text, requested)
     assert isinstance(found, Perplexity)
     return found
 
@@ -251,9 +251,9 @@ def values(result: Result) -> list[float]:
 )
 def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -> None:
     tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
-    asked = task(text, str(tmp_path / "lines.txt"))
-    result = asked.run(known_subject(), Progress())
-    for strategy, _ in asked.strategies():
+    requested = task(text, str(tmp_path / "lines.txt"))
+    result = requested.run(known_subject(), Progress())
+    for strategy, _ in requested.strategies():
         context = draw_contexts(strategy, [LENGTH] * COUNT, 0, range(COUNT))
         nll = -log_joint(chain_source(), tokens, context).sum() / (~context).sum()
         row = result.find("perplexity", contexts=strategy.name)
@@ -269,8 +269,8 @@ def test_the_truth_has_the_perplexity_of_the_source(tmp_path: Path, text: str) -
 
 def test_repeated_contexts_count_together(tmp_path: Path) -> None:
     tokens = write_lines(tmp_path / "lines.txt", COUNT, LENGTH)
-    asked = task("contexts:contexts=tokens:1/prefix:0.5,repeats=3", str(tmp_path / "lines.txt"))
-    result = asked.run(known_subject(), Progress())
+    requested = task("contexts:contexts=tokens:1/prefix:0.5,repeats=3", str(tmp_path / "lines.txt"))
+    result = requested.run(known_subject(), Progress())
     seeds = [derived_seed(0, number) for number in range(3)]
     drawn = [
         draw_contexts(parse("tokens:1"), [LENGTH] * COUNT, seed, range(COUNT)) for seed in seeds
@@ -282,39 +282,41 @@ def test_repeated_contexts_count_together(tmp_path: Path) -> None:
         3 * COUNT,
         COUNT,
     )
-    once = task("prefixes:fractions=0.5", asked.data).run(known_subject(), Progress()).find("nll")
+    once = (
+        task("prefixes:fractions=0.5", requested.data).run(known_subject(), Progress()).find("nll")
+    )
     assert result.find("nll", contexts="prefix:0.5").value == pytest.approx(once.value, rel=1e-10)
     assert len(result.details["tokens:1"]["nll"]) == COUNT
 
 
 def test_marginals_are_marked_and_worse_than_the_joint(lines: str) -> None:
-    asked = task("ranges", lines)
-    joint, marginal = (asked.run(known_subject(mode), Progress()) for mode in ("car", "ac"))
+    requested = task("ranges", lines)
+    joint, marginal = (requested.run(known_subject(mode), Progress()) for mode in ("car", "ac"))
     assert {row.kind for row in marginal.rows} == {"marginal"}
     assert all(m > j for m, j in zip(values(marginal), values(joint), strict=True))
 
 
 @pytest.mark.parametrize("mode", ["car", "ac", "ar"])
 def test_the_batch_does_not_change_a_figure(lines: str, mode: str) -> None:
-    asked = task("ratios:mean=3,ratios=0.1/0.9", lines)
+    requested = task("ratios:mean=3,ratios=0.1/0.9", lines)
     model = small()
     alone, together = (
-        values(asked.run(subject(model, mode, batch), Progress())) for batch in (5, 50)
+        values(requested.run(subject(model, mode, batch), Progress())) for batch in (5, 50)
     )
     assert together == pytest.approx(alone, rel=1e-10)
     narrow = [
-        values(asked.run(subject(model.float(), mode, batch), Progress())) for batch in (7, 64)
+        values(requested.run(subject(model.float(), mode, batch), Progress())) for batch in (7, 64)
     ]
     assert narrow[0] == pytest.approx(narrow[1], rel=1e-5)
     assert narrow[0] == pytest.approx(alone, rel=1e-3)
 
 
 def test_answers_are_those_of_one_sequence_at_a_time(lines: str) -> None:
-    asked = task("ranges:ranges=[0,0.3]&[0.6,0.8]/[0.5,1]", lines, sequences=5)
+    requested = task("ranges:ranges=[0,0.3]&[0.6,0.8]/[0.5,1]", lines, sequences=5)
     model = small()
     for mode in ("car", "ac", "ar"):
         about = subject(model, mode)
-        read, result = asked.read(about), asked.run(about, Progress())
+        read, result = requested.read(about), requested.run(about, Progress())
         for name in ("[0,0.3]&[0.6,0.8]", "[0.5,1]"):
             context = torch.from_numpy(read.contexts(parse(name), 0))
             expected = [

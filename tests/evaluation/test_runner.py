@@ -115,7 +115,7 @@ def test_a_registered_task_is_parsed_and_checked(monkeypatch: pytest.MonkeyPatch
         Subject(small_model(modes=("ac",)), None, "m", "car")
 
 
-def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_result_is_read_back_from_its_file(tmp_path: Path) -> None:
     rows = (
         ResultRow("kl", {"pattern": "a b"}, math.inf, None, math.nan, "exact", 3, 4, "ñ"),
         ResultRow("kl", {"pattern": "c"}, 0.1),

@@ -18,7 +18,7 @@ PATIENCE = 60.0  # seconds: only a failure waits so long
 
 @contextmanager
 def held(engine: Engine) -> Iterator[None]:
-    """The engine does nothing inside."""
+    """Keep the engine from running any step inside."""
     reached, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -49,7 +49,7 @@ def question(length: int = 16, batch: int = 1, **options: Any) -> dict[str, Any]
 
 
 class Slow:
-    """A `stop` that never stops, but lets each step wait for `go`: one token a permit."""
+    """A `stop` that never stops; each step waits for a permit of `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Semaphore(0)
@@ -65,7 +65,7 @@ class Slow:
 def endless(
     engine: Engine, pool: ThreadPoolExecutor, batch: int = 1
 ) -> tuple[Request, Future[Filled], Slow]:
-    """A request that is being filled, and moves only when it is let."""
+    """Start a request that advances one token per permit."""
     slow, begun = Slow(), threading.Event()
     request = engine.request()
     slow.go.release(batch)

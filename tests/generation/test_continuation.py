@@ -11,7 +11,7 @@ from tracformer.generation.samplers import Sampler
 from tracformer.rng import derived_seed
 
 
-def test_samples_go_on_from_their_prompt_until_the_end_of_text(lm: LanguageModel) -> None:
+def test_samples_continue_their_prompt_until_the_end_of_text(lm: LanguageModel) -> None:
     eot, samples = lm.tokenizer.eot_id, lm.sample(4, prompt="the cat ", max_tokens=9, batch=3)
     prompt = lm.tokenizer.encode("the cat")
     for i, sample in enumerate(samples):
@@ -60,8 +60,8 @@ def test_stop_strings_may_be_spread_over_many_tokens() -> None:
     assert sample.stopped == stop
     assert sample.text == free.text[: free.text.index(stop)]
     assert len(sample.token_ids) == free.text.index(stop) + 9
-    for wrong, said in (("ab", "list of strings"), ([""], "is empty")):
-        with pytest.raises(ValueError, match=said):
+    for wrong, message in (("ab", "list of strings"), ([""], "is empty")):
+        with pytest.raises(ValueError, match=message):
             lm.sample(stop=wrong)
 
 
@@ -130,7 +130,7 @@ def test_a_sample_stands_apart_from_its_prompt_as_the_tokeniser_spells_both() ->
         )
 
 
-def test_a_sample_does_not_end_before_what_is_required_has_come() -> None:
+def test_a_sample_does_not_end_before_its_required_tokens() -> None:
     lm = LanguageModel(Chain(), char_tokenizer("abc"))
     eot, wanted = lm.tokenizer.eot_id, Sampler(required=(2,))
     assert any("c" not in sample.text for sample in lm.sample(30))
@@ -146,7 +146,7 @@ def test_a_sample_does_not_end_before_what_is_required_has_come() -> None:
         assert "c" in sample.text
 
 
-def test_stop_strings_count_behind_what_is_required() -> None:
+def test_stop_strings_count_after_required_text() -> None:
     lm = LanguageModel(Chain(), char_tokenizer("abc"))
     free, samples = (
         lm.sample(30, sampler=Sampler(required=(2,)), stop=stop) for stop in ((), ["a"])
@@ -159,21 +159,21 @@ def test_stop_strings_count_behind_what_is_required() -> None:
         assert len(sample.token_ids) == (len(whole.token_ids) if behind < 0 else behind + 1)
 
 
-def test_a_watcher_that_returns_false_is_told_no_more_in_any_batch(lm: LanguageModel) -> None:
-    told: list[int] = []
+def test_a_callback_that_returns_false_is_detached_in_any_batch(lm: LanguageModel) -> None:
+    reported: list[int] = []
 
     def callback(arrivals: list[Token]) -> bool:
-        told.append(len(arrivals))
-        return len(told) < 2
+        reported.append(len(arrivals))
+        return len(reported) < 2
 
     engine = Engine(lm.model)
     for on in (lm, lm.on(engine.request())):
-        told.clear()
+        reported.clear()
         assert len(on.infill("the [[3]] cat", 3, batch=1, callback=callback)) == 3
-        assert told == [1, 1]
-        told.clear()
+        assert reported == [1, 1]
+        reported.clear()
         assert len(on.sample(3, max_tokens=3, batch=1, callback=callback)) == 3
-        assert told == [1, 1]
+        assert reported == [1, 1]
     engine.close()
 
 
@@ -186,7 +186,7 @@ def test_a_sample_that_ends_does_not_show_its_end() -> None:
         assert (sample.mode, sample.note) == ("ar", "")
 
 
-def test_without_mode_ar_a_sample_says_that_its_length_was_fixed() -> None:
+def test_without_mode_ar_a_sample_notes_its_fixed_length() -> None:
     [sample] = make(char_tokenizer("abc"), modes=("car",)).sample(max_tokens=5)
     assert sample.mode == "car"
     assert "fixed" in sample.note

@@ -1,4 +1,4 @@
-"""The engine: requests of many threads share one model; each gets what it gets alone."""
+"""The engine: requests of many threads share one model, and each result equals that of `fill`."""
 
 import random
 import threading
@@ -133,7 +133,7 @@ def test_a_request_joins_while_another_is_halfway(engine: Engine, pool: ThreadPo
     assert_same(first.result(PATIENCE), fill(engine.model, **question()))
 
 
-def test_more_rows_than_there_are_wait_their_turn(engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_rows_beyond_the_limit_are_queued(engine: Engine, pool: ThreadPoolExecutor) -> None:
     with held(engine):
         futures = [
             pool.submit(lambda seed: engine.request().fill(**question(5, batch=3, seed=seed)), seed)
@@ -144,41 +144,41 @@ def test_more_rows_than_there_are_wait_their_turn(engine: Engine, pool: ThreadPo
         assert_same(future.result(PATIENCE), fill(engine.model, **question(5, batch=3, seed=seed)))
 
 
-def test_watching_is_done_in_the_callers_thread(engine: Engine) -> None:
-    heard: list[Token] = []
+def test_callbacks_run_in_the_callers_thread(engine: Engine) -> None:
+    received: list[Token] = []
     threads = set()
 
     def callback(revealed: list[Token]) -> None:
         threads.add(threading.current_thread())
-        heard.extend(revealed)
+        received.extend(revealed)
 
     filled = engine.request().fill(**question(6, batch=2, callback=callback, top=1))
     assert threads == {threading.current_thread()}
-    assert sorted((each.sample, each.position, each.token_id) for each in heard) == [
+    assert sorted((each.sample, each.position, each.token_id) for each in received) == [
         (row, position, int(filled.tokens[row, position]))
         for row in range(2)
         for position in range(6)
     ]
 
 
-def test_a_watcher_that_returns_false_is_told_no_more(engine: Engine) -> None:
-    asked = question(6, batch=2)
-    heard: dict[str, int] = {"here": 0, "engine": 0}
+def test_a_callback_that_returns_false_is_detached(engine: Engine) -> None:
+    requested = question(6, batch=2)
+    received: dict[str, int] = {"here": 0, "engine": 0}
 
     def first(name: str) -> Callable[[list[Token]], bool]:
         def callback(_: list[Token]) -> bool:
-            heard[name] += 1
+            received[name] += 1
             return False
 
         return callback
 
-    expected = fill(engine.model, **asked, callback=first("here"))
-    assert_same(engine.request().fill(**asked, callback=first("engine")), expected)
+    expected = fill(engine.model, **requested, callback=first("here"))
+    assert_same(engine.request().fill(**requested, callback=first("engine")), expected)
     assert int(expected.steps.max()) > 1
-    assert heard == {"here": 1, "engine": 1}
+    assert received == {"here": 1, "engine": 1}
 
 
-def test_a_watcher_that_fails_ends_its_own_fill(engine: Engine) -> None:
+def test_a_callback_that_fails_ends_its_own_fill(engine: Engine) -> None:
     def callback(_: list[Token]) -> None:
         raise LookupError("gone")
 
@@ -187,16 +187,16 @@ def test_a_watcher_that_fails_ends_its_own_fill(engine: Engine) -> None:
     assert eventually(lambda: engine.load.rows == 0)
 
 
-def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None:
+def test_a_callback_receives_lengths_tokens_and_drafts(lm: LanguageModel) -> None:
     class Recorder(Callback):
         def __init__(self) -> None:
-            self.heard: list[Any] = []
+            self.received: list[Any] = []
 
         def __call__(self, arrivals: list[Token]) -> None:
-            self.heard += arrivals
+            self.received += arrivals
 
         def lengths(self, text: int, sample: int, lengths: tuple[int, ...]) -> None:
-            self.heard.append((text, sample, lengths))
+            self.received.append((text, sample, lengths))
 
     for options in ({"order": ByConfidence()}, {}, {"best_of": 4}):
         recorder, through = Recorder(), Recorder()
@@ -208,11 +208,11 @@ def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None
             "a [[1-4]] cat [[3]]", 2, length_draws=2, top=2, callback=through, **options
         )  # type: ignore[arg-type]
         engine.close()
-        assert sorted(map(str, recorder.heard)) == sorted(map(str, through.heard)) or alike_events(
-            recorder.heard, through.heard
-        )
+        assert sorted(map(str, recorder.received)) == sorted(
+            map(str, through.received)
+        ) or alike_events(recorder.received, through.received)
         samples = options.get("best_of", 2)
-        chosen, arrivals = recorder.heard[:samples], recorder.heard[samples:]
+        chosen, arrivals = recorder.received[:samples], recorder.received[samples:]
         assert [each[:2] for each in chosen] == [(0, sample) for sample in range(samples)]
         assert all(isinstance(each, Token) for each in arrivals)
         settled = [each for each in arrivals if each.candidates]
@@ -225,8 +225,8 @@ def test_a_watcher_hears_of_lengths_tokens_and_drafts(lm: LanguageModel) -> None
             assert [lengths for *_, lengths in chosen] == [
                 tuple(len(s.token_ids) for s in r.spans) for r in results
             ]
-            told = {(each.sample, each.blank, each.index): each.token_id for each in settled}
-            assert told == {
+            reported = {(each.sample, each.blank, each.index): each.token_id for each in settled}
+            assert reported == {
                 (i, b, k): token
                 for i, r in enumerate(results)
                 for b, s in enumerate(r.spans)
@@ -251,30 +251,31 @@ def alike_events(some: list[Any], others: list[Any]) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
-def test_clients_that_come_and_go_as_they_like(pool: ThreadPoolExecutor, seed: int) -> None:
-    """A third hang up, some have little time, some contradict themselves: whoever is answered gets
-    what it would get alone.
+def test_clients_that_join_and_leave_at_random(pool: ThreadPoolExecutor, seed: int) -> None:
+    """Some clients cancel, some have a short deadline, some send contradictions.
+
+    Every answer equals that of `fill`.
     """
     model = small_model(seed=seed)
     engine = Engine(model, rows=5)
 
     def client(number: int) -> str:
         rng = random.Random(1000 * seed + number)
-        asked = random_question(model, rng)
+        requested = random_question(model, rng)
         request = engine.request(
             time.monotonic() + rng.uniform(0, 0.2) if rng.random() < 0.2 else None
         )
         if rng.random() < 0.1:
-            asked["only"] = lambda row, position: ()
+            requested["only"] = lambda row, position: ()
         if rng.random() < 0.3:
             threading.Timer(rng.uniform(0, 0.1), request.cancel).start()
         try:
-            filled = request.fill(**asked)
+            filled = request.fill(**requested)
         except Cancelled as error:
             return type(error).__name__
         except ValueError as error:
             return "refused" if "no token is left" in str(error) else repr(error)
-        assert_same(filled, fill(model, **asked))
+        assert_same(filled, fill(model, **requested))
         return "answered"
 
     ends = list(pool.map(client, range(200)))
@@ -308,7 +309,7 @@ def test_cancelling_frees_rows_before_the_next_step(
         request.call(lambda: None)
 
 
-def test_cancelling_what_waits_for_a_call(engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_cancelling_a_queued_call(engine: Engine, pool: ThreadPoolExecutor) -> None:
     called: list[int] = []
     request = engine.request()
     with held(engine):
@@ -367,7 +368,7 @@ def test_the_engine_survives_whatever_fails_in_a_step(
     assert engine.load.rows == 0
 
 
-def test_closing_finishes_what_runs_and_refuses_what_is_new(
+def test_closing_finishes_running_requests_and_refuses_new_ones(
     engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     _, running, slow = endless(engine, pool)
@@ -384,7 +385,7 @@ def test_closing_finishes_what_runs_and_refuses_what_is_new(
     assert not engine._thread.is_alive()
 
 
-def test_a_request_that_is_open_may_go_on_while_the_engine_closes(
+def test_an_open_request_continues_while_the_engine_closes(
     engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     with engine.request() as request:
@@ -396,7 +397,9 @@ def test_a_request_that_is_open_may_go_on_while_the_engine_closes(
     closing.result(PATIENCE)
 
 
-def test_closing_at_once_cancels_what_waits(engine: Engine, pool: ThreadPoolExecutor) -> None:
+def test_closing_without_drain_cancels_queued_requests(
+    engine: Engine, pool: ThreadPoolExecutor
+) -> None:
     _, running, slow = endless(engine, pool, batch=4)
     waiting = pool.submit(lambda: engine.request().fill(**question()))
     assert eventually(lambda: engine.load.waiting == 1)

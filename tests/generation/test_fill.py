@@ -117,7 +117,7 @@ def test_one_number_is_each_sequences_own_seed() -> None:
         )  # type: ignore[arg-type]
 
 
-def test_orders_and_samplers_of_ones_own_in_one_batch() -> None:
+def test_each_row_of_a_batch_may_have_its_own_order_and_sampler() -> None:
     model = small_model(seed=4)
     tokens, context, lengths = shared_batch(model)
     orders: list[Order] = [
@@ -151,7 +151,7 @@ def test_orders_and_samplers_of_ones_own_in_one_batch() -> None:
 
 
 @ways
-def test_what_stands_at_targets_and_in_the_padding_is_ignored(mode: str, order: Order) -> None:
+def test_tokens_at_targets_and_in_the_padding_are_ignored(mode: str, order: Order) -> None:
     model = small_model(seed=1)
     tokens, context, lengths = shared_batch(model)
     inside = torch.arange(14) < lengths[:, None]
@@ -167,9 +167,7 @@ def test_what_stands_at_targets_and_in_the_padding_is_ignored(mode: str, order: 
 
 
 @ways
-def test_log_probs_are_the_models_own_given_what_was_revealed_before(
-    mode: str, order: Order
-) -> None:
+def test_log_probs_are_conditioned_on_the_tokens_revealed_before(mode: str, order: Order) -> None:
     """Also under a sampler that changes the distribution.
 
     Under `ac` each step's tokens are answered from all earlier steps.
@@ -220,7 +218,9 @@ def test_greedy_is_the_likeliest_token_at_each_step() -> None:
 
 
 @ways
-def test_required_tokens_are_there_however_many_come_at_once(mode: str, order: Order) -> None:
+def test_required_tokens_are_filled_however_many_are_revealed_at_once(
+    mode: str, order: Order
+) -> None:
     model = small_model(seed=7)
     tokens, context = torch.zeros(6, 10, dtype=torch.int64), torch.ones(6, 10, dtype=torch.bool)
     context[:, [2, 5, 6, 9]] = False
@@ -297,19 +297,19 @@ def test_the_stop_token_ends_its_own_sequence_and_no_other() -> None:
 
 
 @ways
-def test_the_watcher_hears_of_every_token_once(mode: str, order: Order) -> None:
+def test_the_callback_receives_every_token_once(mode: str, order: Order) -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
-    heard: list[list[Token]] = []
+    received: list[list[Token]] = []
     filled = fill(
-        model, Batch(tokens, context, lengths), mode, order=order, seed=6, callback=heard.append
+        model, Batch(tokens, context, lengths), mode, order=order, seed=6, callback=received.append
     )
     targets = Batch(tokens, context, lengths).targets()
-    everything = [each for some in heard for each in some]
+    everything = [each for some in received for each in some]
     assert sorted((each.sample, each.position) for each in everything) == [
         tuple(pair) for pair in targets.nonzero().tolist()
     ]
-    for step, some in enumerate(heard):
+    for step, some in enumerate(received):
         for each in some:
             at = each.sample, each.position
             assert int(filled.steps[at]) == step
@@ -325,7 +325,7 @@ def test_nothing_to_fill() -> None:
     assert float(filled.log_prob) == 0.0
 
 
-def test_complaints() -> None:
+def test_wrong_arguments_are_refused() -> None:
     model = small_model()
     tokens, context, lengths = shared_batch(model)
     for mode, order in (("car", RandomOrder()), ("ar", LeftToRight(2)), ("car", Ancestral(4))):
@@ -374,20 +374,20 @@ def test_a_place_for_each_token(
 
 
 @ways
-def test_a_required_token_comes_where_it_can_stand(mode: str, order: Order) -> None:
+def test_a_required_token_is_placed_where_it_is_allowed(mode: str, order: Order) -> None:
     """Of each required set one position alone is left for some token; the others may
     come anywhere else.
     """
     model = small_model(seed=7)
     tokens, context = torch.zeros(4, 10, dtype=torch.int64), torch.ones(4, 10, dtype=torch.bool)
     context[:, [2, 5, 6, 9]] = False
-    asked: list[tuple[dict[int, tuple[int, ...]], tuple[int, ...]]] = [
+    requested: list[tuple[dict[int, tuple[int, ...]], tuple[int, ...]]] = [
         ({5: (0, 1), 6: (0, 1), 9: (0, 1)}, (6,)),
         ({2: (0, 1), 5: (0, 1), 6: (0, 1)}, (6,)),
         ({2: (3,), 5: (3, 4), 9: (0, 1)}, (3, 4, 6)),
         ({2: (3, 4), 5: (3, 4)}, (3, 4)),
     ]
-    for only, required in asked:
+    for only, required in requested:
         filled = fill(
             model,
             Batch(tokens, context),
@@ -403,23 +403,28 @@ def test_a_required_token_comes_where_it_can_stand(mode: str, order: Order) -> N
 
 
 @ways
-def test_a_sequence_ends_only_behind_what_is_required(mode: str, order: Order) -> None:
+def test_a_sequence_ends_only_after_its_required_tokens(mode: str, order: Order) -> None:
     model = small_model(seed=3)
     tokens, context = torch.zeros(5, 12, dtype=torch.int64), torch.zeros(5, 12, dtype=torch.bool)
     context[:, 4] = True
-    asked = {"mode": mode, "order": order, "seed": range(5), "sampler": Sampler(required=(5, 6))}
+    requested = {
+        "mode": mode,
+        "order": order,
+        "seed": range(5),
+        "sampler": Sampler(required=(5, 6)),
+    }
     for stop in (2, lambda row, position, token: token == 2):
-        ended = fill(model, Batch(tokens, context), stop=stop, **asked)  # type: ignore[arg-type]
+        ended = fill(model, Batch(tokens, context), stop=stop, **requested)  # type: ignore[arg-type]
         for row, length in zip(ended.tokens.tolist(), ended.lengths.tolist(), strict=True):
             assert {5, 6} <= set(row[:length])
     itself = fill(
-        model, Batch(tokens, context), stop=2, **{**asked, "sampler": Sampler(required=(2, 5))}
+        model, Batch(tokens, context), stop=2, **{**requested, "sampler": Sampler(required=(2, 5))}
     )  # type: ignore[arg-type]
     for row, length in zip(itself.tokens.tolist(), itself.lengths.tolist(), strict=True):
         assert {2, 5} <= set(row[:length])
 
 
-def test_what_must_wait_is_what_the_order_ranks_last() -> None:
+def test_held_back_positions_are_those_ranked_last() -> None:
     """Five open positions, three tokens required: two may come at once, and these
     are the surest.
     """
@@ -444,7 +449,7 @@ def test_what_must_wait_is_what_the_order_ranks_last() -> None:
 
 
 def test_a_blank_that_cannot_hold_a_required_token_leaves_it_to_another(lm: LanguageModel) -> None:
-    """A blank behind a space begins with a token that has one; the first of these does not."""
+    """A blank after a space begins with a token that has one; the first of these does not."""
     [letter] = lm.tokenizer.encode("z")
     sampler = Sampler(required=(letter,))
     for result in lm.infill("c[[1]] the [[1]] mat", 6, sampler=sampler):

@@ -118,7 +118,7 @@ def test_bytes_are_counted_in_utf8() -> None:
     assert scored.bits_per_byte == pytest.approx(-scored.log_prob / math.log(2) / 2)
 
 
-def test_half_characters_come_together_and_broken_ones_are_noted() -> None:
+def test_incomplete_characters_are_joined_and_broken_ones_noted() -> None:
     lm = make(byte_tokenizer())
     first, second = "é".encode()
     drawn = lm.infill(
@@ -141,7 +141,7 @@ def test_the_best_of_many_are_the_most_probable_and_differ(lm: LanguageModel) ->
     assert len({result.text for result in best}) == 3
 
 
-def test_the_best_stay_in_order_when_a_text_comes_again(lm: LanguageModel) -> None:
+def test_of_equal_texts_the_likeliest_is_kept(lm: LanguageModel) -> None:
     def found(text: str, log_prob: float) -> Infilled:
         return Infilled(text, (), log_prob, 0, "ac", (), None, "")
 
@@ -210,10 +210,10 @@ def test_any_order_fills_everything_and_its_probability_is_that_of_its_order(
         assert total == pytest.approx(result.log_prob, abs=1e-9)
 
 
-def test_tokens_are_told_as_they_come(lm: LanguageModel) -> None:
+def test_the_callback_receives_tokens_as_they_are_drawn(lm: LanguageModel) -> None:
     arrivals: list[Token] = []
     results = lm.infill([TEXT, "a [[2]]"], 2, callback=arrivals.extend)
-    told = {(a.text, a.sample, a.blank, a.index): a.token_id for a in arrivals}
+    seen = {(a.text, a.sample, a.blank, a.index): a.token_id for a in arrivals}
     expected = {
         (t, s, b, i): token
         for t, samples in enumerate(results)
@@ -221,10 +221,10 @@ def test_tokens_are_told_as_they_come(lm: LanguageModel) -> None:
         for b, span in enumerate(result.spans)
         for i, token in enumerate(span.token_ids)
     }
-    assert told == expected
+    assert seen == expected
 
 
-def test_a_model_that_cannot_weigh_lengths_says_so() -> None:
+def test_a_model_without_length_probabilities_is_an_error() -> None:
     lm = make(char_tokenizer("abc"), modes=("car", "ac"))
     [result] = lm.infill("a[[2-6]]b")
     assert len(result.spans[0].token_ids) == 4
@@ -304,7 +304,7 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
+    ("text", "options", "message"),
     [
         ("no blank", {}, "no blank found"),
         ("a [[3", {}, "not closed"),
@@ -331,40 +331,40 @@ def test_the_default_mode_is_the_first_that_the_model_has() -> None:
         ("a [[]]", {"length_draws": 1}, "at least 2"),
     ],
 )
-def test_what_cannot_be_filled_is_refused_with_a_reason(
-    lm: LanguageModel, text: str, options: dict[str, Any], said: str
+def test_wrong_fills_are_refused_with_a_reason(
+    lm: LanguageModel, text: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         lm.infill(text, **options)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         lm.infill_requests([text], **options)
 
 
-def test_what_can_be_asked_is_known_beforehand(lm: LanguageModel) -> None:
+def test_requests_are_checked_when_they_are_made(lm: LanguageModel) -> None:
     for search in (None, "beam:4"):
         assert len(lm.infill_requests(["the [[3]] cat"] * 2, 2, search=search)) == 2
     with pytest.raises(ValueError, match="mode is 'up'"):
         lm.infill_requests([], mode="up")
     assert len(lm.score_requests(["the [[cat]] sat"])) == 1
-    for text, mode, said in (
+    for text, mode, message in (
         (None, "up", "mode is 'up'"),
         ("the cat", None, "no blank found"),
         ("a [[" + "the cat " * 20 + "]]", None, "shorten"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             lm.score_requests([] if text is None else [text], mode=mode)
 
 
-def test_what_cannot_be_scored_or_listed_is_refused(lm: LanguageModel) -> None:
-    for text, said in (
+def test_wrong_scores_and_marginals_are_refused(lm: LanguageModel) -> None:
+    for text, message in (
         ("a [[]]", "is empty"),
         ("a b", "no blank found"),
         ("a [[" + "the cat " * 20 + "]]", "shorten"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             lm.score(text)
-    for text, said in (("a [[]]", "fixed number"), ("a [[2-3]]", "fixed number")):
-        with pytest.raises(ValueError, match=said):
+    for text, message in (("a [[]]", "fixed number"), ("a [[2-3]]", "fixed number")):
+        with pytest.raises(ValueError, match=message):
             lm.marginals(text)
     with pytest.raises(ValueError, match="leave one blank of one token"):
         lm.marginals("a [[2]]", mode="car")
@@ -400,7 +400,7 @@ def reading(lm: LanguageModel, result: Infilled) -> float:
 
 @pytest.mark.parametrize("options", [{"search": "beam:12"}, {"best_of": 20}])
 @pytest.mark.parametrize("batch", [16, 5])
-def test_the_best_by_both_opinions_come_first(
+def test_the_best_by_both_rankings_are_first(
     lm: LanguageModel, options: dict[str, Any], batch: int
 ) -> None:
     found = lm.infill(BLANK, 12, **options)
@@ -416,7 +416,7 @@ def test_the_best_by_both_opinions_come_first(
     assert (one.text, one.log_prob) == (best[0].text, pytest.approx(best[0].log_prob))
 
 
-def test_two_opinions_of_one_law_differ_by_what_all_fillings_share() -> None:
+def test_two_rankings_by_one_law_differ_by_a_constant() -> None:
     lm = LanguageModel(Chain(), char_tokenizer("abc"))
     found = lm.infill("a[[2]]ca", 9, search="beam:9", whole=False)
     apart = [reading(lm, each) - each.log_prob for each in found]
@@ -439,7 +439,7 @@ def test_candidates_of_other_lengths_are_read_too() -> None:
     assert [both(each) for each in best] == sorted(map(both, best), reverse=True)
 
 
-def test_asked_from_left_to_right_there_is_one_opinion(lm: LanguageModel) -> None:
+def test_reread_samples_of_mode_ar_are_sorted(lm: LanguageModel) -> None:
     found = left_to_right(
         lm.runner,
         [each.token_ids for each in lm.infill(BLANK, 12, best_of=12, mode="ar", reread=True)],
@@ -448,7 +448,7 @@ def test_asked_from_left_to_right_there_is_one_opinion(lm: LanguageModel) -> Non
     assert found == sorted(found, reverse=True)
 
 
-def test_what_cannot_be_read_again_is_told(lm: LanguageModel) -> None:
+def test_wrong_uses_of_reread_are_refused(lm: LanguageModel) -> None:
     for options in ({}, {"search": "best-first:10"}):
         with pytest.raises(
             ValueError,

@@ -54,7 +54,7 @@ def best(lm: LanguageModel) -> LanguageModel:
 
 
 def test_raw_samples_follow_the_law_of_the_model(best: LanguageModel) -> None:
-    """Under `raw` every fill comes as often as its exact probability says, by enumeration."""
+    """Under `raw` every fill occurs as often as its exact probability, found by enumeration."""
     n, end = 3000, best.tokenizer.eot_id
     before, after = best.tokenizer.encode("ab"), [*best.tokenizer.encode("c"), end]
     letters = best.tokenizer.encode(LETTERS)
@@ -116,7 +116,7 @@ def test_best_beats_the_samples_it_ranks(best: LanguageModel) -> None:
     )
 
 
-def test_what_sequences_share_is_read_once_with_the_same_result(lm: LanguageModel) -> None:
+def test_shared_prefixes_are_read_once_with_the_same_result(lm: LanguageModel) -> None:
     ids = lm.tokenizer.encode("abca cab")
     sequences = [[*ids[:3], *ids[k:]] for k in range(4)] + [ids[:2]]
     for some in (sequences, sequences[:1], sequences[1:4], []):
@@ -147,7 +147,7 @@ def test_precedence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"order": "entropy"}, "order has no meaning"),
         ({"required": (1,)}, "required has no meaning"),
@@ -156,9 +156,9 @@ def test_precedence() -> None:
     ],
 )
 def test_contradictions_of_best_are_refused(
-    best: LanguageModel, changes: dict[str, Any], said: str
+    best: LanguageModel, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         best.infill("ab[[2]]c", quality="best", **changes)
 
 
@@ -190,7 +190,7 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"quality": "best", "topp": 0.9}', "unknown option 'topp'; did you mean 'top_p'"),
         ('{"quality": "good"}', "quality is 'good'; it must be one of best, fast, raw"),
@@ -200,9 +200,9 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
         ("{", "not valid JSON"),
     ],
 )
-def test_wrong_settings_are_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         read_generation_config(tmp_path)
     assert str(tmp_path / "generation_config.json") in str(caught.value)
 
@@ -296,7 +296,7 @@ def test_the_drawn_distribution_sums_to_one_over_the_allowed_fillings() -> None:
     assert sum(odds.values()) == pytest.approx(1.0, abs=1e-12)
 
 
-def test_without_anything_behind_it_a_longer_blank_never_has_more_mass() -> None:
+def test_without_a_suffix_a_longer_blank_never_has_more_mass() -> None:
     model = Chain()
     ending = TokenizedText(("ab", ""), ((0, 1), ()), (False,))
     truth = exact(model, ending)
@@ -380,7 +380,7 @@ def test_lengths_without_weight_are_not_even_counted() -> None:
         candidates([(1, 4), (1, 4)], room=8, prior={5: 1.0})
 
 
-def test_a_prior_does_not_speak_about_fixed_blanks() -> None:
+def test_a_prior_does_not_apply_to_fixed_blanks() -> None:
     found = candidates([(7, 7), (1, 2)], room=20, prior={2: 1.0})
     assert found is not None
     assert (found.vectors, found.log_prior.tolist()) == ([(7, 2)], [0.0])
@@ -389,28 +389,28 @@ def test_a_prior_does_not_speak_about_fixed_blanks() -> None:
 def test_several_long_blanks_are_explored_blank_by_blank() -> None:
     ranges, room, peak = [(1, 32), (5, 5), (1, 32), (1, 32)], 60, (3, 5, 17, 9)
     assert candidates(ranges, room) is None  # too many to weigh them all
-    asked: list[tuple[int, ...]] = []
+    requested: list[tuple[int, ...]] = []
 
     def log_weights(found: LengthVectors) -> list[float]:
-        asked.extend(found.vectors)
+        requested.extend(found.vectors)
         return [-sum(abs(a - b) for a, b in zip(each, peak, strict=True)) for each in found.vectors]
 
     best = explore(ranges, room, None, log_weights, keep=5)
-    assert len(asked) == len(set(asked)) < 60  # of 32768
-    assert all(sum(vector) <= room and vector[1] == 5 for vector in asked)
+    assert len(requested) == len(set(requested)) < 60  # of 32768
+    assert all(sum(vector) <= room and vector[1] == 5 for vector in requested)
     assert len(best.vectors) == 5
     assert sum(abs(a - b) for a, b in zip(best.vectors[0], peak, strict=True)) <= 3
 
 
 def test_exploring_keeps_to_the_room_and_the_prior() -> None:
-    asked: list[tuple[int, ...]] = []
+    requested: list[tuple[int, ...]] = []
 
     def log_weights(found: LengthVectors) -> list[float]:
-        asked.extend(found.vectors)
+        requested.extend(found.vectors)
         return [float(sum(each)) for each in found.vectors]  # the longer the better
 
     explore([(1, 9), (1, 9)], 6, {2: 1.0, 4: 1.0, 5: 1.0}, log_weights, keep=3)
-    assert set(asked) <= {(2, 2), (2, 4), (4, 2)}
+    assert set(requested) <= {(2, 2), (2, 4), (4, 2)}
 
 
 def test_choices_depend_on_their_own_seed_alone() -> None:
@@ -427,15 +427,15 @@ def test_the_middle_is_shortened_until_it_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prior", "said"),
+    ("prior", "message"),
     [
         ({9: 1.0}, "no weight to any length"),
         ({2: -1.0}, "length 2 the weight -1.0"),
         (lambda k: float("nan"), "finite"),
     ],
 )
-def test_unusable_priors_are_refused(prior: object, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_unusable_priors_are_refused(prior: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         candidates([(1, 4)], 10, prior)  # type: ignore[arg-type]
 
 

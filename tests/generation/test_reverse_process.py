@@ -113,17 +113,17 @@ def test_candidates_are_the_models_own_when_a_token_is_revealed(
     system: str, tokenizer: Tokenizer
 ) -> None:
     lm = LanguageModel(model_of(system, tokenizer), tokenizer)
-    heard: list[Token] = []
-    asked = {
+    received: list[Token] = []
+    requested = {
         "mode": "diffusion",
         "order": Ancestral(5),
         "sampler": Sampler(temperature=0.7, top_p=0.9),
         "seed": 3,
     }
-    [plain] = lm.infill(TEXT, **asked)
-    [told] = lm.infill(TEXT, **asked, top=tokenizer.vocab_size, callback=heard.extend)
-    assert told.token_ids == plain.token_ids
-    for span in told.spans:
+    [plain] = lm.infill(TEXT, **requested)
+    [reported] = lm.infill(TEXT, **requested, top=tokenizer.vocab_size, callback=received.extend)
+    assert reported.token_ids == plain.token_ids
+    for span in reported.spans:
         for token, log_prob, candidates in zip(
             span.token_ids, span.log_probs, span.candidates, strict=True
         ):
@@ -134,14 +134,14 @@ def test_candidates_are_the_models_own_when_a_token_is_revealed(
             assert next(
                 each.log_prob for each in candidates if each.token_id == token
             ) == pytest.approx(log_prob, abs=1e-12)
-    assert sorted((each.blank, each.index, each.candidates) for each in heard) == [
+    assert sorted((each.blank, each.index, each.candidates) for each in received) == [
         (blank, index, candidates)
-        for blank, span in enumerate(told.spans)
+        for blank, span in enumerate(reported.spans)
         for index, candidates in enumerate(span.candidates)
     ]
-    few = lm.infill(TEXT, **asked, top=2)[0].spans
+    few = lm.infill(TEXT, **requested, top=2)[0].spans
     assert [span.candidates for span in few] == [
-        tuple(each[:2] for each in span.candidates) for span in told.spans
+        tuple(each[:2] for each in span.candidates) for span in reported.spans
     ]
 
 
@@ -282,7 +282,7 @@ def permit(engine: Engine, passes: int) -> None:
     engine.model.slow.go.release(passes)  # type: ignore[union-attr]
 
 
-def test_others_have_their_turn_between_passes(paced: Engine, pool: ThreadPoolExecutor) -> None:
+def test_other_requests_run_between_passes(paced: Engine, pool: ThreadPoolExecutor) -> None:
     long = diffuse(paced, pool)
     filled = pool.submit(lambda: paced.request().fill(**question(3, mode="ac")))
     called = pool.submit(lambda: paced.request().call(lambda: 7))
@@ -295,7 +295,7 @@ def test_others_have_their_turn_between_passes(paced: Engine, pool: ThreadPoolEx
     assert not long.done()
 
 
-def test_who_came_meanwhile_is_before_the_next_pass(
+def test_requests_that_arrive_during_a_pass_run_before_the_next(
     paced: Engine, pool: ThreadPoolExecutor
 ) -> None:
     diffuse(paced, pool)
@@ -350,7 +350,7 @@ def test_draining_waits_for_all_of_them(paced: Engine, pool: ThreadPoolExecutor)
 
 
 @pytest.mark.parametrize("system", ["mdlm", "sedd", "d3pm", "plaid"])
-def test_processes_that_take_turns_give_what_each_gives_alone(
+def test_interleaved_processes_give_what_each_gives_alone(
     system: str, pool: ThreadPoolExecutor
 ) -> None:
     model: ConditionalModel = (
@@ -359,11 +359,11 @@ def test_processes_that_take_turns_give_what_each_gives_alone(
         else small_diffusion(system, **({"n_step": 30} if system == "d3pm" else {}))
     )
     engine = Engine(model, rows=2)
-    asked = []
+    requested = []
     for number in range(8):
         tokens, context, lengths = random_question(3, 10, seed=number)
         order = Ancestral(3 + number) if number % 2 else None
-        asked.append(
+        requested.append(
             {
                 "batch": Batch(tokens, context, lengths),
                 "mode": "diffusion",
@@ -379,9 +379,9 @@ def test_processes_that_take_turns_give_what_each_gives_alone(
 
     futures = [
         pool.submit(lambda each: engine.request().fill(**each, top=2, stop=stop), each)
-        for each in asked
+        for each in requested
     ]
-    for each, future in zip(asked, futures, strict=True):
+    for each, future in zip(requested, futures, strict=True):
         mine, expected = future.result(PATIENCE), fill(model, **each, top=2, stop=stop)  # type: ignore[arg-type]
         assert torch.equal(mine.tokens, expected.tokens)
         assert torch.equal(mine.log_probs, expected.log_probs)

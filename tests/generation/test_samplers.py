@@ -313,7 +313,7 @@ def test_temperature_divides_the_logits(temperature: float) -> None:
     torch.testing.assert_close(scores.softmax(1), (logits / temperature).softmax(1))
 
 
-def test_temperature_zero_is_the_likeliest_token_and_low_ones_come_close() -> None:
+def test_temperature_zero_and_very_low_ones_take_the_likeliest_token() -> None:
     logits = normal(40, 9)
     draws = torch.rand(40, generator=torch.Generator().manual_seed(1)).tolist()
     for temperature in (0.0, 1e-6, 1e-310):
@@ -368,7 +368,7 @@ def test_repetition_penalty() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(left=st.lists(st.integers(0, 2), max_size=12), n=st.integers(1, 4))
-def test_no_ngram_comes_twice(left: list[int], n: int) -> None:
+def test_no_ngram_occurs_twice(left: list[int], n: int) -> None:
     """A token is out exactly if it would complete an n-gram that already stands to the left."""
     V = 4  # token 3 never occurs, so something is always left
     ngrams = {tuple(left[i : i + n]) for i in range(len(left) - n + 1)}
@@ -429,12 +429,12 @@ def test_nothing_left_is_an_error(sampler: Sampler, pick: dict[str, Any]) -> Non
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(values: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sampler(**values)
 
 
-def test_ids_may_come_in_any_sequence() -> None:
+def test_ids_may_be_any_sequence() -> None:
     given = Sampler(banned=[3], allowed=torch.tensor([1, 2]), required=np.array([2]))  # type: ignore[arg-type]
     assert given == Sampler(banned=(3,), allowed=(1, 2), required=(2,))
     assert choose(torch.zeros(1, 5), [Pick(given, 0.9)]).tokens.tolist() == [2]
@@ -516,7 +516,7 @@ SAMPLERS = st.builds(
     missing=st.booleans(),
     seed=st.integers(0, 10_000),
 )
-def test_compiled_code_chooses_alike(
+def test_compiled_and_plain_code_choose_the_same_tokens(
     kinds: list[Sampler],
     vocab_size: int,
     digits: int,

@@ -53,9 +53,7 @@ ORDERS: list[Order] = [
 def random_question(
     model: ConditionalModel, rng: random.Random, modes: tuple[str, ...] = ("car", "ac", "ar")
 ) -> dict[str, Any]:
-    """What `fill` is asked: one to three sequences with a target each, a mode, rules
-    of their own.
-    """
+    """Return random arguments of `fill`: one to three sequences, a mode and rules."""
     B, T = rng.randint(1, 3), rng.randint(2, model.config.max_length)
     generator = torch.Generator().manual_seed(rng.randrange(2**30))
     context = torch.rand(B, T, generator=generator) < rng.random()
@@ -81,7 +79,7 @@ def random_question(
 def run(
     scheduler: Scheduler, requests: list[FillRequest], when: Callable[[], bool] = lambda: True
 ) -> None:
-    """Jobs come one after another, whenever `when` says so, between steps."""
+    """Run requests; the next is added before a step if `when` returns True."""
     coming = list(requests)
     while not all(request.done for request in requests):
         if coming and (when() or not (scheduler.rows or scheduler.waiting)):
@@ -124,7 +122,8 @@ def test_requests_get_together_what_they_get_alone(
     else:
         engine = Engine(model, rows=4)
         futures = [
-            pool.submit(lambda asked: engine.request().fill(**asked), asked) for asked in questions
+            pool.submit(lambda requested: engine.request().fill(**requested), requested)
+            for requested in questions
         ]
         results = [future.result(PATIENCE) for future in futures]
         assert (engine.load.rows, engine.load.waiting, engine.load.capacity) == (0, 0, 4)
@@ -187,7 +186,7 @@ def open_request(
 # ---- coming and going
 
 
-def test_who_comes_later_does_not_wait_for_who_is_there() -> None:
+def test_a_later_request_does_not_wait_for_an_earlier_one() -> None:
     model = small_model()
     first, second = open_request(model, 16), open_request(model, 4, "ar")
     scheduler = Scheduler(model, 4, 16)
@@ -204,7 +203,7 @@ def test_who_comes_later_does_not_wait_for_who_is_there() -> None:
     assert len(first.rows[0].filled) == 9
 
 
-def test_who_finds_no_room_waits_and_is_served_in_order() -> None:
+def test_requests_without_room_are_queued_in_order() -> None:
     model = small_model()
     requests = [open_request(model, length, batch=2) for length in (3, 5, 4)]
     scheduler = Scheduler(model, 3, 16)
@@ -251,7 +250,7 @@ def failing(*_: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"only": contradiction}, ValueError, "no token is left"),
         ({"only": failing}, LookupError, "not today"),
@@ -261,7 +260,7 @@ def failing(*_: object) -> Any:
     ],
 )
 def test_an_error_of_one_request_leaves_the_others_alone(
-    options: dict[str, Any], error: type[Exception], said: str
+    options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     model = small_model()
     good, bad, late = (
@@ -276,11 +275,11 @@ def test_an_error_of_one_request_leaves_the_others_alone(
     while scheduler.rows or scheduler.waiting:
         ended += scheduler.step()
     assert sorted(map(id, ended)) == sorted(map(id, (good, bad, late)))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         bad.result()
     for request in (good, late):
         assert_same(request.result(), fill(model, request.batch, seed=request.seeds))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         fill(model, bad.batch, **options)
 
 
@@ -352,9 +351,9 @@ def test_given_positions_have_no_candidates() -> None:
     assert fill(model, Batch(torch.tensor([[1, 2, 3]]), context)).top is None
 
 
-def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> None:
+def test_drafts_are_the_likeliest_tokens_and_are_sent_when_they_change() -> None:
     model = small_model(seed=2)
-    heard: list[list[Token]] = []
+    received: list[list[Token]] = []
     tokens, context = torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.bool)
     context[:, 4] = True
     filled = fill(
@@ -363,7 +362,7 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
         "ac",
         seed=[1, 2],
         order=ByConfidence(),
-        callback=heard.append,
+        callback=received.append,
         drafts=True,
         sampler=Sampler(banned=(3,)),
     )
@@ -377,10 +376,10 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
         callback=plain.append,
         sampler=Sampler(banned=(3,)),
     )
-    assert [[each for each in some if not each.draft] for some in heard] == plain
+    assert [[each for each in some if not each.draft] for some in received] == plain
     drafts: dict[tuple[int, int], int] = {}
     known = context.clone()
-    for some in heard:
+    for some in received:
         with torch.no_grad():
             log_probs = model(Batch(filled.tokens.where(known, 0), known), "ac").log_softmax(-1)
         log_probs[..., 3] = -torch.inf
@@ -403,7 +402,7 @@ def test_drafts_are_what_is_likeliest_now_and_are_told_when_they_change() -> Non
 
 
 @pytest.mark.parametrize("mode", ["car", "ar", "ac"])
-def test_a_selection_keeps_what_was_revealed_and_stands_alone(
+def test_a_selection_keeps_revealed_tokens_and_is_independent(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "AT_ONCE", 1)
@@ -431,7 +430,7 @@ def test_a_selection_keeps_what_was_revealed_and_stands_alone(
     torch.testing.assert_close(changed[2], expected[1], rtol=0, atol=1e-12)
 
 
-def test_whole_passes_answer_alike_whatever_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_passes_give_the_same_at_any_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model()
     tokens, context, lengths = random_batch(model, 5, 11, seed=2)
     wanted = (~context & (torch.arange(11) < lengths[:, None])).nonzero()

@@ -99,7 +99,7 @@ def test_a_node_with_more_children_than_are_remembered(monkeypatch: pytest.Monke
     assert fillings(every, context) == [filling for _, filling in truth]
 
 
-def test_every_sibling_is_reached_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sibling_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """One remembered child at a time; with n = 3 the search has to come back to
     nodes again and again.
     """
@@ -240,7 +240,7 @@ def test_banned_and_only_restrict_without_renormalising(method: str) -> None:
     assert all(each.proven for each in found)
 
 
-def test_fewer_fillings_than_asked_for() -> None:
+def test_fewer_fills_than_requested() -> None:
     model = small_model()
     tokens, context = holes(model, 6, [1, 4])
     for method in ("best-first", "beam"):
@@ -259,7 +259,7 @@ def test_nothing_to_search() -> None:
     assert (found.log_prob, found.proven, found.expanded) == (0.0, True, 0)
 
 
-def test_what_stands_at_targets_is_ignored() -> None:
+def test_tokens_at_targets_are_ignored() -> None:
     model = small_model()
     tokens, context = holes(model, 8, [2, 3])
     other = tokens.masked_fill(~context, -1)

@@ -73,7 +73,7 @@ inner = bits.filter(lambda text: not text.startswith("[") and not text.endswith(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(bits, inner), min_size=1, max_size=3), bits)
-def test_what_is_written_is_what_is_parsed(pairs: list[tuple[str, str]], last: str) -> None:
+def test_writing_and_parsing_are_inverse(pairs: list[tuple[str, str]], last: str) -> None:
     pieces, contents = (
         (*(piece for piece, _ in pairs), last),
         tuple(content for _, content in pairs),
@@ -89,7 +89,7 @@ def test_lengths(content: str, lengths: tuple[int, int | None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("0", "the least is 1"),
         ("0-3", "the least is 1"),
@@ -100,17 +100,17 @@ def test_lengths(content: str, lengths: tuple[int, int | None]) -> None:
         (" 8", "' 8'"),
     ],
 )
-def test_other_lengths_are_refused_with_advice(content: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_other_lengths_are_refused_with_advice(content: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_lengths(content)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("a [[3", "character 2 is not closed"), ("no blank", "no blank"), (r"a \[[3]]", "no blank")],
 )
-def test_texts_without_a_whole_blank_are_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_texts_without_a_whole_blank_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse(text)
 
 
@@ -190,7 +190,7 @@ def test_ranges_are_cut_to_the_room() -> None:
         of.length_ranges(wanted, 4, 32)
 
 
-def test_what_is_cut_already_stays_as_it_is() -> None:
+def test_a_parsed_template_is_unchanged() -> None:
     template = Template(("[[", "]]"), ("3",))
     assert parse(template) is template
     assert parse(r"a \[[", required=False) == Template(("a [[",), ())
@@ -228,7 +228,7 @@ def test_marked_tokens_are_those_of_the_whole_text(maker: Maker, text: str) -> N
 
 
 @pytest.mark.parametrize("maker", [metaspace_tokenizer, llama_tokenizer])
-def test_no_space_is_put_before_text_that_goes_on(maker: Maker) -> None:
+def test_no_space_is_put_before_a_continued_word(maker: Maker) -> None:
     tokenizer = maker()
     for text in ("the ca[[t]] the", "the c[[at]]s", "[[the c]]ats"):
         template, spelling = parse(text), Spelling(tokenizer)
@@ -243,7 +243,7 @@ def test_no_space_is_put_before_text_that_goes_on(maker: Maker) -> None:
 
 
 @pytest.mark.parametrize("maker", ALL)
-def test_a_blank_behind_a_space_begins_with_a_word(maker: Maker) -> None:
+def test_a_blank_after_a_space_begins_with_a_word(maker: Maker) -> None:
     lm = make(maker())
     the, cat = fixed(lm.tokenizer, "the", "cat")
     [s] = lm.tokenizer.encode("cats")[1:]

@@ -33,7 +33,7 @@ from tracformer.model.batch import Batch
 FOLDER = Path(__file__).parent
 RECORD = FOLDER / "figures.json"
 MODELS = FOLDER / "models"
-TEXTS = "texts"  # the model that tasks are asked of
+TEXTS = "texts"  # the model of the tasks
 COMMAND = "python -m tests.golden.record"
 
 TOLERANCE = 1e-6  # relative, of float64
@@ -214,7 +214,7 @@ def task_of(name: str, folder: Path) -> Task:
 
 
 def subject_of(task: Task) -> Subject:
-    """Return the model that a task is asked of."""
+    """Return the model on which a task is run."""
     mode = task.modes[0] if task.modes else "car"
     if task.name == "exact":
         return Subject(UniformModel(find_source(task.options["source"])), None, "uniform", mode)

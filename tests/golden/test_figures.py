@@ -67,7 +67,7 @@ def test_a_changed_loss_fails_until_the_schema_is_raised(monkeypatch: pytest.Mon
     assert record.decide("families", "tracformer", raised, recorded) == (raised, None)
 
 
-def test_new_options_and_missing_figures_are_told() -> None:
+def test_new_options_and_missing_figures_are_reported() -> None:
     before = Figures({"task": 1}, {"nll": [1.0], "bits": [None]}, ["length"])
     after = Figures({"task": 1}, {"nll": [1.0], "gain": [2.0]}, ["length", "repeats"])
     problem = str(problem_of("tasks", "ratios", after, before))

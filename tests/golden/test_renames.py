@@ -138,7 +138,7 @@ def old_moment_name(name: str) -> str:
 
 
 @pytest.mark.usefixtures("renamed")
-def test_a_checkpoint_with_old_names_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_with_old_names_resumes(tmp_path: Path) -> None:
     first = state()
     for parameter in first.parameters.values():
         parameter.grad = torch.ones_like(parameter)
@@ -165,7 +165,7 @@ def test_a_checkpoint_with_old_names_goes_on(tmp_path: Path) -> None:
     assert all(torch.equal(moments[1][name], value) for name, value in moments[0].items())
 
 
-def test_recipes_of_all_versions_compare_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_of_all_versions_are_comparable(monkeypatch: pytest.MonkeyPatch) -> None:
     first = {"seed": 1, "model": {"n_layer": 3}, "optimizer": {"lr": 0.1}}
     before, later = recipe_hash(first), {"schedule": "cosine", "decay": 0.5}
     now = {**first, "optimizer": {"lr": 0.1, **later}}

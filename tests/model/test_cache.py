@@ -25,9 +25,7 @@ def open_cache(
 
 
 def answers(cache: Cache, tokens: Tensor, targets: Tensor) -> Tensor:
-    """(targets, V): every row is asked at its next target, then told the token that
-    stands there.
-    """
+    """Return (targets, V) logits: predict each row's next target, then reveal its token."""
     turns = [row.nonzero()[:, 0].tolist() for row in targets]
     logits: dict[tuple[int, int], Tensor] = {}
     for turn in range(max(map(len, turns))):
@@ -260,7 +258,7 @@ def test_a_reused_row_keeps_nothing_of_its_previous_sequence(mode: str, dtype: t
 
 
 @pytest.mark.parametrize("mode", ["car", "ar"])
-def test_sequences_come_and_go_while_others_are_halfway(mode: str) -> None:
+def test_sequences_join_and_leave_while_others_are_halfway(mode: str) -> None:
     model = small_model(seed=3)
     tokens, context, lengths = random_batch(model, 5, 15, seed=8)
     context[torch.arange(5), lengths // 2] = False

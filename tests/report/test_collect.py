@@ -166,7 +166,7 @@ def test_results_of_a_higher_schema_replace_others_and_are_not_compared_with_the
 
 def test_data_sets_of_an_unconditional_task_are_columns(tmp_path: Path) -> None:
     rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
-    asked = (
+    requested = (
         ("ours", "ptb"),
         ("ours", "lambada"),
         ("theirs", "lambada"),
@@ -175,7 +175,10 @@ def test_data_sets_of_an_unconditional_task_are_columns(tmp_path: Path) -> None:
     )
     page = write(
         tmp_path,
-        *(result(model, "unconditional", rows, options={"data": data}) for model, data in asked),
+        *(
+            result(model, "unconditional", rows, options={"data": data})
+            for model, data in requested
+        ),
     )
     assert page.count("<h2>Unconditional perplexity") == 1
     assert "<th scope='col'>lambada</th><th scope='col'>ptb</th>" in page
@@ -199,11 +202,11 @@ def test_results_on_other_data_or_contexts_are_another_section(tmp_path: Path) -
 
 def test_texts_of_the_same_name_have_separate_columns() -> None:
     rows = [ResultRow("perplexity", {"contexts": "empty"}, 40.0, kind="exact")]
-    asked = [
+    requested = [
         result(model, "unconditional", rows, options={"data": data})
         for model, data in (("a", "ptb"), ("a", "1bw"), ("b", "ptb"))
     ]
-    (section,) = sections([*asked[:2], with_hashes(asked[2], data="e")])
+    (section,) = sections([*requested[:2], with_hashes(requested[2], data="e")])
     assert tables(section)[0].columns == ("ptb", "1bw", "ptb (2)")
 
 
@@ -233,7 +236,7 @@ def test_differences_are_paired_and_never_across_kinds(tmp_path: Path) -> None:
 def test_differences_of_a_table_are_in_one_unit() -> None:
     """Once a model has other tokens, bits per byte for all."""
 
-    def asked(model: str, tokenizer: str, level: float) -> Result:
+    def requested(model: str, tokenizer: str, level: float) -> Result:
         plain = ratios(model, "exact", level)
         rows = (
             *plain.rows,
@@ -245,14 +248,16 @@ def test_differences_of_a_table_are_in_one_unit() -> None:
         hashes = {**plain.manifest["hashes"], "tokenizer": tokenizer}
         return dataclasses.replace(plain, rows=rows, manifest={**plain.manifest, "hashes": hashes})
 
-    (section,) = sections([asked("a", "t", 2.0), asked("b", "t", 3.0), asked("c", "u", 4.0)])
+    (section,) = sections(
+        [requested("a", "t", 2.0), requested("b", "t", 3.0), requested("c", "u", 4.0)]
+    )
     table = paired_table(section)
     assert table is not None
     assert "bits per byte" in table.title
     values = [line.cells[0].value for line in table.lines if line.cells[0] is not None]
     # three sequences, one nat more each, 27 bytes
     assert values == pytest.approx([3 / 27 / math.log(2), 6 / 27 / math.log(2)])
-    same = paired_table(sections([asked("a", "t", 2.0), asked("b", "t", 3.0)])[0])
+    same = paired_table(sections([requested("a", "t", 2.0), requested("b", "t", 3.0)])[0])
     assert same is not None
     assert "perplexity" in same.title
 

@@ -256,13 +256,13 @@ def test_bad_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
     empty.mkdir()
     broken.mkdir()
     (broken / "x.json").write_text('{"format": "tracformer-result", ')
-    for place, told in (
+    for place, reported in (
         (empty, "no results found in"),
         (broken, "x.json is not a readable result"),
         (tmp_path / "none", "does not exist"),
     ):
         assert main(["report", str(place), "--out", str(tmp_path / "report")]) == 2
-        assert told in capsys.readouterr().err
+        assert reported in capsys.readouterr().err
     assert not (tmp_path / "report").exists()
 
 
@@ -321,17 +321,17 @@ def test_figures_of_other_scorers_are_not_compared_with_the_papers(tmp_path: Pat
 
 
 def test_table_11_is_compared_with_mode_ac() -> None:
-    asked = {
+    requested = {
         "data": "wikitext103",
         "length": 1024,
         "spans": "Geometric(50)",
         "ratio": 0.9,
         "mode": "ac",
     }
-    full = find_paper_figure("tracformer-full", "perplexity", asked)
+    full = find_paper_figure("tracformer-full", "perplexity", requested)
     assert full is not None
     assert (full.value, full.place) == (574.73, "Table 11")
-    assert find_paper_figure("tracformer-full", "perplexity", {**asked, "mode": "car"}) is None
+    assert find_paper_figure("tracformer-full", "perplexity", {**requested, "mode": "car"}) is None
 
 
 def test_the_papers_tables_are_complete() -> None:

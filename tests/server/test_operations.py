@@ -109,7 +109,7 @@ def test_an_exception_is_logged_without_its_message() -> None:
     assert __file__ in line
 
 
-def test_an_internal_error_is_a_500_and_the_server_goes_on(
+def test_an_internal_error_is_a_500_and_the_server_keeps_running(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:

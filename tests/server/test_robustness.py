@@ -1,4 +1,4 @@
-"""Wrong, huge and interrupted requests get a 4xx in the protocol's shape, and the server goes on."""
+"""Wrong, huge and interrupted requests get a 4xx in the protocol's shape; the server keeps running."""
 
 import contextlib
 import json
