@@ -334,8 +334,8 @@ def test_requests_in_the_guide_are_answered(server: Running, call: str) -> None:
 
 
 def test_commands_in_the_guide_parse() -> None:
-    assert len(CALLS) == 5
-    assert len(COMMANDS) >= 2
+    assert CALLS
+    assert COMMANDS
     for command in COMMANDS:
         parser = argparse.ArgumentParser(exit_on_error=False)
         serve.add_arguments(parser)

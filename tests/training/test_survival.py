@@ -218,7 +218,7 @@ def test_checkpoints_contain_no_pickle(undisturbed: Path) -> None:
         for path in undisturbed.rglob("*")
         if path.is_file() and "tensorboard" not in path.parts
     ]
-    assert {path.suffix for path in files} <= {".json", ".jsonl", ".safetensors"}
+    assert {path.suffix for path in files} <= {".json", ".jsonl", ".py", ".safetensors"}
     assert len(list((undisturbed / "checkpoints").iterdir())) == 2
 
 
