@@ -14,8 +14,8 @@ import torch
 
 from tests.cli.helpers import save_model
 from tests.server.helpers import WORDS, make, running
-from tracformer import LanguageModel, devices, load
-from tracformer.cli import main
+from tracformer import LanguageModel, devices, files, load
+from tracformer.cli import COMMANDS, main, parser_of
 from tracformer.data import PreparedData, load_tokenizer, train_bpe
 from tracformer.evaluation import Result, ResultRow
 from tracformer.files import CHECKSUMS_FILE, bundled_folder, bundled_models
@@ -54,6 +54,28 @@ def test_a_flipped_byte_is_noticed(
         load(folder)
 
 
+@pytest.mark.parametrize("change", ["first", "last", "shorter", "longer"])
+def test_large_files_are_verified_by_blocks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = folder / "model.safetensors"
+    monkeypatch.setattr(files, "READ_BYTES", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 2**13)
+    files.write_checksums(folder)
+    recorded = json.loads((folder / CHECKSUMS_FILE).read_text())[path.name]
+    assert recorded["sha256"] == files.sha256_of(path)
+    assert len(recorded["block_sha256"]) == -(-path.stat().st_size // 2**13) > 2
+    load(folder)
+    content = bytearray(path.read_bytes())
+    if change in ("first", "last"):
+        content[0 if change == "first" else -1] ^= 1
+    path.write_bytes(content[:-1] if change == "shorter" else content)
+    if change == "longer":
+        path.write_bytes(bytes(content) + b" ")
+    with pytest.raises(ValueError, match=f"{path} is damaged or was changed"):
+        load(folder)
+
+
 def test_checks_can_be_skipped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-4] ^= 1  # the lowest bit of a weight
@@ -81,7 +103,14 @@ def test_checksums_follow_what_is_saved(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "text" / CHECKSUMS_FILE).exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"model.safetensors": 1}', '{"../x": "y"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "{", '{"model.safetensors": 1}', '{"../x": "y"}', '{"model.safetensors": {}}'),
+        '{"model.safetensors": {"block_bytes": 0, "block_sha256": []}}',
+        '{"model.safetensors": {"block_bytes": 67108864, "block_sha256": []}}',
+    ],
+)
 def test_damaged_checksums_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
@@ -286,10 +315,22 @@ def test_every_command_can_skip_the_checks(
                 *("eval", str(folder), "ratios:ratios=0.5,sequences=2", "--length", "16"),
                 *("--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "results")),
             ],
+            ["export", *model, "--hf", str(tmp_path / "exported")],
+            [
+                *("train", "tiny", f"data={tmp_path / 'text.txt'}", f"init={folder}", "steps=1"),
+                *("length=16", f"run={tmp_path / 'run'}"),
+            ],
         )
     ):
         assert main([*command, *words]) == (2 if verify else 0), (number, capsys.readouterr().err)
         assert ("model.safetensors is damaged" in capsys.readouterr().err) == verify
+
+
+def test_every_command_that_reads_a_model_has_the_flag() -> None:
+    without = {"models", "prepare", "plot", "report", "reproduce", "bench", "completion"}
+    for name in COMMANDS:
+        flags = parser_of(name)._option_string_actions
+        assert ("--no-verify" in flags) == (name not in without), name
 
 
 def test_a_server_can_skip_the_checks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 - `write_checksums`, `verify_checksums`: `checksums.json` of a model folder, with the SHA-256 of its
   weights and tokenizer. It is written whenever the folder is saved and verified when it is loaded.
+  Large files have the SHA-256 of each block too, since blocks can be verified in parallel.
 - `bundled_models`, `bundled_folder`: the models that come with the package, one folder each in
   `bundled/`. Weights are stored at half precision, with tokenizer and model card.
 """
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,8 @@ DEFAULT_MODEL = "stories"  # bundled model of commands that name none
 CHECKSUMS_FILE = "checksums.json"
 # Other files, such as generation settings and the model card, are edited by hand.
 CHECKED = ("*.safetensors", "config.json", "tokenizer.json")
+BLOCK_BYTES = 2**26
+READ_BYTES = 2**18  # at a time; a block of them stays in the processor's cache
 
 
 def write_checksums(folder: Path) -> None:
@@ -124,8 +128,40 @@ def write_checksums(folder: Path) -> None:
     then leaves a folder without checksums rather than one that looks damaged.
     """
     found = sorted(path for pattern in CHECKED for path in folder.glob(pattern))
-    hashes = {path.name: sha256_of(path) for path in found}
+    hashes: dict[str, Any] = {}
+    for path in found:
+        hashes[path.name] = sha256_of(path)
+        if path.stat().st_size > BLOCK_BYTES:
+            hashes[path.name] = {
+                "sha256": hashes[path.name],
+                "block_bytes": BLOCK_BYTES,
+                "block_sha256": _block_hashes(path, BLOCK_BYTES),
+            }
     write_atomically(folder / CHECKSUMS_FILE, json.dumps(hashes, indent=2) + "\n")
+
+
+def _block_hashes(path: Path, size: int) -> list[str]:
+    """Return the SHA-256 of each block of a file; hashing runs in all cores."""
+
+    def digest(number: int) -> str:
+        found, left = hashlib.sha256(), size
+        buffer = memoryview(bytearray(READ_BYTES))
+        with open(path, "rb", buffering=0) as file:
+            file.seek(number * size)
+            while left and (count := file.readinto(buffer[: min(left, READ_BYTES)])):
+                found.update(buffer[:count])
+                left -= count
+        return found.hexdigest()
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(digest, range(-(-path.stat().st_size // size))))
+
+
+def _differs(path: Path, recorded: Any) -> bool:
+    """Return whether a file has another SHA-256 than `checksums.json` records."""
+    if isinstance(recorded, str):
+        return sha256_of(path) != recorded
+    return _block_hashes(path, recorded["block_bytes"]) != recorded["block_sha256"]
 
 
 def remove_checksums(folder: Path) -> None:
@@ -150,22 +186,29 @@ def verify_checksums(folder: Path) -> None:
         return
     try:
         hashes = dict(json.loads(path.read_text(encoding="utf-8")).items())
-    except (ValueError, AttributeError, RecursionError) as error:
+        for name, recorded in hashes.items():
+            if Path(name).name != name:
+                raise ValueError(f"it names {name!r}, which is not a file of this folder")
+            if not isinstance(recorded, str) and not (
+                isinstance(recorded["block_bytes"], int)
+                and recorded["block_bytes"] >= READ_BYTES
+                and isinstance(recorded["block_sha256"], list)
+            ):
+                raise ValueError(f"its entry of {name} is not one that `write_checksums` writes")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged: {error}; get the folder again, or delete this file to load "
             "without checks"
         ) from error
-    for name, digest in hashes.items():
+    for name, recorded in hashes.items():
         file = folder / name
-        if Path(name).name != name:
-            raise ValueError(f"{path} names {name!r}, which is not a file of this folder")
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing; {CHECKSUMS_FILE} lists it")
-        if (found := sha256_of(file)) != digest:
+        if _differs(file, recorded):
             raise ValueError(
-                f"{file} is damaged or was changed: its SHA-256 begins with {found[:12]}, but "
-                f"{CHECKSUMS_FILE} has {str(digest)[:12]}; get the folder again, or load it with "
-                "--no-verify (verify=False) if the change is intended"
+                f"{file} is damaged or was changed: its SHA-256 is not the one in "
+                f"{CHECKSUMS_FILE}; get the folder again, or load it with --no-verify "
+                "(verify=False) if the change is intended"
             )
 
 

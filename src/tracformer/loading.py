@@ -17,7 +17,13 @@ from tracformer.baselines import CAUSAL_LM, find_family, is_foreign, load_model
 from tracformer.data.make_tokenizer import load_tokenizer
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import pick_device
-from tracformer.files import bundled_folder, bundled_models, optional_package
+from tracformer.files import (
+    CHECKSUMS_FILE,
+    bundled_folder,
+    bundled_models,
+    optional_package,
+    verify_checksums,
+)
 from tracformer.model import storage
 from tracformer.model.base import ConditionalModel
 
@@ -120,13 +126,14 @@ def read(
     return model, text
 
 
-def read_causal_lm(where: str) -> tuple["CausalLM", Path]:
+def read_causal_lm(where: str, verify: bool = True) -> tuple["CausalLM", Path]:
     """Load what an adapter starts from: a causal language model of `transformers`, or an adapter.
 
     GPT-2 is one too, although `read` makes a system of its own of it.
 
     Args:
         where: Anything that `find_folder` accepts.
+        verify: Check the folder's files against its `checksums.json`, if there is one.
 
     Returns:
         The model, and its folder.
@@ -134,6 +141,8 @@ def read_causal_lm(where: str) -> tuple["CausalLM", Path]:
     folder = find_folder(where)
     kind = cast("type[CausalLM]", find_family(CAUSAL_LM).model_class)
     document = storage.load_document(folder)
+    if verify and (folder / CHECKSUMS_FILE).exists():
+        verify_checksums(folder)
     if document.get("model_type") == CAUSAL_LM:
         return kind.from_pretrained(folder, base=_base_of(folder, document)), folder
     if document.get("model_type") != "gpt2" and not is_foreign(document):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracformer.cli import FAILED, USAGE_ERRORS, Command
+from tracformer.cli import arguments as shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the outcome, or what is listed, as JSON; everything else goes to stderr",
     )
+    shared.add_no_verify(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,7 +132,7 @@ def _train(
     keep_freed_memory()
     try:
         with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-            outcome = start(config, base, began)
+            outcome = start(config, base, began, arguments.verify)
     except TrainingError as error:
         print(f"tracformer {verb}: {error}", file=sys.stderr)
         return FAILED
@@ -213,6 +215,7 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the outcome as JSON; the rest goes to stderr"
     )
+    shared.add_no_verify(parser)
 
 
 def run_adapt(arguments: argparse.Namespace) -> int:

@@ -67,6 +67,7 @@ def start(
     config: TrainConfig,
     base: Callable[[str | Mapping[str, Any]], TrainConfig] | None = None,
     began: float | None = None,
+    verify: bool = True,
 ) -> TrainingOutcome:
     """Train as configured.
 
@@ -76,6 +77,7 @@ def start(
             the user named no preset: the preset is then chosen by the size of the data, and size,
             rows and batch of a run with a budget by `tracformer.training.plan`.
         began: `time.monotonic()` from which a budget of minutes counts; None: now.
+        verify: Check the files of `init` against its `checksums.json`.
 
     Returns:
         The run folder, the last step, and the signal that stopped the run, if one did.
@@ -97,7 +99,7 @@ def start(
         )
     clock = Clock(60.0 * config.minutes if config.minutes else math.inf, began)
     # Loaded before anything is written, so that a wrong `init` leaves no files behind.
-    initial = _load_initial(config) if config.init else None
+    initial = _load_initial(config, verify) if config.init else None
     if initial is not None:
         _reject_other_model(config, initial)
     elif config.model.get("family") == CAUSAL_LM:
@@ -262,16 +264,16 @@ def resolve(
     return dataclasses.replace(config, run=run, length=length, steps=steps, optimizer=optimizer)
 
 
-def _load_initial(config: TrainConfig) -> InitialModel:
+def _load_initial(config: TrainConfig, verify: bool) -> InitialModel:
     """Load a model by anything that `tracformer.load` accepts."""
     folder = find_folder(config.init)
     document = load_document(folder)
     causal = document.get("model_type") == CAUSAL_LM or is_foreign(document)
     model: ConditionalModel
     if causal or config.model.get("family") == CAUSAL_LM:
-        model, folder = read_causal_lm(config.init)
+        model, folder = read_causal_lm(config.init, verify)
     else:
-        model = load_model(folder)
+        model = load_model(folder, verify=verify)
     return InitialModel(folder, model, str(tokenizer_of(folder, model)))
 
 
