@@ -186,6 +186,7 @@ TEMPLATE = re.compile(r"[A-Z]{3,}|\.\.\.|<")
         DOCS / "tutorials" / "fill.md",
         pytest.param(DOCS / "tutorials" / "train.md", marks=pytest.mark.soak),
         pytest.param(DOCS / "tutorials" / "compare.md", marks=pytest.mark.soak),
+        pytest.param(DOCS / "tutorials" / "extend.md", marks=pytest.mark.soak),
     ],
     ids=lambda page: page.stem,
 )

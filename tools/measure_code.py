@@ -38,6 +38,7 @@ LAYERS = (
         "devices",
         "geometry",
         "spans",
+        "plugins",
         "progress",
         "renames",
         "workers",
@@ -69,6 +70,8 @@ LATER = (
     "renames",
     # training within a number of minutes
     *("training.clock", "training.plan", "training.summary"),
+    # systems and tasks of other packages
+    "plugins",
     # large inputs: several processes, batch jobs, formats of files, limits of connections
     *("workers", "splitmix", "data.input_files", "data.token_batches"),
     *("generation.batch_job", "server.connections"),

@@ -5,7 +5,8 @@
 
 Blocks run from top to bottom in one namespace and one temporary folder. A `text` block right behind
 a `python` or `sh` block holds its output. A block behind a line `<!-- not run: reason -->` is left
-out. Of `sh` blocks, lines that begin with `tracformer` run, in this process.
+out. Of `sh` blocks, lines that begin with `tracformer` run, in this process. A `python` block whose
+first line is a comment with a file name, such as `# my.py`, is written to that file instead.
 """
 
 import argparse
@@ -27,6 +28,8 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 
+FILE = re.compile(r"# (\w+\.py)\n")
+
 
 class Ran(NamedTuple):
     """A page as it is and as it should be."""
@@ -46,13 +49,15 @@ def run_page(path: Path) -> Ran:
     """Run a page's blocks, and return its text with the outputs that they print."""
     text = path.read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
-    here = Path.cwd()
+    here, before = Path.cwd(), dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             expected = BLOCK.sub(lambda block: _run_block(block, text, path, namespace), text)
         finally:
             os.chdir(here)
+            os.environ.clear()
+            os.environ.update(before)  # without the files that commands included
     return Ran(text, expected)
 
 
@@ -78,7 +83,9 @@ def _run_block(block: re.Match[str], text: str, path: Path, namespace: dict[str,
         return block[0]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        if block["kind"] == "python":
+        if named := FILE.match(block["code"]):
+            Path(named[1]).write_text(block["code"])
+        elif block["kind"] == "python":
             # so that errors name lines of the page
             lines = "\n" * text.count("\n", 0, block.start("code"))
             exec(compile(lines + block["code"], str(path), "exec"), namespace)

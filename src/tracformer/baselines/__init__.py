@@ -2,7 +2,8 @@
 
 A system is a configuration class and a model class, in a module that is imported on first use.
 Training, evaluation and the command line find it by the `model_type` of its configuration. To add
-one, write one file in this folder and one entry below, or call `register` from another package.
+one, write one file in this folder and one entry below; from another package or file, see
+`tracformer.plugins`.
 
 The files:
 
@@ -17,12 +18,14 @@ The files:
 """
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tracformer import plugins
 from tracformer.files import CHECKSUMS_FILE, verify_checksums
 from tracformer.model import storage
 from tracformer.options import did_you_mean
@@ -70,6 +73,7 @@ CAUSAL_LM = "causal-lm"
 SHARED_TYPES = ("bert", "bart")
 
 _families: dict[str, Family] = {}
+_packages: dict[str, str] = {}  # packages of the systems that came by entry points
 
 
 def register(family: Family) -> None:
@@ -89,19 +93,51 @@ def register(family: Family) -> None:
 
 
 def family_names() -> tuple[str, ...]:
-    """Return the names of all registered systems, in order of registration."""
+    """Return the names of all systems: registered ones, and those of other packages and files."""
+    _read_plugins()
     return tuple(_families)
 
 
 def find_family(name: str) -> Family:
-    """Return a registered system.
+    """Return a system.
 
     Raises:
         ValueError: No system has this name.
     """
-    if name not in _families:
+    if not is_known(name):
         raise ValueError(f"unknown system {name!r}{did_you_mean(name, _families)}")
     return _families[name]
+
+
+def is_known(name: object) -> bool:
+    """Return whether a system has this name; looks at other packages only if it must."""
+    if name not in _families:
+        _read_plugins()
+    return name in _families
+
+
+def origin_of(name: str) -> str:
+    """Return where a system comes from: the package with its version, a file or a module."""
+    family = find_family(name)
+    if family.module.startswith("tracformer."):
+        return "tracformer"
+    return _packages.get(name) or plugins.file_of(family.module) or family.module
+
+
+def _read_plugins() -> None:
+    """Register the systems of included files and of installed packages."""
+    plugins.run_included()
+    for entry, package in plugins.read_entry_points(plugins.MODELS, _families.__contains__):
+        family = plugins.load_entry_point(entry, package)
+        if isinstance(family, Family) and family.name == entry.name:
+            register(family)
+            _packages[family.name] = package
+        elif family is not None:
+            warnings.warn(
+                f"{entry.name!r} of the package {package} is left out: {entry.value} must be a "
+                f"tracformer.baselines.Family named {entry.name!r}",
+                stacklevel=3,
+            )
 
 
 def schema_of(name: str) -> int:
@@ -114,7 +150,7 @@ def is_foreign(document: Mapping[str, Any]) -> bool:
     name = document.get("model_type")
     if name in SHARED_TYPES:
         return "n_layer" not in document  # which those of this package have
-    return name not in _families and ("architectures" in document or "hidden_size" in document)
+    return not is_known(name) and ("architectures" in document or "hidden_size" in document)
 
 
 def load_model(
@@ -141,7 +177,7 @@ def load_model(
     """
     document = storage.load_document(folder) if document is None else document
     name = document.get("model_type")
-    verify = verify and (name in _families or (Path(folder) / CHECKSUMS_FILE).exists())
+    verify = verify and (is_known(name) or (Path(folder) / CHECKSUMS_FILE).exists())
     if name != "tracformer":  # no baseline is imported to load a Tracformer
         published = importlib.import_module("tracformer.baselines.published")
         if (read := published.reader_of(document)) is not None:
@@ -154,7 +190,7 @@ def load_model(
     if not isinstance(name, str) or name not in _families:
         raise ValueError(
             f"{folder}: unknown model_type {name!r} in {storage.CONFIG_FILE}; "
-            f"known: {', '.join(_families)}"
+            f"known: {', '.join(_families)}. If a file of yours defines it, add --include FILE.py"
         )
     kind = find_family(name).model_class
     if verify:

@@ -109,6 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = parse(rest)
         if chosen.threads is not None:
             _set_threads(chosen.threads)
+        if chosen.include:
+            from tracformer.plugins import include
+
+            for path in chosen.include:
+                include(path)
         code = command.run(chosen)
         sys.stdout.flush()  # notice a closed pipe here rather than when the interpreter exits
         return code
@@ -170,7 +175,19 @@ def parser_of(name: str) -> Parser:
         formatter_class=_formatter,
     )
     command.add_arguments(parser)
-    _add_common(parser)
+    _add_debug(parser)
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="processor threads (default: the machine's cores, fewer if it is busy)",
+    )
+    parser.add_argument(
+        "--include",
+        action="append",
+        metavar="FILE.py",
+        help="run a file that registers your own models or tasks; repeatable",
+    )
     return parser
 
 
@@ -184,7 +201,7 @@ def _parser() -> Parser:
         formatter_class=_formatter,
     )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
-    _add_common(parser)
+    _add_debug(parser)
     parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
 
@@ -194,14 +211,8 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=width)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="processor threads (default: the machine's cores, fewer if it is busy)",
-    )
 
 
 def _set_threads(threads: int) -> None:

@@ -24,7 +24,8 @@ kind of each answer, limitations, and the size at the paper's scale.
     tracformer models --json
     tracformer models --flops
 
-Train a system with `tracformer train model.family=NAME ...`.
+Train a system with `tracformer train model.family=NAME ...`. The column "from" shows the package
+of a system, or the file that --include names.
 """
 ANSWERS = {
     "exact": "exact joint probability of all targets",
@@ -214,15 +215,15 @@ def run_models(arguments: argparse.Namespace) -> int:
     for system in systems:
         modes = ", ".join(f"{mode} ({kind})" for mode, kind in system["modes"].items())
         size = "-" if system["parameters"] is None else f"{system['parameters'] / 1e6:.1f}M"
-        cells = [modes, size]
+        cells = [modes, size, system["origin"]]
         if arguments.flops:
             bare, flops = (system.get(key) for key in COSTS)
             cells += ["-" if bare is None else f"{bare / 1e6:.2f}M"]
             cells += ["-" if flops is None else f"{flops / 1e6:.1f}"]
         lines.append(Line(system["name"], "", (*cells, system["summary"])))
-    columns = ["modes (answer)", "parameters"]
+    columns = ["modes (answer)", "parameters", "from"]
     columns += ["mini: parameters", "MFLOP per token"] if arguments.flops else []
-    align = "lr" + ("rr" if arguments.flops else "") + "l"
+    align = "lrl" + ("rr" if arguments.flops else "") + "l"
     caption = "parameters at the paper's size"
     if arguments.flops:
         caption += "; at preset mini without embeddings, and operations per trained token"
@@ -245,7 +246,7 @@ def describe_family(name: str) -> dict[str, Any]:
     """Return the facts about a system, as `--json` prints them."""
     import torch
 
-    from tracformer.baselines import find_family
+    from tracformer.baselines import find_family, origin_of
 
     family = find_family(name)
     kind = family.model_class
@@ -259,6 +260,7 @@ def describe_family(name: str) -> dict[str, Any]:
             parameters = None
     return {
         "name": name,
+        "origin": origin_of(name),
         "summary": family.summary,
         "modes": dict(kind.answers),
         "limits": dict(kind.limits),

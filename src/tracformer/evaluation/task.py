@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tracformer import loading
+from tracformer import loading, plugins
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import Ranks
 from tracformer.evaluation.result_files import Result, ResultRow, describe, file_name, weights_hash
@@ -256,12 +256,22 @@ def register_task(name: str, factory: str | type[Task]) -> None:
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks."""
+    """Return the names of all tasks: registered ones, and those of other packages and files."""
+    _read_plugins()
     return tuple(_tasks)
+
+
+def _read_plugins() -> None:
+    """Register the tasks of included files and of installed packages."""
+    plugins.run_included()
+    for entry, _ in plugins.read_entry_points(plugins.TASKS, _tasks.__contains__):
+        register_task(entry.name, entry.value)
 
 
 def task_class(name: str) -> type[Task]:
     """Return the class of a task; ValueError if there is none of this name."""
+    if name not in _tasks:
+        _read_plugins()
     if name not in _tasks:
         raise ValueError(f"unknown task {name!r}{did_you_mean(name, _tasks)}")
     factory = _tasks[name]

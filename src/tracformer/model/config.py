@@ -32,7 +32,7 @@ class ModelConfig:
 
     model_type: ClassVar[str]
     possible_modes: ClassVar[tuple[str, ...]]
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # fields that training from a model's weights (`init`) may change
     changeable: ClassVar[tuple[str, ...]] = ("dropout", "modes")
     # transformers' class -> class in the code that `storage.save` puts into the folder

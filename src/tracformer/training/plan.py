@@ -35,7 +35,7 @@ from tracformer.model.storage import on_meta
 from tracformer.training.clock import Clock
 from tracformer.training.objectives import MaskSampler, Stream, parse_objective
 from tracformer.training.optimizer import build_optimizer, hidden_matrices
-from tracformer.training.train_config import OptimizerConfig, TrainConfig
+from tracformer.training.train_config import OptimizerConfig, TrainConfig, default_preset
 
 FAMILY = "tracformer"  # the system that is trained unless the user names another
 DEFAULT_MINUTES = 10.0
@@ -156,11 +156,11 @@ def make_plan(
             chosen = base(planned)
             speed = _measure(chosen, build, data, ranks)
         elif family != FAMILY or "preset" in config.model:
-            presets = find_family(family).config_class.presets
+            kind = find_family(family).config_class
             small = different < 1_000_000
             names = ("tiny", "mini", "laptop") if small else ("laptop", "mini", "tiny")
-            name = next((name for name in names if name in presets), next(iter(presets)))
-            planned["model"] = {"family": family, "preset": config.model.get("preset", name)}
+            name = config.model.get("preset") or default_preset(kind, *names)
+            planned["model"] = {"family": family, **({"preset": name} if name else {})}
             longest = base({"model": planned["model"]}).model_config(256).max_length
             planned["length"] = min(planned["length"], longest)
             chosen = base(planned)

@@ -279,9 +279,8 @@ class TrainConfig:
         """Return the configuration of the model that this run trains."""
         values = dict(self.model)
         kind = find_family(values.pop("family", "tracformer")).config_class
-        preset = values.pop("preset", DEFAULT_PRESET)
+        preset = values.pop("preset", "") or default_preset(kind)
         values = {"modes": self.modes(kind), **values, "vocab_size": vocab_size}
-        # without presets: a model that is never trained from scratch
         return kind.preset(preset, **values) if kind.presets else kind.from_dict(values)
 
     def modes(self, kind: type[ModelConfig]) -> tuple[str, ...]:
@@ -320,6 +319,12 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
 
+def default_preset(kind: type[ModelConfig], *wanted: str) -> str:
+    """Return the first of the wanted presets that a kind of model has, else any; "" without one."""
+    names = (*wanted, DEFAULT_PRESET, *kind.presets)
+    return next((name for name in names if name in kind.presets), "")
+
+
 def _checked_model(values: Mapping[str, Any], kind: type[ModelConfig]) -> dict[str, Any]:
     """Return the `model` group with each value converted to the type of its field."""
     if "vocab_size" in values:
@@ -335,7 +340,7 @@ def _checked_model(values: Mapping[str, Any], kind: type[ModelConfig]) -> dict[s
             near = did_you_mean(f"model.{key}", (f"model.{name}" for name in hints))
             raise ValueError(f"unknown option 'model.{key}'{near}")
         converted[key] = convert(value, hints[key], f"model.{key}")
-    preset = converted.get("preset", DEFAULT_PRESET)
+    preset = converted.get("preset", default_preset(kind))
     if kind.presets and preset not in kind.presets:
         raise ValueError(f"model.preset is {preset!r}; it must be one of {', '.join(kind.presets)}")
     return converted
