@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.toys import on_ranks, small_baseline, small_model
+from tracformer import load
 from tracformer.data import Tokenizer, byte_tokenizer, train_bpe
 from tracformer.evaluation import fill_quality, parse_task
 from tracformer.evaluation.encoders import Encoder, FoundEncoder
@@ -363,3 +364,26 @@ def test_missing_encoders_raise_before_any_work(data: str) -> None:
     with pytest.raises(ValueError, match="unknown encoder 'bert'"):
         task_of(data, metrics=("bertscore",), scorer="bert").encoders()
     assert task_of(data, metrics=("bleu4",), scorer="bert").encoders() == {}
+
+
+def test_a_judge_compares_the_whole_texts(tokenizer: Tokenizer, data: str, tmp_path: Path) -> None:
+    model = small_model(
+        vocab_size=tokenizer.vocab_size, modes=("car", "ar"), n_layer=6, max_length=64
+    ).eval()
+    folder = tmp_path / "reader"
+    model.save_pretrained(folder)
+    tokenizer.save(folder)
+    task = task_of(data, contexts=CONTEXTS[:1], samples=1, show=5, judge=str(folder))
+    subject = subject_of(tokenizer)
+    result = task.run(subject, Progress())
+    reader, gaps = load(folder), []
+    for shown in result.details["fills"]:
+        both = [tokenizer.encode(shown[key]) for key in ("original", "text")]
+        original, fill = (sum(reader.score_tokens(ids, [False] * len(ids), "ar")) for ids in both)
+        gaps.append(original - fill)
+    [row] = [row for row in result.rows if row.metric.startswith("gap[")]
+    assert row.metric == "gap[reader]"
+    assert row.setting["over"] == "whole"
+    assert row.value == pytest.approx(float(np.mean(gaps)), abs=1e-4)
+    assert "judge" in task.inputs(subject)
+    assert "judge" not in task_of(data).options

@@ -13,9 +13,9 @@ processes changes a fill. The scores are in `fill_scores.py` and `metrics.py`.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,12 +36,14 @@ from tracformer.evaluation.fill_scores import (
 from tracformer.evaluation.metrics import TOKENIZERS, Bleu, clustering_packages
 from tracformer.evaluation.perplexity import PAPER_RANGES
 from tracformer.evaluation.questions import Floats, by_block
-from tracformer.evaluation.result_files import Result, ResultRow, array_hash
+from tracformer.evaluation.result_files import Result, ResultRow, array_hash, weights_hash
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Integers, Sequences, TextTask
 from tracformer.generation.decode import fill
+from tracformer.generation.language_model import LanguageModel, load
 from tracformer.generation.orders import Ancestral, Order, parse_order
 from tracformer.generation.samplers import PLAIN, Sampler
+from tracformer.model.base import check_mode
 from tracformer.model.batch import Batch
 from tracformer.options import option
 from tracformer.rng import derived_seed
@@ -101,7 +103,7 @@ def draw_fills(
 
 @dataclass(frozen=True)
 class Infilling(TextTask):
-    """BLEU, BERTScore and MAUVE of a model's fills against the original text."""
+    """BLEU, BERTScore and MAUVE of a model's fills, and how they read to another model."""
 
     name = "infilling"
     schema = 2  # BLEU by sacrebleu, MAUVE's clusters by scikit-learn
@@ -133,6 +135,10 @@ class Infilling(TextTask):
     )
     steps: int = option(0, "steps in mode diffusion and order ancestral; 0: the model's own")
     show: int = option(20, "sequences whose first fill the result keeps as text")
+    judge: str = option(
+        "", "language model that had no part in the fills and reads the whole texts, as smollm2"
+    )
+    later_options: ClassVar[Mapping[str, Any]] = {"judge": ""}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,6 +168,8 @@ class Infilling(TextTask):
         """Return hashes of the windows, the contexts and the encoders."""
         read = self.read(subject)
         encoders = {key: _hash(found) for key, found in self.encoders().items()}
+        if self.judge:
+            encoders["judge"] = weights_hash(_load_judge(self.judge).model)
         return {
             "data": read.hash,
             "contexts": array_hash([np.packbits(each) for each in _contexts(self, read)]),
@@ -224,7 +232,8 @@ class Infilling(TextTask):
         bleu = Bleu(self.words) if "bleu4" in self.metrics else None
         if mauve is not None:
             clustering_packages()  # a missing package is an error before any blank is filled
-        return Scorers(bleu, bertscore, mauve, baseline, self.clusters, self.clusterings)
+        judge = _load_judge(self.judge) if self.judge else None
+        return Scorers(bleu, bertscore, mauve, baseline, self.clusters, self.clusterings, judge)
 
     def _figures(
         self,
@@ -243,8 +252,9 @@ class Infilling(TextTask):
         rows: list[ResultRow] = []
         means: dict[str, Any] = {}
         for part in self.over:
+            used = scorers if part == "whole" else replace(scorers, judge=None)
 
-            def compute(block: range, part: str = part) -> dict[str, Floats]:
+            def compute(block: range, part: str = part, used: Scorers = used) -> dict[str, Floats]:
                 originals, texts = [], []
                 for i in block:
                     n = int(read.lengths[i])
@@ -253,13 +263,13 @@ class Infilling(TextTask):
                     texts.append(
                         [blanked_text(tokenizer, each[:n], known) for each in fills.tokens[i]]
                     )
-                return score_block(scorers, part, originals, texts)
+                return score_block(used, part, originals, texts)
 
             progress.start(f"{what} ({part})", -(-len(read) // subject.ranks.world))
-            shapes = scorers.shapes(self.samples)
+            shapes = used.shapes(self.samples)
             scores = by_block(subject, compute, shapes, len(read), progress, block_size=BLOCK)
             added, means[part] = figures(
-                scorers,
+                used,
                 scores,
                 {"contexts": strategy.name, "over": part},
                 int(_targets(read, given).sum()),
@@ -342,6 +352,14 @@ def _targets(read: Sequences, given: Flags) -> Flags:
 def _contexts(task: Infilling, read: Sequences) -> list[Flags]:
     """Return the contexts (N, T) of each strategy."""
     return [read.contexts(strategy, task.seed, task.count_eos) for strategy in task.strategies()]
+
+
+@lru_cache(maxsize=1)
+def _load_judge(name: str) -> LanguageModel:
+    """Return the judge; ValueError if it cannot read from left to right."""
+    judge = load(name)
+    check_mode(judge.model.config, "ar")
+    return judge
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Score filled texts against the originals by BLEU, BERTScore and MAUVE, as rows of a result.
+"""Score filled texts against the originals by BLEU, BERTScore, MAUVE and a judge, as result rows.
 
 `BlankedText` is a text with the positions that were filled; `Scorers` are the metrics and encoders;
 `score_block` gives the raw scores of some sequences, and `figures` turns those of all sequences
@@ -6,12 +6,13 @@ into rows with intervals.
 
 Scores are taken over two parts of the text. `whole` is given and filled text together, as the
 paper's figures suggest. `filled` is what stands in the blanks: for BLEU, n-grams inside one blank;
-for the other metrics, the blanks of a sequence joined by spaces.
+for BERTScore and MAUVE, the blanks of a sequence joined by spaces. A judge reads whole texts only.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from tracformer.evaluation.metrics import (
 )
 from tracformer.evaluation.result_files import SAMPLE, ResultRow
 from tracformer.evaluation.windows import Flags
+from tracformer.generation.language_model import LanguageModel
 
 METRICS = ("bleu4", "bertscore", "mauve")
 PARTS = ("whole", "filled")
@@ -104,6 +106,7 @@ class Scorers:
         baseline: Baseline of BERTScore, if it is rescaled.
         clusters: MAUVE's number of clusters; None: a tenth of the sequences.
         clusterings: Clusterings over which MAUVE is averaged.
+        judge: Language model that reads the whole texts from left to right, or None.
     """
 
     bleu: Bleu | None = None
@@ -112,6 +115,7 @@ class Scorers:
     baseline: Baseline | None = None
     clusters: int | None = None
     clusterings: int = 5
+    judge: LanguageModel | None = None
 
     def shapes(self, samples: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of `score_block`'s arrays for one sequence with S samples.
@@ -119,6 +123,7 @@ class Scorers:
         - counts: (S, COUNTS), of BLEU
         - f1: (S,), BERTScore
         - originals: (d,) and fills: (S, d), features for MAUVE
+        - judged: (S,), nats by which the judge finds the filled text less likely than the original
         """
         found: dict[str, tuple[int, ...]] = {}
         if self.bleu is not None:
@@ -127,6 +132,8 @@ class Scorers:
             found["f1"] = (samples,)
         if self.mauve is not None:
             found |= {"originals": (self.mauve.width,), "fills": (samples, self.mauve.width)}
+        if self.judge is not None:
+            found["judged"] = (samples,)
         return found
 
 
@@ -172,7 +179,17 @@ def score_block(
         for i, s, fill, original in pairs:
             scores["originals"][i] = features[place[original.part(part)]]
             scores["fills"][i, s] = features[place[fill.part(part)]]
+    if scorers.judge is not None:
+        read = {text: log_prob(scorers.judge, text) for text in texts}
+        for i, s, fill, original in pairs:
+            scores["judged"][i, s] = read[original.part(part)] - read[fill.part(part)]
     return scores
+
+
+def log_prob(judge: LanguageModel, text: str) -> float:
+    """Return the log-probability of a whole text, read from left to right."""
+    tokens = judge.tokenizer.encode(text)
+    return sum(judge.score_tokens(tokens, [False] * len(tokens), "ar"))
 
 
 # ---- Rows
@@ -193,6 +210,11 @@ def bertscore_name(found: FoundEncoder, rescaled: bool) -> str:
 def mauve_name(found: FoundEncoder) -> str:
     """Return the metric's name, which names the encoder unless it is taken for the paper's."""
     return "mauve" if found.name == PAPER_MAUVE else f"mauve[{found.name}]"
+
+
+def judge_name(judge: LanguageModel) -> str:
+    """Return the metric's name, which names the judge."""
+    return f"gap[{Path(judge.name).name}]"
 
 
 def baseline_of(found: FoundEncoder) -> Baseline:
@@ -256,6 +278,9 @@ def figures(
         add_mean(name, scores["f1"].mean(1), "F1")
     if scorers.mauve is not None:
         rows.append(_mauve_row(scorers, scorers.mauve.found, scores, setting, note, about))
+    if scorers.judge is not None:
+        remark = "nats by which the judge finds the filled text less likely than the original"
+        add_mean(judge_name(scorers.judge), scores["judged"].mean(1), remark)
     return rows, means
 
 
