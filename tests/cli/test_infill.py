@@ -87,6 +87,16 @@ def test_arguments_file_and_standard_input_agree(tracformer: Caller, tmp_path: P
     ] == alone
 
 
+def test_blanks_of_other_programs_are_filled_and_named(tracformer: Caller) -> None:
+    own = tracformer("infill", "ab[[]]", "--ban", "\n")
+    words = ("infill", "ab[MASK]", "-m", str(tracformer.model), "--ban", "\n")
+    code, out, err = tracformer.call(*words)
+    assert (code, out) == (0, own)
+    assert err == "no [[...]] in the text; read as blanks of any length: [MASK]\n"
+    code, out, err = tracformer.call(*words, "--json")
+    assert "[MASK]" in json.loads(out)["note"]
+
+
 def test_empty_lines_keep_their_places(tracformer: Caller) -> None:
     text = b"\nab[[2]]\n\n[[2]]cd\n"
     lines = tracformer("infill", "--ban", "\n", stdin=text).split("\n")
@@ -498,14 +508,18 @@ def test_scores_of_many_lines(tracformer: Caller) -> None:
         "score", "-m", str(tracformer.model), stdin=b"a[[b]]\nc[[]]\n"
     )
     assert "line 2: " in tracformer.refused(
-        "score", "-m", str(tracformer.model), stdin=b"a[[b]]\ncd\n"
+        "score", "-m", str(tracformer.model), stdin=b"a[[b]]\nc[[d\n"
     )
+    [whole] = tracformer.json("score", "abc")
+    assert (whole["mode"], whole["tokens"]) == ("ar", 3)
+    assert "whole text: log p" in tracformer("score", "abc")
+    assert "whole text" not in tracformer("score", "a[[bc]]")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"cd", "no blank found in the text"),
+        (b"cd[[e", "is not closed"),
         (b"[[z]]", "character 'z'"),
         (b"[[" + b"a" * 80 + b"]]", "81 tokens"),
     ],

@@ -127,7 +127,7 @@ def test_finished_parts_are_not_worked_on_again(tmp_path: Path, model: Path) -> 
         (b'{"text": "ab[[c]]"', "line 21: not JSON"),
         (b'{"body": "ab[[c]]"}', "line 21: no text under 'text'"),
         (b'{"text": "ab\xff[[c]]"}', "line 21 is not UTF-8: byte 0xff"),
-        (b'{"text": "ab"}', "line 21: no blank found"),
+        (b'{"text": ""}', "line 21: the text is empty"),
         (b'{"text": "[[x]]"}', "line 21: character 'x'"),
         (b'{"text": "' + b"a" * 99 + b'[[b]]"}', "line 21: the text has 101 tokens"),
     ],

@@ -348,17 +348,36 @@ def test_requests_are_checked_when_they_are_made(lm: LanguageModel) -> None:
     assert len(lm.score_requests(["the [[cat]] sat"])) == 1
     for text, mode, message in (
         (None, "up", "mode is 'up'"),
-        ("the cat", None, "no blank found"),
+        ("", None, "the text is empty"),
         ("a [[" + "the cat " * 20 + "]]", None, "shorten"),
     ):
         with pytest.raises(ValueError, match=message):
             lm.score_requests([] if text is None else [text], mode=mode)
 
 
+def test_a_text_without_marks_is_scored_whole(lm: LanguageModel) -> None:
+    marked, whole, other = lm.score(["the [[cat]] sat", "the cat sat", "a dog"])
+    assert (marked.mode, whole.mode, other.mode) == ("car", "ar", "ar")
+    ids = lm.tokenizer.encode("the cat sat")
+    expected = math.fsum(lm.score_tokens(ids, [False] * len(ids), "ar"))
+    assert whole.log_prob == pytest.approx(expected, abs=1e-5)
+    assert [(span.start, span.stop) for span in whole.spans] == [(0, len("the cat sat"))]
+    assert marked.log_prob == pytest.approx(lm.score("the [[cat]] sat").log_prob, abs=1e-5)
+    assert lm.score("the cat sat", mode="ac").mode == "ac"
+
+
+def test_blanks_of_other_programs_are_read_and_named(lm: LanguageModel) -> None:
+    [fill] = lm.infill("the ____ sat", seed=1, quality="raw")
+    [same] = lm.infill("the [[]] sat", seed=1, quality="raw")
+    assert (fill.text, fill.log_prob) == (same.text, same.log_prob)
+    assert fill.note == "no [[...]] in the text; read as blanks of any length: ____"
+    assert "[[...]]" not in same.note
+
+
 def test_wrong_scores_and_marginals_are_refused(lm: LanguageModel) -> None:
     for text, message in (
         ("a [[]]", "is empty"),
-        ("a b", "no blank found"),
+        ("", "the text is empty"),
         ("a [[" + "the cat " * 20 + "]]", "shorten"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -114,6 +114,27 @@ def test_texts_without_a_whole_blank_are_refused(text: str, message: str) -> Non
         parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a [MASK] b", ("a ", " b")),
+        ("<mask> b", ("", " b")),
+        ("a ____, b ___.", ("a ", ", b ", ".")),
+        ("a [MASK] [MASK]<mask> b", ("a ", " b")),
+        (r"\[[x]] ____", ("[[x]] ", "")),
+    ],
+)
+def test_blanks_of_other_programs_are_read(text: str, pieces: tuple[str, ...]) -> None:
+    template = parse(text)
+    assert template.pieces == pieces
+    assert set(template.contents) == {""}
+    assert "read as blanks of any length" in template.note
+    marked = parse(f"{text} [[2]]")  # with blanks of our own, they are text
+    assert marked.contents == ("2",)
+    assert marked.note == ""
+    assert parse("snake__case __init__", required=False).contents == ()
+
+
 def test_a_space_before_a_blank_moves_into_it_where_tokens_begin_with_spaces(bpe: Spelling) -> None:
     laid = tokenize(parse("the cat [[2]] the [[1]] mat"), bpe, whole=True)
     assert laid.texts == ("the cat", " the", " mat")

@@ -7,7 +7,8 @@
     tracformer infill --file holes.txt --json > filled.jsonl
     tracformer infill --file many.parquet --field story --out filled --workers 4
 
-A blank is [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
+A blank is [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens). In a text without any of
+these, [MASK], <mask> or ____ is a blank of any length.
 
 How a fill is made is the model's setting unless --quality says: best compares candidates of a beam
 search and of samples, fast draws one sample from the nucleus, raw one from the whole distribution.
@@ -82,6 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
             except ValueError as mistake:
                 raise ValueError(f"{line.where}{mistake}") from mistake
             templates.append(template)
+            if template.note and not (arguments.json or output.is_terminal(sys.stdout)):
+                # elsewhere the note stands beside the result
+                print(f"{line.where}{template.note}", file=sys.stderr)
     lm = shared.open_model(
         arguments.model or shared.default_model(),
         arguments.weights,

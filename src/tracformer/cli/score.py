@@ -1,6 +1,7 @@
-"""Score the [[marked]] parts of texts, given the rest.
+"""Score the [[marked]] parts of texts, given the rest; or whole texts, where nothing is marked.
 
     tracformer score 'Mia carried the [[blue lamp]] to the market.'
+    tracformer score 'Mia carried the blue lamp to the market.'
     tracformer score --mode ac --file marked.txt --json > scores.jsonl
     tracformer score --file many.jsonl --out scores --workers 4
 
@@ -86,8 +87,9 @@ def _report(scored: "Scored", colour: bool) -> str:
         ]
     count = f"{scored.tokens} token{'s' if scored.tokens != 1 else ''}"
     error = f" ± {scored.standard_error:.4f}" if scored.standard_error is not None else ""
+    whole = [(span.start, span.stop) for span in scored.spans] == [(0, len(scored.text))]
     total = (
-        f"log p {scored.log_prob:.4f}{error} nats ({scored.mode}: "
+        f"{'whole text: ' if whole else ''}log p {scored.log_prob:.4f}{error} nats ({scored.mode}: "
         f"{KINDS.get(scored.kind, scored.kind)}), {count}, "
         f"perplexity {scored.perplexity:.4g}, {scored.bits_per_byte:.4g} bits per byte"
     )

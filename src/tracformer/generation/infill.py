@@ -247,7 +247,8 @@ class InfillRun:
 
         Candidates are nucleus samples and the fills of beam searches, of the most likely lengths.
         """
-        options, ranges, room, note = self.options, request.ranges, request.room, self._note
+        options, ranges, room = self.options, request.ranges, request.room
+        note = self._note(request)
         pool: list[Infilled] = []
 
         def plan(vector: tuple[int, ...], i: int, greedy: bool = False) -> PlannedFill:
@@ -322,17 +323,16 @@ class InfillRun:
             best = reread(self.runner, best, [log_joint(each) for each in best], self.options.batch)
         return best[: self.options.n]
 
-    @property
-    def _note(self) -> str:
-        """What a reader of any fill in this mode must know."""
+    def _note(self, request: InfillRequest) -> str:
+        """Return what a reader of any fill of a request must know."""
         limit = self.runner.model.limits.get(self.mode)
         known = f"mode {self.mode} {limit}" if limit else ""
-        return joined(known, as_revealed(self.runner.model, self.mode))
+        return joined(request.text.note, known, as_revealed(self.runner.model, self.mode))
 
     def _plan(self, number: int, request: InfillRequest) -> list[PlannedFill]:
         """Choose the lengths of each sample of a request."""
         seeds = [derived_seed(request.options.seed, i) for i in range(self.options.draws)]
-        model, ranges, note = self.runner.model, request.ranges, self._note
+        model, ranges, note = self.runner.model, request.ranges, self._note(request)
         choices: list[LengthChoice | None] = [None] * len(seeds)
         if all(low == high for low, high in ranges):
             vectors = [tuple(low for low, _ in ranges)] * len(seeds)

@@ -138,8 +138,9 @@ class LanguageModel:
 
         Args:
             text: Text with blanks: [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens).
-                Or a list of such texts; each gets what it would get alone. Requests that
-                `infill_requests` made are not tokenized and checked again.
+                In a text without any, [MASK], <mask> or ____ is a blank of any length. Or a list
+                of such texts; each gets what it would get alone. Requests that `infill_requests`
+                made are not tokenized and checked again.
             n: Number of fills per text.
             options: Options; the defaults if None.
             callback: Called with the tokens of each step as they arrive. A `Callback` also
@@ -255,8 +256,9 @@ class LanguageModel:
         """Return the log-probability of the marked parts of a text, given the rest.
 
         Args:
-            text: Text with marked parts, as in "a [[cat]]". Or a list of such texts, or of
-                requests that `score_requests` made.
+            text: Text with marked parts, as in "a [[cat]]". A text without marks is scored whole,
+                from left to right if no mode is given. Or a list of texts, or of requests that
+                `score_requests` made.
             options: Options; the defaults if None.
             **changes: Options to change, by name: see `ScoreOptions`.
 
@@ -264,8 +266,8 @@ class LanguageModel:
             The score of the text, or of each text of a list.
 
         Raises:
-            ValueError: A text has no marked part or does not fit the model, or an option is
-                unknown or out of bounds.
+            ValueError: A text is empty or does not fit the model, or an option is unknown or out
+                of bounds.
 
         Example:
             >>> import tracformer
@@ -283,7 +285,7 @@ class LanguageModel:
         requests = made or self.score_requests(plain, options=options, **changes)
         if not requests:
             return []
-        scores = score(self.runner, self.spelling, requests, requests[0].options)
+        scores = score(self.runner, self.spelling, requests)
         return scores[0] if one else scores
 
     def score_requests(
@@ -297,7 +299,7 @@ class LanguageModel:
         """Tokenize texts and check that they can be scored, for later calls of `score`.
 
         Args:
-            texts: Texts with marked parts.
+            texts: Texts with marked parts, or to be scored whole.
             options: Options; the defaults if None.
             where: Where each text comes from, put before error messages, such as "line 3: ".
             **changes: Options to change, by name: see `ScoreOptions`.
@@ -306,7 +308,8 @@ class LanguageModel:
             ValueError: What `score` would raise before it scores anything.
         """
         found = ScoreOptions.make(options, **changes)
-        found = replace(found, mode=self._mode(found.mode))
+        if found.mode is not None:
+            check_mode(self.model.config, found.mode)
         names = where or [""] * len(texts)
         return [
             ScoreRequest.make(self.model, self.spelling, text, found, name)

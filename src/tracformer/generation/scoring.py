@@ -6,8 +6,8 @@
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -24,7 +24,7 @@ from tracformer.generation.template import (
     tokenize,
 )
 from tracformer.generation.token_text import Spelling
-from tracformer.model.base import EXACT, ConditionalModel
+from tracformer.model.base import EXACT, ConditionalModel, preferred_mode
 from tracformer.model.batch import Batch
 
 
@@ -58,15 +58,22 @@ class ScoreRequest:
         Args:
             model: The model.
             spelling: How the tokenizer's tokens are written.
-            text: Text with marked parts.
-            options: Options, with the mode that is used.
+            text: Text with marked parts. Without any, all of it is scored, in mode `ar` if the
+                options name no mode and the model has it.
+            options: Options.
             where: Put before error messages, such as "line 3: ".
 
         Raises:
-            ValueError: The text has no marked part, an empty one, or does not fit the model.
+            ValueError: The text is empty, has an empty marked part, or does not fit the model.
         """
         try:
-            template = parse(text)
+            template, mode = parse(text, required=False), options.mode
+            if not template.contents:
+                if not template.pieces[0]:
+                    raise ValueError("the text is empty; there is nothing to score")
+                template = Template(("", ""), template.pieces)
+                mode = "ar" if mode is None and "ar" in model.config.modes else mode
+            options = replace(options, mode=mode or preferred_mode(model.config))
             given = tokenize(template, spelling, options.whole)
             fills = marked_parts(template, given, spelling)
             layout = given.with_fills([ids for _, ids in fills])
@@ -80,16 +87,13 @@ class ScoreRequest:
         return cls(given, layout, tuple(part for part, _ in fills), options)
 
 
-def score(
-    runner: Runner, spelling: Spelling, requests: Sequence[ScoreRequest], options: ScoreOptions
-) -> list[Scored]:
-    """Return the score of each request; all share `options`."""
-    mode = options.mode
-    assert mode is not None
+def score(runner: Runner, spelling: Spelling, requests: Sequence[ScoreRequest]) -> list[Scored]:
+    """Return the score of each request; those with equal options share batches."""
     scored: dict[int, Scored] = {}
-    by_length = sorted(range(len(requests)), key=lambda i: len(requests[i].layout.tokens))
-    for start in range(0, len(requests), options.batch):
-        some = by_length[start : start + options.batch]
+    for some in batches_of(requests):
+        options = requests[some[0]].options
+        mode = options.mode
+        assert mode is not None
         batch = to_batch([requests[i].layout for i in some], runner.model.head.device)
         estimate = runner.call(
             partial(runner.model.estimate, batch, mode, draws=options.draws, seed=options.seed)
@@ -108,6 +112,16 @@ def score(
         for i, log_probs, error, likely in rows:
             scored[i] = _scored(runner.model, spelling, requests[i], log_probs, error, likely)
     return [scored[i] for i in range(len(requests))]
+
+
+def batches_of(requests: Sequence[ScoreRequest]) -> Iterator[list[int]]:
+    """Yield the numbers of requests with equal options and similar lengths."""
+    alike: dict[ScoreOptions, list[int]] = {}
+    for i in sorted(range(len(requests)), key=lambda i: len(requests[i].layout.tokens)):
+        alike.setdefault(requests[i].options, []).append(i)
+    for options, numbers in alike.items():
+        for start in range(0, len(numbers), options.batch):
+            yield numbers[start : start + options.batch]
 
 
 def top_tokens(

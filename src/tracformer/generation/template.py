@@ -8,7 +8,8 @@ r"""Text with blanks: `[[...]]`, its tokens, and where they stand.
 A blank holds nothing (`[[]]`, any length), a number of tokens (`[[8]]`) or a range (`[[3-8]]`); in
 a text to score it holds the text to score. `\[[` and `\]]` write the brackets themselves; right
 before either, `\\` writes one backslash. Of more than two `[` in a row the last two open a blank;
-of more than two `]` the first two close it.
+of more than two `]` the first two close it. In a text to fill without any `[[...]]`, the blanks of
+other programs are read: `[MASK]`, `<mask>` or `____`, of any length.
 
 >>> parse("Once upon a time [[3-8]] lived.").contents
 ('3-8',)
@@ -31,6 +32,8 @@ from tracformer.model.batch import Batch
 # the lookbehind makes a run of backslashes match once, from its first
 MARK = re.compile(r"(?<!\\)(?P<slashes>\\*)(?P<bracket>\[\[|\]\])")
 OPENINGS = re.compile(r"\[*")
+# blanks of other programs; several in a row are one
+FOREIGN = re.compile(r"(?:\[MASK\]|<mask>|_{3,})(?:\s*(?:\[MASK\]|<mask>|_{3,}))*")
 
 
 class Lengths(NamedTuple):
@@ -48,11 +51,13 @@ class Template:
         pieces: The given pieces of text, one more than there are blanks.
         contents: What stands in the brackets of each blank.
         first: Token ids of pieces[0], where they are given and need not be those of its text.
+        note: What was read as a blank, where the text has no [[...]].
     """
 
     pieces: tuple[str, ...]
     contents: tuple[str, ...]
     first: tuple[int, ...] | None = None
+    note: str = ""
 
     @cached_property
     def lengths(self) -> tuple[Lengths, ...]:
@@ -65,7 +70,8 @@ def parse(text: str | Template, required: bool = True) -> Template:
 
     Args:
         text: The text.
-        required: Refuse a text without a blank.
+        required: Read blanks of other programs in a text without [[...]]; refuse a text without
+            any blank.
 
     Raises:
         ValueError: A blank is not closed, or there is none.
@@ -97,6 +103,11 @@ def parse(text: str | Template, required: bool = True) -> Template:
             "\\[[ for the characters themselves"
         )
     if not parts and required:
+        whole = "".join(current) + text[at:]
+        if found := [match[0] for match in FOREIGN.finditer(whole)]:
+            read = ", ".join(dict.fromkeys(found))
+            note = f"no [[...]] in the text; read as blanks of any length: {read}"
+            return Template(tuple(FOREIGN.split(whole)), ("",) * len(found), note=note)
         raise ValueError(
             "no blank found in the text. Mark one with [[]] (any length), [[5]] (5 tokens) or "
             "[[3-8]] (3 to 8 tokens); to score, put [[ and ]] around the text to score"
@@ -188,12 +199,14 @@ class TokenizedText:
         ids: Token ids of each piece.
         spaced: For each blank, whether the space before it moved into it.
         end: The end of text, where the text is a whole document.
+        note: That of the template.
     """
 
     texts: tuple[str, ...]
     ids: tuple[tuple[int, ...], ...]
     spaced: tuple[bool, ...]
     end: tuple[int, ...] = ()
+    note: str = ""
 
     @property
     def given(self) -> int:
@@ -302,7 +315,8 @@ def tokenize(template: Template, spelling: Spelling, whole: bool) -> TokenizedTe
         template.first or () if fixed and i == 0 else tuple(encode(text, i > 0)) if text else ()
         for i, text in enumerate(texts)
     )
-    return TokenizedText(texts, ids, spaced, (spelling.tokenizer.eot_id,) if whole else ())
+    end = (spelling.tokenizer.eot_id,) if whole else ()
+    return TokenizedText(texts, ids, spaced, end, template.note)
 
 
 def spans_of(

@@ -7,7 +7,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Request
@@ -90,7 +89,9 @@ class InfillBody(Strict):
     """Fields of `/v1/infill`: a text and the options of `InfillOptions`."""
 
     text: Text | None = Field(
-        None, description="text with blanks: [[]], [[8]] or [[3-8]]; \\[[ stands for the characters"
+        None,
+        description="text with blanks: [[]], [[8]] or [[3-8]]; \\[[ stands for the characters. In "
+        "a text without any, [MASK], <mask> or ____ is a blank of any length",
     )
     segments: Several[Segment] | None = Field(
         None, description="instead of `text`: literal strings and blanks in turn"
@@ -279,10 +280,6 @@ async def score(http: Request, body: ScoreBody) -> Response:
         template = await off_the_loop(lambda: parse(body.text, required=False), len(body.text))
     except ValueError as mistake:
         raise ApiError(400, str(mistake), param="text") from mistake
-    if not template.contents:
-        template = Template(("", ""), template.pieces)
-        if options.mode is None and "ar" in service.backend.lm.model.config.modes:
-            options = replace(options, mode="ar")
     service.check_limit("blanks", len(template.contents), limits.blanks)
     request = service.start(http, lambda lm, _: lm.score(template, options=options), body.timeout)
     scored = await request.done()

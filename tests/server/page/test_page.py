@@ -119,6 +119,20 @@ def test_the_score_is_of_the_whole_text(screen: Screen) -> None:
     assert f"log p {shown(scored.log_prob)}," in screen.page.inner_text("#score-figures")
 
 
+def test_marked_parts_are_scored(screen: Screen) -> None:
+    screen.write("the [[cat]] sat")
+    screen.page.click("#score")
+    screen.page.wait_for_selector("#score-figures:visible")
+    scored = screen.site.lm.score("the [[cat]] sat")
+    found = screen.page.inner_text("#score-figures")
+    assert found.startswith(f"Marked parts: log p {shown(scored.log_prob)},")
+
+
+def test_blanks_of_other_programs_are_filled(screen: Screen) -> None:
+    screen.fill("the ____ sat on [MASK] [MASK] mat", seed=3)
+    assert screen.text == "the [[]] sat on [[]] mat"
+
+
 def test_marks_are_parsed_and_written_as_in_the_library(screen: Screen) -> None:
     read = """async texts => {
         const {parse, write} = await import('/page/marks.js');

@@ -38,6 +38,11 @@ export function parse(text) {
   return { pieces, marks, problem };
 }
 
+// Return text with the blanks of other programs, [MASK], <mask> or ____, as [[]]; several in a row are one.
+export function adopted(text) {
+  return text.replace(/(?:\[MASK\]|<mask>|_{3,})(?:\s*(?:\[MASK\]|<mask>|_{3,}))*/g, "[[]]");
+}
+
 // Return the lengths that a blank's content allows.
 export function lengths(content) {
   if (content === "") return { low: 1, high: null };
@@ -46,7 +51,7 @@ export function lengths(content) {
   const high = match ? Number(match[2] ?? match[1]) : 0;
   if (low < 1 || high < low) {
     const shown = content.length > 24 ? content.slice(0, 23) + "…" : content;
-    return { low: 1, high: 1, problem: `A blank holds a number of tokens, not “${shown}”: [[8]], [[3-8]], or [[]] to let the model choose.` };
+    return { low: 1, high: 1, problem: `A blank holds a number of tokens, not “${shown}”: [[8]], [[3-8]], or [[]] to let the model choose. Score takes it as text to score.` };
   }
   return { low, high };
 }

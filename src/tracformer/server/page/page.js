@@ -8,7 +8,7 @@ import { Editor } from "./editor.js";
 import { examplesFor } from "./examples.js";
 import { begin, carried, completed, hasTokens, hear, isComplete, lockBlank, lockToken } from "./fills.js";
 import { History } from "./history.js";
-import { parse, write } from "./marks.js";
+import { adopted, parse, write } from "./marks.js";
 import { tokensToBlank } from "./blanking.js";
 import { Settings } from "./settings.js";
 import { bodyOf, copy, fromHash, toHash } from "./share.js";
@@ -103,8 +103,14 @@ async function blank() {
 // Filling
 
 async function fill() {
-  const text = parsed();
   if (state.filling || !state.model) return;
+  if (!parsed().marks.length && adopted(state.text) !== state.text) {
+    const text = adopted(state.text);
+    editor.set(text, [text.length, text.length]);
+    edited(text, "step");
+    chrome.toast("Marks of other programs are blanks now");
+  }
+  const text = parsed();
   if (text.problem || !text.marks.length) {
     return chrome.showError({ message: text.problem || "No blank in the text. Select some words and press Blank, or write [[8]] for eight missing tokens." });
   }
