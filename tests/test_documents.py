@@ -213,7 +213,7 @@ def test_blocks_run_in_order_and_outputs_are_replaced(tmp_path: Path) -> None:
     page.write_text("\n\n```python\nnothing\n```\n")
     with pytest.raises(NameError):
         run_pages.run_page(page)
-    page.write_text("```sh\ntracformer score 'no blank'\n```\n")
+    page.write_text("```sh\ntracformer infill 'no blank'\n```\n")
     with pytest.raises(SystemExit, match="ended with 2"):
         run_pages.run_page(page)
 
