@@ -31,7 +31,8 @@ from tracformer.baselines.causal_networks import (
     read_network,
     transformers_package,
 )
-from tracformer.baselines.given_first import Rows, arrange, body_rows, row_flags
+from tracformer.baselines.causal_training import choose_attention, train_fast
+from tracformer.baselines.given_first import Rows, arrange, body_rows, packed, row_flags
 from tracformer.baselines.row_cache import LayerMemory, RowCache
 from tracformer.baselines.transformer import DenseModel, pick, shifted_right
 from tracformer.devices import require_memory
@@ -170,6 +171,7 @@ class CausalLM(DenseModel):
         if self.checkpoint_activations and not self.network.is_gradient_checkpointing:
             self.network.gradient_checkpointing_enable({"use_reentrant": False})
         self.use_adapter(mode)
+        choose_attention(self.network, batch.device, 2 * batch.width)
         return super().hidden(batch, mode, wanted)
 
     def states(self, batch: Batch, mode: str, wanted: Tensor) -> Tensor:
@@ -177,9 +179,13 @@ class CausalLM(DenseModel):
             return pick(self.read(shifted_right(batch.tokens, self.config.start_id)), wanted)
         given, needed = row_flags(batch, mode, wanted, self.config.body)
         rows = arrange(batch, given, needed, self.config.start_id)
-        features = self.read(rows.ids, rows.positions, whole_mask(rows, self.config.prefix))
+        before, present = given.sum(1), torch.arange(rows.ids.shape[1], device=batch.device)
+        present = torch.cat(
+            (rows.given, present[: rows.mask.shape[1]] < needed.sum(1)[:, None]), dim=1
+        )
+        features = self.read(*without_gaps(rows, present, self.config.prefix))
         row, position = wanted.nonzero(as_tuple=True)
-        picked: Tensor = features[:, rows.prefix :][row, rows.body[row, position]]
+        picked: Tensor = features[row, before[row] + rows.body[row, position]]
         return picked
 
     def empty_cache(self, mode: str, rows: int, length: int) -> "CausalLMCache":
@@ -211,6 +217,7 @@ class CausalLM(DenseModel):
                     )
         elif config.rank:
             add_adapter(self.network, config.rank)
+            train_fast(transformers_package(), self.network)
         adapted = tuple(mode for mode in config.possible_modes if mode in modes)
         self.config = dataclasses.replace(config, adapted=adapted)
 
@@ -369,6 +376,21 @@ def whole_mask(rows: Rows, prefix: str) -> Tensor:
     return torch.cat(
         (nn.functional.pad(prefix_mask(rows.given, prefix), (0, rows.mask.shape[1])), rows.mask), 1
     )
+
+
+def without_gaps(rows: Rows, present: Tensor, prefix: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids (B, W), positions (B, W) and mask (B, W, W), padded at the end only.
+
+    Args:
+        rows: Prefix and body rows, each with padding.
+        present: (B, P + S) bool, False in the padding.
+        prefix: "bidirectional" or "causal".
+    """
+    order, _ = packed(present)
+    mask = whole_mask(rows, prefix)
+    mask = mask.gather(1, order[..., None].expand(-1, -1, mask.shape[2]))
+    mask = mask.gather(2, order[:, None].expand(-1, order.shape[1], -1))
+    return rows.ids.gather(1, order), rows.positions.gather(1, order), mask
 
 
 def prefix_mask(present: Tensor, prefix: str) -> Tensor:

@@ -319,6 +319,13 @@ class ConditionalModel(nn.Module):
         """Return the parameters that training changes, by name; by default all."""
         return dict(self.named_parameters())
 
+    def round_frozen(self, dtype: torch.dtype) -> None:
+        """Round the parameters that training does not change, in place."""
+        trained = set(map(id, self.trained_parameters().values()))
+        for parameter in self.parameters():
+            if id(parameter) not in trained:
+                parameter.data = parameter.data.to(dtype)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save_pretrained` writes: parameters and buffers.
 

@@ -148,6 +148,8 @@ class Trainer:
             and ranks.device.type == "cuda"
             and torch.cuda.is_bf16_supported()
         )
+        if self.bfloat16 and not self._sharded:
+            self.model.round_frozen(torch.bfloat16)  # once, not in every step
         self._signal: int | None = None
         self._validated = 0  # the last validated step
         self._intact: set[Path] = set()  # checkpoints that this process wrote or read
