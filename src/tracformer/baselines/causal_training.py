@@ -59,9 +59,7 @@ def low_rank_product(layer: Any, slow: Callable[[Tensor], Tensor], x: Tensor) ->
         return slow(x)
     [name], base, device = layer.active_adapters, layer.base_layer, x.device.type
     kind = (
-        torch.get_autocast_dtype(device)
-        if torch.is_autocast_enabled(device)
-        else base.weight.dtype
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else base.weight.dtype
     )
     W = (base.weight if layer.fan_in_fan_out else base.weight.T).to(kind)
     b = getattr(base, "bias", None)
