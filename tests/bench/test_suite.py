@@ -56,6 +56,7 @@ SCALE = Scale(
     tokens=2,
     generation_rounds=1,
     requests=3,
+    fills=("5 tokens",),
     long_lengths=(16, 32),
     long_preset="tiny",
 )

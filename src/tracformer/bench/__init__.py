@@ -10,6 +10,7 @@ and is saved at once, so an interrupted run loses one piece at most.
     attention_speed       attention alone: time, growth with the length, memory
     training_speed        training steps and long sequences, against systems of equal size
     generation_speed      generation with the cache, the engine under requests, memory
+    fill_latency          time to a fill at the defaults: cold command line, Python, HTTP
 """
 
 import math
@@ -57,6 +58,7 @@ class Scale:
         tokens: Tokens to generate.
         generation_rounds: Runs of one thing in generation; the median counts.
         requests: Simultaneous requests to the engine.
+        fills: Texts of the fills at the defaults.
         long_lengths: Lengths of long sequences.
         long_preset: Preset for long sequences.
     """
@@ -83,6 +85,7 @@ class Scale:
     tokens: int = 32
     generation_rounds: int = 5
     requests: int = 32
+    fills: tuple[str, ...] = ("5 tokens", "12 tokens", "[[]]", "two [[]]", "four [[]]")
     long_lengths: tuple[int, ...] = (8192, 16384, 32768)
     long_preset: str = "laptop-32k"
 
@@ -103,6 +106,7 @@ QUICK = Scale(
     tokens=16,
     generation_rounds=2,
     requests=8,
+    fills=("5 tokens", "[[]]"),
     long_lengths=(2048, 4096),
 )
 

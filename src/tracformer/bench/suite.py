@@ -26,6 +26,7 @@ from tracformer.bench import (
     Measurement,
     Scale,
     attention_speed,
+    fill_latency,
     generation_speed,
     processor_name,
     training_speed,
@@ -39,6 +40,7 @@ PARTS: dict[str, tuple[Measurement, ...]] = {
     "attention": attention_speed.MEASUREMENTS,
     "training": training_speed.MEASUREMENTS,
     "generation": generation_speed.MEASUREMENTS,
+    "fills": fill_latency.MEASUREMENTS,
 }
 ON_GPU = ("machine", "attention")
 

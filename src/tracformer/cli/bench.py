@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         default="",
         metavar="PARTS",
-        help="parts to measure, separated by commas: machine, attention, training, generation",
+        help="parts, separated by commas: machine, attention, training, generation, fills",
     )
     parser.add_argument(
         "--out",
