@@ -11,6 +11,7 @@ imported. The bar is removed when the work ends.
 """
 
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -24,7 +25,8 @@ class ProgressBar:
     Args:
         description: Text before the bar.
         total: Number of steps. None shows a bar without percentage and remaining time.
-        unit: "steps", or "bytes" to show kB, MB, GB.
+        unit: "steps", "bytes" to show kB, MB, GB, or "seconds" to show only the time so far.
+        delay: Seconds after which the bar appears; work that ends before shows none.
         enabled: False draws nothing, for callers with a `quiet` option.
     """
 
@@ -34,11 +36,23 @@ class ProgressBar:
         total: float | None = None,
         *,
         unit: str = "steps",
+        delay: float = 0.0,
         enabled: bool = True,
     ) -> None:
         self._progress: Any = None
+        self._timer: threading.Timer | None = None
+        self._lock, self._closed = threading.Lock(), False
         if not enabled or sys.stderr is None or not sys.stderr.isatty():
             return
+        if delay:
+            self._timer = threading.Timer(delay, self._appear, (description, total, unit))
+            self._timer.daemon = True
+            self._timer.start()
+        else:
+            self._appear(description, total, unit)
+
+    def _appear(self, description: str, total: float | None, unit: str) -> None:
+        """Draw the bar."""
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -46,21 +60,30 @@ class ProgressBar:
             MofNCompleteColumn,
             Progress,
             TextColumn,
+            TimeElapsedColumn,
             TimeRemainingColumn,
         )
 
-        self._progress = Progress(
+        columns: dict[str, tuple[Any, ...]] = {
+            "steps": (MofNCompleteColumn(), TimeRemainingColumn()),
+            "bytes": (DownloadColumn(), TimeRemainingColumn()),
+            "seconds": (TimeElapsedColumn(),),
+        }
+        progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            DownloadColumn() if unit == "bytes" else MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            *columns[unit],
             TextColumn("{task.fields[note]}", markup=False),
             console=Console(stderr=True),
             transient=True,
             redirect_stdout=False,  # results on standard output must not go to standard error
         )
-        self._task = self._progress.add_task(description, total=total, note="")
-        self._progress.start()
+        with self._lock:
+            if self._closed:
+                return
+            self._task = progress.add_task(description, total=total, note="")
+            progress.start()
+            self._progress = progress
 
     def update(self, advance: float = 1, note: str | None = None) -> None:
         """Advance by a number of steps; `note` replaces the text after the bar."""
@@ -70,9 +93,13 @@ class ProgressBar:
 
     def close(self) -> None:
         """Remove the bar. A closed bar ignores further updates."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._lock:
+            self._closed = True
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
 
     def __enter__(self) -> Self:
         return self

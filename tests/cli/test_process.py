@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,21 @@ def test_a_terminal_shows_description_count_and_note(
     assert "loss 1.5" in terminal.getvalue()
     assert capsys.readouterr().out == "a result\n"
     bar.update()  # a closed bar ignores updates
+
+
+def test_a_delayed_bar_appears_only_if_the_work_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressBar("filling", unit="seconds", delay=600):
+        pass
+    assert terminal.getvalue() == ""
+    with ProgressBar("filling", unit="seconds", delay=0.01):
+        deadline = time.monotonic() + 60
+        while "filling" not in terminal.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "filling" in terminal.getvalue()
+    assert "0:00:0" in terminal.getvalue()  # the time so far
 
 
 def test_a_disabled_bar_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

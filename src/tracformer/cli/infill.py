@@ -131,7 +131,7 @@ def _check_output(arguments: argparse.Namespace, options: InfillOptions) -> None
         if arguments.stream and is_given:
             raise ValueError(
                 f"--stream shows one fill as it arrives, which {name} does not give; "
-                "leave one of them out"
+                "leave one of them out (--stream takes --quality fast or raw)"
             )
 
 
@@ -146,10 +146,11 @@ def _fill_all(
     results = shared.by_batch(requests, requests[0].options.batch, lm.infill)
     n = requests[0].options.n
     # on a terminal the results themselves show how far the work is
-    quiet = len(lines) == 1 or output.is_terminal(sys.stdout)
-    with ProgressBar("filling", len(lines), enabled=not quiet) as bar:
+    apart = len(lines) == 1 or output.is_terminal(sys.stdout)
+    with ProgressBar("filling", len(lines), enabled=not apart) as bar:
         for line in lines:
-            filled = next(results) if line.text else []
+            with ProgressBar("filling", unit="seconds", delay=1.0, enabled=apart):
+                filled = next(results) if line.text else []
             for result in filled:
                 if arguments.json:
                     output.put_json({"line": line.number, **result.to_dict()})
