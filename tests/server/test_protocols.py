@@ -2,15 +2,16 @@
 llama.cpp and Mistral. OpenAI's particulars are in test_openai.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from mistralai.client import Mistral, errors
 
-from tests.server.helpers import Running, shaped
+from tests.server.helpers import NAME, Running, running, shaped
 from tracformer import LanguageModel
+from tracformer.generation.generation_config import GenerationConfig
 from tracformer.generation.samplers import PLAIN, Sampler
 from tracformer.generation.template import write
 from tracformer.server.completion import LENGTH_DRAWS, length_prior
@@ -173,6 +174,44 @@ def test_unknown_fields_are_ignored(server: Running, protocol: Protocol) -> None
     more = {"cache_prompt": True, "id_slot": -1, "user": "someone", "samplers": ["top_k"]}
     changed = server.good(protocol.path, protocol.fields(**more))
     assert protocol.text(changed) == protocol.text(server.good(protocol.path, protocol.fields()))
+
+
+@pytest.fixture(scope="module")
+def text_server(lm: LanguageModel) -> Iterator[Running]:
+    """Serve the same model with the settings of a model for text."""
+    config = GenerationConfig("best", temperature=0.5, top_p=0.7)
+    with running(lambda: LanguageModel(lm.model, lm.tokenizer, NAME, config)) as there:
+        yield there
+
+
+@PROTOCOLS
+def test_only_unset_values_take_the_models_settings(
+    server: Running, text_server: Running, protocol: Protocol
+) -> None:
+    """The first server's model has no settings, so its answers follow the client alone."""
+
+    def texts(there: Running, **changes: Any) -> list[str]:
+        seeds = ({protocol.seed: seed} for seed in range(3, 9))
+        fields = [protocol.fields(None, **changes) | seed for seed in seeds]
+        return [protocol.text(there.good(protocol.path, each)) for each in fields]
+
+    asked = {"temperature": 1.1, "top_p": 0.95}
+    assert texts(text_server, **asked) == texts(server, **asked)
+    assert texts(text_server) == texts(server, temperature=0.5, top_p=0.7)
+    assert texts(text_server, top_p=1) == texts(server, temperature=0.5, top_p=1)
+    assert texts(text_server) != texts(server)
+
+
+def test_the_native_route_takes_the_models_quality_and_streams_fast(text_server: Running) -> None:
+    fields = {"text": "the cat [[2]] mat", "seed": 3}
+    [default] = text_server.good("/v1/infill", fields)["results"]
+    [best] = text_server.good("/v1/infill", {**fields, "quality": "best"})["results"]
+    [fast] = text_server.good("/v1/infill", {**fields, "quality": "fast"})["results"]
+    assert (default, fast["score"]) == (best, None)
+    events = text_server.stream("/v1/infill", {**fields, "stream": True})
+    assert [data["results"] for name, data in events if name == "result"] == [[fast]]
+    refused = text_server.refused("/v1/infill", {**fields, "quality": "best", "stream": True})
+    assert "quality is 'best', which compares whole fills" in refused["error"]["message"]
 
 
 # llama.cpp

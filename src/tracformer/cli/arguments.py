@@ -300,8 +300,8 @@ def sampler_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.greedy:
         if name := next((name for name in TRUNCATIONS if name in given), None):
             raise ValueError(
-                f"--greedy always takes the most likely token, so {flag_of(name)} has no effect; "
-                "leave one of them out"
+                f"--greedy always takes the most likely token, so {flag_of(name)} has no effect "
+                f"(it is {given[name]}); leave one of them out"
             )
         given["temperature"] = 0.0
     return given

@@ -60,7 +60,7 @@ from tracformer.rng import derived_seed
 WEIGHED_LENGTHS, KEPT_LENGTHS = 16, 8
 ROUGH = 2**41  # index of the seeds of rough estimates, beyond any number of samples
 TOGETHER = 64  # sequences per pass where many are tried
-ROUGH_FILLS = 3  # one greedy, the others sampled, for each combination that is tried under `best`
+ROUGH_FILLS = 3, 2  # of each combination tried under `best`, one greedy: up to two blanks, more
 SEARCHED_LENGTHS = 4  # of blanks of unknown length: each gets its own beam search under `best`
 
 
@@ -250,6 +250,7 @@ class InfillRun:
         options, ranges, room = self.options, request.ranges, request.room
         note = self._note(request)
         pool: list[Infilled] = []
+        rough = ROUGH_FILLS[sum(low < high for low, high in ranges) > 2]
 
         def plan(vector: tuple[int, ...], i: int, greedy: bool = False) -> PlannedFill:
             seed = derived_seed(request.options.seed, i)
@@ -258,11 +259,11 @@ class InfillRun:
 
         def try_out(found: LengthVectors) -> list[float]:
             """Return the score of the best of a few fills of each vector of lengths."""
-            fills = [plan(v, i, greedy=i == 0) for v in found.vectors for i in range(ROUGH_FILLS)]
+            fills = [plan(v, i, greedy=i == 0) for v in found.vectors for i in range(rough)]
             results = self._scored(request, self._sampled(fills))
             pool.extend(results)
             scores = [result.score or 0.0 for result in results]
-            return [max(scores[i : i + ROUGH_FILLS]) for i in range(0, len(scores), ROUGH_FILLS)]
+            return [max(scores[i : i + rough]) for i in range(0, len(scores), rough)]
 
         if all(low == high for low, high in ranges):
             vectors = [tuple(low for low, _ in ranges)]
@@ -272,8 +273,7 @@ class InfillRun:
         else:
             vectors = [length_posterior.middle(ranges, room)]
             note = joined(note, length_posterior.missing_mode(self.runner.model))
-        fills = [plan(vectors[i % len(vectors)], i) for i in range(options.best_of)]
-        results = self._sampled(fills)
+        results = self._sampled([*map(plan, vectors * options.best_of, range(options.best_of))])
         for vector in vectors:
             results += self._search(plan(vector, 0))
         pool = distinct(pool + self._scored(request, distinct(results)))
