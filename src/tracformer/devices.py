@@ -7,6 +7,7 @@ is pickled.
 import ctypes
 import ctypes.util
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -103,6 +104,18 @@ def use_threads(wanted: int = 0) -> str:
         f"the machine is busy (load {load:.1f} on {cores} cores): using {fair} "
         f"thread{'s' if fair > 1 else ''}; --threads {cores} uses them all"
     )
+
+
+def processor_name(device: torch.device | None = None) -> str:
+    """Return the name of the processor, or of a GPU, as the system gives it."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = [line for line in lines if line.startswith(("model name", "Model"))]
+    return found[0].partition(":")[2].strip() if found else "unknown processor"
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # names and values of glibc's mallopt(3)

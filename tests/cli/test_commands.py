@@ -13,6 +13,8 @@ from tracformer import bench, load
 from tracformer.bench import suite
 from tracformer.cli import main
 from tracformer.data import char_tokenizer
+from tracformer.evaluation.flops import flops_per_token
+from tracformer.evaluation.result_files import read_results
 
 
 @pytest.fixture
@@ -232,7 +234,19 @@ def test_from_training_to_fills(
         32,
     )
     assert training["held_out"]["step"] == 2
-    assert "2 of 2 steps of 6 x 32 tokens (384 with padding)" in call("info")
+    shown = call("info")
+    assert "2 of 2 steps of 6 x 32 tokens (384 with padding)" in shown
+    assert "these weights  after step 2: 384 tokens of data without padding" in shown
+    assert training["weights"]["machine"] in shown
+    words = ("ratios:ratios=0.5", "--data", str(data), "--length", "32", "--sequences", "4")
+    printed = call.call("eval", "runs/first", *words)[1]
+    for word in ("parameters", "tokens seen", "384", "training FLOPs"):
+        assert word in printed
+    [result] = read_results(Path("results"))
+    steps = result.manifest["training"]["step"], result.manifest["training"]["planned_steps"]
+    assert steps == (2, 2)
+    per_token = flops_per_token(load("runs/first").model.config, "all-modes", length=32)
+    assert result.manifest["training"]["flops"] == pytest.approx(384 * per_token)
     assert call("infill", "Mia [[4]].").startswith("Mia")
     assert main(["plot", "runs/first", "--json"]) == 0
     assert Path(json.loads(capsys.readouterr().out)["picture"]).is_file()

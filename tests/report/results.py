@@ -25,6 +25,7 @@ def result(
     manifest = {
         "hashes": {"data": "d", "contexts": "c", "tokenizer": "t", "weights": model},
         "model": described,
+        **({"training": more["training"]} if "training" in more else {}),
     }
     return Result(
         model, family, mode, task, options, tuple(rows), more.get("details", {}), manifest

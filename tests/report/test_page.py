@@ -285,6 +285,60 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "<title>Mine &amp; yours</title>" in (tmp_path / "report" / "index.html").read_text()
 
 
+def test_the_page_goes_beside_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = ranges("ours", 30.0).save(tmp_path / "results")
+    for place in ("results/", str(path)):
+        assert main(["report", place]) == 0
+        written = Path(capsys.readouterr().out.strip())
+        assert written.resolve() == tmp_path / "results" / "report" / "index.html"
+
+
+def trained(tokens: int, flops: float | None = 1e12, **more: object) -> dict[str, object]:
+    facts = {"step": 75, "planned_steps": 2558, "seconds": 90.0, "machine": "a processor"}
+    return {**facts, "tokens": tokens, "flops": flops, **more}
+
+
+def test_models_show_what_they_were_trained_with(tmp_path: Path) -> None:
+    same = [
+        ratios("ours", "exact", 30.0, training=trained(1_000_000)),
+        ratios("theirs", "exact", 40.0, training=trained(1_030_000, 5e12)),
+    ]
+    page = write(tmp_path / "same", *same)
+    assert "75 of 2,558" in page
+    assert "class='best'" in page
+    assert "unequal budgets" not in page
+    head = "<th scope='col'>parameters</th><th scope='col'>tokens seen</th>"
+    assert f"{head}<th scope='col'>training FLOPs</th>" in page
+    for cell in ("1.03M", "5T"):
+        assert f"<td>{cell}</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("other", "marked"),
+    [
+        (trained(1_000_000, 9e12), True),  # equal tokens
+        (trained(2_000_000, 1.02e12), True),  # equal operations
+        (trained(2_000_000, 9e12), False),
+        (trained(2_000_000, None), False),
+        (None, False),  # known of one model only
+    ],
+)
+def test_the_best_is_marked_among_equal_budgets(
+    tmp_path: Path, other: dict[str, object] | None, marked: bool
+) -> None:
+    more = {} if other is None else {"training": other}
+    page = write(
+        tmp_path,
+        ratios("ours", "exact", 30.0, training=trained(1_000_000)),
+        ratios("theirs", "exact", 40.0, **more),
+    )
+    assert ("class='best'" in page) == marked
+    assert ("trained with unequal budgets: no best is marked" in page) != marked
+
+
 def paper_cells(page: str) -> list[str]:
     return re.findall(r"<td class='paper'>([^<]*)", page)
 

@@ -19,11 +19,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tracformer.devices import processor_name
 
 Figures = dict[str, Any]
 """Numbers of one piece by name, as JSON holds them."""
@@ -256,16 +257,6 @@ def number(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def processor_name() -> str:
-    """Return the processor's name as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = [line for line in lines if line.startswith(("model name", "Model"))]
-    return found[0].partition(":")[2].strip() if found else "unknown processor"
-
-
 # ---- the part `machine`: limits of training (matrix products) and of generation (reading weights)
 
 LIMITS = "machine/limits"
@@ -285,7 +276,7 @@ def limits(
     """Measure operations per second of matrix products, and bytes read and copied per second."""
     on = torch.device(device)
     figures: Figures = {
-        "processor": torch.cuda.get_device_name(on) if on.type == "cuda" else processor_name(),
+        "processor": processor_name(on),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "torch": torch.__version__,

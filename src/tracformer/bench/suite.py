@@ -28,9 +28,9 @@ from tracformer.bench import (
     attention_speed,
     fill_latency,
     generation_speed,
-    processor_name,
     training_speed,
 )
+from tracformer.devices import processor_name
 from tracformer.evaluation.result_files import code_version
 from tracformer.files import write_atomically
 from tracformer.report.tables import NEITHER, Line, Table

@@ -191,7 +191,7 @@ def _put_numbers(result: "Infilled", colour: bool) -> None:
     tokens = sum(len(span.token_ids) for span in result.spans)
     facts = [
         f"log p {result.log_prob:.3f}",
-        f"{output.per_token(result.log_prob, tokens):.3f} per token",
+        output.per_token(result.log_prob, tokens),
         f"{tokens} token{'s' if tokens != 1 else ''}",
         result.mode,
         f"seed {result.seed}",

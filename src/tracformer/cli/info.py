@@ -1,6 +1,7 @@
 """Show a model's system, size, modes, tokenizer and files, and how it was trained.
 
-The training is shown if the model lies in the folder of its run.
+The training is shown if the folder, or that of its run, describes it: steps and tokens done of
+those planned, time, machine and data.
 
     tracformer info runs/stories
     tracformer info --model runs/stories/best --json
@@ -105,12 +106,16 @@ def describe(lm: "LanguageModel", folder: Path) -> dict[str, Any]:
 
 
 def training_summary(folder: Path) -> dict[str, Any] | None:
-    """Return settings and last log records of the run that a model folder belongs to, if any."""
+    """Return how the weights in a model's folder were trained, if it or its run's folder says so.
+
+    In the run's folder there are also its settings and the last records of its log.
+    """
+    from tracformer.training.log import perplexities, read_log, read_training
+
+    weights = read_training(folder)
     runs = [place for place in (folder, folder.parent) if (place / "train.json").is_file()]
     if not runs:
-        return None
-    from tracformer.training.log import perplexities, read_log
-
+        return None if weights is None else {"run": None, **weights, "weights": weights}
     run = runs[0]
     try:
         settings = json.loads((run / "train.json").read_text())
@@ -126,6 +131,7 @@ def training_summary(folder: Path) -> dict[str, Any] | None:
         "last_step": train.get("step"),
         "last_loss": train.get("loss"),
         "seconds": train.get("seconds"),
+        "weights": weights,
         "held_out": None
         if validation is None
         else {"step": validation["step"], **perplexities(validation)},
@@ -161,7 +167,17 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in generation.items())
     rows.append(("generation", settings))
     rows += [("file", f"{name}, {size:,} bytes") for name, size in facts["files"].items()]
-    if training is not None:
+    rows += _training_rows(training or {})
+    return [
+        f"{facts['folder']}: {facts['system']}",
+        *(f"  {name:<14} {what}" for name, what in rows),
+    ]
+
+
+def _training_rows(training: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines about a training, see `training_summary`."""
+    rows = []
+    if training.get("run"):
         rows_of, length = training.get("batch", 0), training.get("length", 0)
         done, planned = training["last_step"] or 0, training.get("steps", 0)
         of = f"{done:,} of {planned:,} steps" if planned else f"{done:,} steps"
@@ -172,18 +188,21 @@ def _lines(facts: dict[str, Any]) -> list[str]:
             amount += f" of {training['minutes']:g}"
         objective = training.get("objective", "")
         rows.append(("training", f"{training['run']}: {objective}, {amount} of {training['data']}"))
-        if training["last_step"] is not None:
-            loss = f"loss {training['last_loss']:.4f} nats per target"
-            rows.append(("last step", f"{training['last_step']:,}, {loss}"))
-        if training["held_out"] is not None:
-            values = dict(training["held_out"])
-            step = values.pop("step")
-            shown = ", ".join(f"{key} {value:.2f}" for key, value in values.items())
-            rows.append(("validation", f"after step {step:,}, perplexity: {shown}"))
-    return [
-        f"{facts['folder']}: {facts['system']}",
-        *(f"  {name:<14} {what}" for name, what in rows),
-    ]
+    if (weights := training.get("weights")) is not None:
+        text = (
+            f"after step {weights['step']:,}: {weights['tokens']:,} tokens of {weights['data']} "
+            f"without padding, {weights['seconds'] / 60:.1f} minutes on {weights['machine']}"
+        )
+        rows.append(("these weights", text))
+    if training.get("last_step") is not None:
+        loss = f"loss {training['last_loss']:.4f} nats per target"
+        rows.append(("last step", f"{training['last_step']:,}, {loss}"))
+    if training.get("held_out") is not None:
+        values = dict(training["held_out"])
+        step = values.pop("step")
+        shown = ", ".join(f"{key} {value:.2f}" for key, value in values.items())
+        rows.append(("validation", f"after step {step:,}, perplexity: {shown}"))
+    return rows
 
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:

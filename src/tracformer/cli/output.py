@@ -117,9 +117,9 @@ def for_stdout(text: str) -> str:
     return visible(text) if is_terminal(sys.stdout) else text
 
 
-def per_token(log_prob: float, tokens: int) -> float:
-    """Return the geometric mean of the tokens' probabilities."""
-    return math.exp(log_prob / tokens) if tokens else 1.0
+def per_token(log_prob: float, tokens: int) -> str:
+    """Return "log p per token", the mean log-probability of a token, in words."""
+    return f"log p per token {log_prob / tokens if tokens else 0.0:.3f}"
 
 
 def table(rows: Iterable[Sequence[str]]) -> list[str]:

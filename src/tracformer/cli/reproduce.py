@@ -28,7 +28,7 @@ OWN_OPTIONS = ("scale", "out", "device", "batch")
 REPORT_DESCRIPTION = """Write an HTML page with tables and pictures of results, and a PNG, CSV and
 LaTeX file for each of them.
 
-    tracformer report results/                          writes report/index.html
+    tracformer report results/                          writes results/report/index.html
     tracformer report results/a results/b --out page/
 
 The page needs no network and no other file.
@@ -154,7 +154,9 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "folders", nargs="+", metavar="FOLDER", help="folders of results, or single result files"
     )
     parser.add_argument(
-        "--out", default="report", metavar="FOLDER", help="output folder (default: report)"
+        "--out",
+        metavar="FOLDER",
+        help="output folder (default: `report` in the first folder of results)",
     )
     parser.add_argument(
         "--title", default="Evaluation", help="title of the page (default: Evaluation)"
@@ -166,7 +168,9 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Run `tracformer report`."""
     from tracformer.report import write_report
 
-    path = write_report(arguments.folders, arguments.out, title=arguments.title)
+    first = Path(arguments.folders[0])
+    out = arguments.out or (first if first.is_dir() else first.parent) / "report"
+    path = write_report(arguments.folders, out, title=arguments.title)
     print(json.dumps({"page": str(path)}) if arguments.json else path)
     return 0
 

@@ -108,7 +108,7 @@ def _put_numbers(result: "Sampled", colour: bool) -> None:
     tokens = len(result.token_ids)
     facts = [
         f"log p {result.log_prob:.3f}",
-        f"{output.per_token(result.log_prob, tokens):.3f} per token",
+        output.per_token(result.log_prob, tokens),
         f"{tokens} tokens, {'ended' if result.ended else 'cut off'}",
         result.mode,
         f"seed {result.seed}",

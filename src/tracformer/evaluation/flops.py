@@ -32,6 +32,7 @@ forward and backward pass, attention included, for each token of the text. Its c
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tracformer.attention import Layout
-from tracformer.baselines import find_family
+from tracformer.baselines import CAUSAL_LM, find_family
 from tracformer.model import Tracformer
 from tracformer.model.config import ModelConfig, TracformerConfig
 from tracformer.training.objectives import MaskSampler, group_by_mode, parse_objective
@@ -49,6 +50,7 @@ from tracformer.training.objectives import MaskSampler, group_by_mode, parse_obj
 FORWARD_AND_BACKWARD = 3
 OPERATIONS = 2  # of a multiply-add
 ROWS = 16  # sequences on which operations are counted
+COUNTED = 1e11  # operations that counting those of a whole training may cost, about
 
 
 def weight_multiplies(config: ModelConfig, tokens: int, targets: int, mode: str = "car") -> float:
@@ -115,7 +117,7 @@ class CountedAttention:
 
 
 def flops_per_token(
-    config: ModelConfig, objective: str, contexts: str = "", length: int = 0
+    config: ModelConfig, objective: str, contexts: str = "", length: int = 0, rows: int = ROWS
 ) -> float:
     """Return the floating-point operations of training for each token, counted on a small batch.
 
@@ -124,6 +126,7 @@ def flops_per_token(
         objective: Training objective, such as `car`.
         contexts: Context strategy; empty: the objective's own.
         length: Tokens of a sequence; 0: the model's max_length.
+        rows: Number of sequences on which operations are counted.
     """
     length = length or config.max_length
     with torch.random.fork_rng(devices=[]):
@@ -133,16 +136,39 @@ def flops_per_token(
         for module in model.modules():
             if isinstance(module, Tracformer):
                 module.attention = attention
-        tokens = np.random.default_rng(0).integers(config.vocab_size, size=(ROWS, length))
+        tokens = np.random.default_rng(0).integers(config.vocab_size, size=(rows, length))
         maskings = MaskSampler(parse_objective(objective, contexts), seed=0).draw_all(
-            range(ROWS), [length] * ROWS
+            range(rows), [length] * rows
         )
-        groups = group_by_mode(tokens, np.full(ROWS, length), maskings, [])
+        groups = group_by_mode(tokens, np.full(rows, length), maskings, [])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             for group in groups:
                 model.nll(group.batch, group.mode, weights=group.weights)[0].backward()
     products = counter.get_total_flops() + OPERATIONS * FORWARD_AND_BACKWARD * attention.multiplies
     return products / tokens.size
+
+
+@lru_cache
+def training_flops(
+    config: ModelConfig, objective: str, contexts: str, length: int, tokens: int
+) -> float | None:
+    """Return the floating-point operations of a whole training, counted on a few rows.
+
+    Args:
+        config: Shape of the model.
+        objective: Training objective, such as `car`.
+        contexts: Context strategy; empty: the objective's own.
+        length: Tokens of a sequence.
+        tokens: Tokens that were trained on.
+
+    Returns:
+        The operations; None for an adapter, whose base model would have to be loaded.
+    """
+    if config.model_type == CAUSAL_LM:
+        return None
+    row = OPERATIONS * FORWARD_AND_BACKWARD * parameters_of(config) * length  # about
+    rows = max(1, min(ROWS, int(COUNTED / row)))
+    return tokens * flops_per_token(config, objective, contexts, length, rows)
 
 
 def parameters_of(config: ModelConfig) -> int:

@@ -36,6 +36,7 @@ import torch
 
 import tracformer
 from tracformer.baselines import schema_of
+from tracformer.evaluation.flops import training_flops
 from tracformer.files import write_atomically
 from tracformer.model.base import ConditionalModel
 from tracformer.model.config import ModelConfig
@@ -301,6 +302,7 @@ def describe(subject: "Subject", task_schema: int, inputs: Mapping[str, str]) ->
         "schemas": {"family": schema_of(subject.family), "task": task_schema},
         "dtype": str(subject.model.head.dtype).removeprefix("torch."),
         "model": describe_model(subject.model),
+        **({"training": described} if (described := describe_training(subject)) else {}),
         **code_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -320,6 +322,17 @@ def describe_model(model: ConditionalModel) -> dict[str, Any]:
         "parameters_without_embeddings": model.num_parameters(embeddings=False),
     }
     return {**sizes, "config": model.config.to_dict()}
+
+
+def describe_training(subject: "Subject") -> dict[str, Any]:
+    """Return what a model's folder says of its training, with the operations that it took."""
+    if not subject.training:
+        return {}
+    facts = dict(subject.training)
+    keys = ("objective", "contexts", "length", "tokens")
+    if all(key in facts for key in keys):
+        facts["flops"] = training_flops(subject.model.config, *(facts[key] for key in keys))
+    return facts
 
 
 def weights_hash(model: ConditionalModel) -> str:

@@ -35,6 +35,7 @@ from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
 from tracformer.model.fast_step import check_kind
 from tracformer.options import check_options, convert, did_you_mean
 from tracformer.progress import ProgressBar
+from tracformer.training.log import read_training
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 
@@ -53,6 +54,7 @@ class Subject:
         reference: Tokenizer that cuts the text windows, the same for all models that are compared.
             None stands for the model's own.
         scratch: Folder in which a task may keep finished blocks, to resume from.
+        training: How the weights were trained, see `training.log.describe_training`, if known.
     """
 
     model: ConditionalModel
@@ -63,6 +65,7 @@ class Subject:
     ranks: Ranks = ONE_RANK
     reference: Tokenizer | None = None
     scratch: Path | None = None
+    training: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.model.config, self.mode)
@@ -452,6 +455,7 @@ def load_subjects(
             batch=batch,
             ranks=ranks,
             reference=subjects[0].tokenizer if subjects else tokenizer,
+            training=read_training(folder),
         )
         if any((other.name, other.mode) == (subject.name, subject.mode) for other in subjects):
             raise ValueError(

@@ -40,6 +40,7 @@ from tracformer.report.collect import (
     in_order,
     metric_name,
     question_of,
+    rounded,
     sections,
     setting_of,
     tables,
@@ -51,13 +52,14 @@ OPEN_FILLS = 2  # sequences of each context whose fills are shown; the others ar
 MOST_NOTES = 12  # per section: more would bury the tables, and all are in the CSV files
 LOGARITHM, PER_BYTE = "nll", "bits_per_byte"  # folded or hidden where perplexity is shown
 READING_GUIDE = (
-    "Exact, marginal and bound are different quantities and are never compared: the best cell of a "
-    "column is marked within each of them. The small figures under a cell are its 95% interval "
-    "over sequences. A line that is the mean of several training seeds says how many; its interval "
-    "combines two parts in quadrature: the mean half-width of the seeds' intervals over sequences, "
-    "which they share, and Student's t times the standard error of the seeds' mean. The paper's "
-    "column stands only where the paper answers the same question: same data, length, contexts, "
-    "tokenizer and scoring model."
+    "Exact, marginal and bound are different quantities and are never compared: the best cell of "
+    "a column is marked within each of them, if all models had the same budget of tokens or "
+    "operations in training (within 5%), as far as it is known. The small figures under a cell "
+    "are its 95% interval over sequences. A line that is the mean of several training seeds says "
+    "how many; its interval combines two parts in quadrature: the mean half-width of the seeds' "
+    "intervals over sequences, which they share, and Student's t times the standard error of the "
+    "seeds' mean. The paper's column stands only where the paper answers the same question: same "
+    "data, length, contexts, tokenizer and scoring model."
 )
 
 
@@ -197,8 +199,9 @@ def _section(section: Section, colours: Mapping[str, int], folder: Path) -> str:
 
 
 def _models(results: Sequence[Result], folder: Path) -> str:
-    """Return a table of the models' sizes, which are in the manifests."""
+    """Return a table of the models' sizes and training, which are in the manifests."""
     lines: dict[str, Line] = {}
+    trained = any(result.manifest.get("training") for result in results)
     for result in results:
         name, model = SEED.sub("", result.model), result.manifest.get("model")
         if model and name not in lines:
@@ -207,14 +210,27 @@ def _models(results: Sequence[Result], folder: Path) -> str:
                 model["parameters_without_embeddings"],
                 model.get("config", {}).get("vocab_size", 0),
             )
-            cells = tuple(Cell(float(size)) for size in sizes)
+            cells: tuple[Cell | str, ...] = tuple(Cell(float(size)) for size in sizes)
+            cells += _training(result.manifest.get("training")) if trained else ()
             lines[name] = Line(f"{name} ({result.family})", "", cells)
     if not lines:
         return _paragraph("The results' manifests do not describe their models.", faint=True)
-    columns = ("parameters", "without embeddings", "vocabulary")
+    columns: tuple[str, ...] = ("parameters", "without embeddings", "vocabulary")
+    columns += ("steps", "tokens seen", "training FLOPs", "minutes", "machine") if trained else ()
     table = Table("models", "sizes", columns, tuple(lines.values()), NEITHER)
     _write_table(table, folder)
     return table.to_html()
+
+
+def _training(known: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return how a model was trained, as words."""
+    if not known:
+        return ("-",) * 5
+    planned = f" of {known['planned_steps']:,}" if known.get("planned_steps") else ""
+    minutes = f"{known['seconds'] / 60:.1f}"
+    minutes += f" of {known['planned_minutes']:g}" if known.get("planned_minutes") else ""
+    amounts = [rounded(known[key]) if known.get(key) else "-" for key in ("tokens", "flops")]
+    return (f"{known['step']:,}{planned}", *amounts, minutes, known["machine"])
 
 
 def _quoted(quoted: PaperTable) -> str:

@@ -2,7 +2,8 @@
 
 - `choose` is the one place that decides which of several results is shown.
 - `sections` groups results by question; training seeds of one model (`NAME #SEED`) share an entry.
-- `tables` makes a table for each metric of a section.
+- `tables` makes a table for each metric of a section. `budget_of` says what a model was trained
+  with; the best figures are marked only where all models had the same.
 """
 
 import dataclasses
@@ -70,6 +71,7 @@ TITLES = {
     "training": "Held-out perplexity while training",
     "pilots": "Learning rates tried",
 }
+EQUAL = 1.05  # ratio up to which two budgets are equal
 INPUTS = ("data", "contexts")  # hashes that must agree before two results are compared
 ACROSS_DATA = ("unconditional",)  # tasks with one figure per data set: data sets are columns
 ANY_INPUT = ("speed",)  # tasks whose answer does not depend on which tokens are read
@@ -294,14 +296,77 @@ def _metric_table(section: Section, metric: str) -> Table:
     columns, common = column_labels(settings)
     counts = {row.sequences for row in rows}
     counted = f"{counts.pop():,} sequences" if len(counts) == 1 and counts != {0} else ""
+    better, unequal = _better(section, metric), ""
+    if better != NEITHER and not same_budget(section.entries):
+        better, unequal = NEITHER, "the models were trained with unequal budgets: no best is marked"
+    if any(map(budget_of, section.entries)):
+        budgets = {entry.label: budget_cells(entry) for entry in section.entries}
+        columns = [*BUDGET, *columns]
+        lines = [
+            dataclasses.replace(line, cells=(*budgets[line.label], *line.cells)) for line in lines
+        ]
     return Table(
         f"{section.file_stem}-{file_words(metric)}",
         metric_name(metric),
         tuple(columns),
         tuple(lines),
-        _better(section, metric),
-        ", ".join(filter(None, (common, counted))),
+        better,
+        ", ".join(filter(None, (common, counted, unequal))),
     )
+
+
+BUDGET = ("parameters", "tokens seen", "training FLOPs")
+
+
+@dataclass(frozen=True)
+class TrainingBudget:
+    """What a model was trained with."""
+
+    tokens: float
+    flops: float | None
+
+
+def budget_of(entry: ReportEntry) -> TrainingBudget | None:
+    """Return what a model was trained with; None if its folder did not say."""
+    known = entry.first.manifest.get("training")
+    if not isinstance(known, Mapping) or not known.get("tokens"):
+        return None
+    return TrainingBudget(known["tokens"], known.get("flops"))
+
+
+def budget_cells(entry: ReportEntry) -> tuple[str, ...]:
+    """Return parameters, tokens seen and training FLOPs of a model, as words."""
+    model, budget = entry.first.manifest.get("model", {}), budget_of(entry)
+    parameters = model.get("parameters") if isinstance(model, Mapping) else None
+    numbers = (parameters, budget and budget.tokens, budget and budget.flops)
+    return tuple("-" if not each else rounded(each) for each in numbers)
+
+
+def same_budget(entries: Sequence[ReportEntry]) -> bool:
+    """Return whether models may compete: trained on equally many tokens or FLOPs within 5%.
+
+    Models may also compete if nothing is known about any of them.
+    """
+    budgets = [budget_of(entry) for entry in entries]
+    known = [budget for budget in budgets if budget is not None]
+    if len(known) < len(budgets) or not known:
+        return not known
+    tokens, flops = [each.tokens for each in known], [each.flops for each in known]
+    spent = [each for each in flops if each]
+    same_flops = len(spent) == len(flops) and max(spent) <= EQUAL * min(spent)
+    return max(tokens) <= EQUAL * min(tokens) or same_flops
+
+
+def rounded(number: float) -> str:
+    """Return a large number in three digits with a letter for its size.
+
+    >>> rounded(1_234_567), rounded(999), rounded(6.1e13)
+    ('1.23M', '999', '61T')
+    """
+    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
 
 
 def _better(section: Section, metric: str) -> str:

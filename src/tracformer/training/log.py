@@ -1,6 +1,8 @@
 """The log of a training run: a JSONL file, TensorBoard if installed, progress on the terminal.
 
 - `RunLog` writes and `read_log` reads `log.jsonl`.
+- `describe_training` says how weights were trained; a model's folder holds it as `training.json`,
+  which `read_training` reads.
 - `LiveLine` shows the progress.
 - `plot_runs` draws loss and held-out perplexities over the steps.
 """
@@ -9,12 +11,19 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tracformer.devices import Ranks, processor_name
 from tracformer.files import optional_package, write_atomically
 from tracformer.progress import ProgressBar
 from tracformer.training.clock import Clock
+from tracformer.training.train_config import TrainConfig
+
+TRAINING_FILE = "training.json"  # in a model's folder
 
 OF_VALIDATION = ("eval", "sample")  # kinds of records
 NOT_PERPLEXITIES = ("kind", "step", "time", "cpu_seconds")  # the other entries of an `eval` record
@@ -88,6 +97,58 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def perplexities(record: dict[str, Any]) -> dict[str, float]:
     """Return the held-out perplexities of an `eval` record by "MODE CONTEXTS"."""
     return {key: value for key, value in record.items() if key not in NOT_PERPLEXITIES}
+
+
+def describe_training(
+    config: TrainConfig, step: int, tokens: float, seconds: float, ranks: Ranks
+) -> dict[str, Any]:
+    """Return how the weights after a step were trained.
+
+    Args:
+        config: Final configuration of the run.
+        step: Number of steps taken.
+        tokens: Number of tokens of their rows, without padding.
+        seconds: Time of the run so far, over all its parts.
+        ranks: Ranks of the run.
+    """
+    source = config.data.source
+    parts = [processor_name(ranks.device)]
+    if ranks.device.type == "cpu":
+        parts.append(f"{torch.get_num_threads()} threads")
+    if ranks.world > 1:
+        parts.append(f"{ranks.world} processes")
+    return {
+        "step": step,
+        "planned_steps": config.steps,
+        "planned_minutes": config.minutes,
+        "tokens": round(tokens),
+        "seconds": round(seconds, 1),
+        "machine": ", ".join(parts),
+        "data": Path(source).name if Path(source).exists() else source,
+        "init": "/".join(Path(config.init).parts[-2:]),
+        **{key: getattr(config, key) for key in ("objective", "contexts", "batch", "length")},
+    }
+
+
+def training_sentence(config: TrainConfig, facts: Mapping[str, Any]) -> str:
+    """Return a sentence on what `describe_training` returned, for a model card."""
+    return (
+        f"Trained on {config.data.source}: {facts['step']:,} steps of {config.batch} x "
+        f"{config.length} tokens, objective {config.objective}"
+        + (f" with contexts {config.contexts}" if config.contexts else "")
+        + f", peak learning rate {config.optimizer.lr:g}."
+    )
+
+
+def read_training(folder: Path) -> dict[str, Any] | None:
+    """Return what `describe_training` said of the weights in a model's folder, if it is there."""
+    path = folder / TRAINING_FILE
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a JSON object: {error}; remove it") from error
 
 
 def _record(line: str) -> dict[str, Any] | None:

@@ -28,7 +28,14 @@ from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
 from tracformer.training.checkpoint import State
 from tracformer.training.clock import NEVER, Clock
-from tracformer.training.log import LiveLine, RunLog, read_log
+from tracformer.training.log import (
+    TRAINING_FILE,
+    LiveLine,
+    RunLog,
+    describe_training,
+    read_log,
+    training_sentence,
+)
 from tracformer.training.objectives import (
     MaskSampler,
     MicroBatch,
@@ -220,11 +227,12 @@ class Trainer:
             log.close()
         return TrainingOutcome(str(self.run), state.step, finished, self._signal)
 
-    def mean_length(self) -> float:
-        """Return the mean number of tokens of a training row, from some of them."""
-        rows = self.stream.rows
+    def describe_training(self) -> dict[str, Any]:
+        """Return how the present weights were trained; tokens are estimated from some rows."""
+        rows, state = self.stream.rows, self.state
         _, lengths = rows.get(np.arange(min(256, len(rows))))
-        return float(lengths.mean())
+        tokens, seconds = state.position * float(lengths.mean()), self.clock.spent
+        return describe_training(self.config, state.step, tokens, seconds, self.ranks)
 
     def _last_step(self) -> int:
         """Return the last step of this call, as far as it is known."""
@@ -457,19 +465,11 @@ class Trainer:
             storage.save(self.run / name, self.model.config, weights)
             self.tokenizer.save(self.run / name)
             write_generation_config(self.run / name, settings_for(self.tokenizer))
-            if (card := self.model.card(self._training())) is not None:
+            facts = self.describe_training()
+            write_atomically(self.run / name / TRAINING_FILE, json.dumps(facts, indent=1) + "\n")
+            if (card := self.model.card(training_sentence(self.config, facts))) is not None:
                 write_atomically(self.run / name / "README.md", card)
         self.ranks.barrier()
-
-    def _training(self) -> str:
-        """Return a sentence on the training so far, for a model card."""
-        config = self.config
-        return (
-            f"Trained on {config.data.source}: {self.state.step:,} steps of {config.batch} x "
-            f"{config.length} tokens, objective {config.objective}"
-            + (f" with contexts {config.contexts}" if config.contexts else "")
-            + f", peak learning rate {config.optimizer.lr:g}."
-        )
 
     def _catching_signals(self) -> Any:
         return _Signals(self._on_signal)

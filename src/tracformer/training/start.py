@@ -201,11 +201,8 @@ def _conclude(
             facts |= summary.held_out_figures(
                 trainer.model, data.tokenizer, valid, yardstick, config.eval_sequences
             )
-    lengths = trainer.mean_length()
+    facts |= {key: trainer.describe_training()[key] for key in ("step", "tokens", "seconds")}
     facts |= {
-        "step": state.step,
-        "tokens": round(state.position * lengths),
-        "seconds": round(clock.spent, 1),
         "budget_seconds": round(60 * config.minutes, 1),
         "decays": ",".join(map(str, clock.decays)),
         "threads": torch.get_num_threads(),

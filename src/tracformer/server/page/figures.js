@@ -20,7 +20,7 @@ export function showFigures(run, at) {
   const lengths = result.length_choice ? result.spans.map((span) => span.token_ids.length).join(", ") : null;
   list.replaceChildren(
     ...entry("log p", figure(result.log_prob), "log-probability of all fills together, given the rest: " + (WORTH[result.mode] ?? result.mode)),
-    ...entry("per token", figure(result.log_prob / tokens), "log p divided by the number of tokens"),
+    ...entry("log p per token", figure(result.log_prob / tokens), "log p divided by the number of tokens"),
     ...entry("tokens", String(tokens)),
     ...entry("mode", result.mode.toUpperCase(), WORTH[result.mode]),
     ...entry("seed", String(run.seed), "the same seed and settings give the same fills"),
