@@ -1,6 +1,7 @@
 """What tests need of the machine and of files outside the package."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,11 @@ needs_compiler = pytest.mark.skipif(not native.available(), reason="no native co
 
 
 ROOT = Path(__file__).parents[1]
+
+
+def soak_factor() -> int:
+    """Return by how much the hostile suites are longer than by default."""
+    return int(os.environ.get("TRACFORMER_SOAK", "1"))
 
 
 def script(path: str) -> ModuleType:

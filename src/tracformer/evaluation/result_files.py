@@ -279,7 +279,10 @@ def _is_result(path: Path) -> bool:
         document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return True  # `load` raises an error that names the file
-    return isinstance(document, dict) and document.get("format") == FORMAT
+    # A damaged format must not hide a result.
+    return isinstance(document, dict) and (
+        document.get("format") == FORMAT or {"task", "rows", CHECKSUM} <= document.keys()
+    )
 
 
 PACKAGE = Path(tracformer.__file__).parent
