@@ -270,6 +270,7 @@ for line in sys.stdin:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
+        signal.alarm(600)  # a command that hangs fails its test
         for name, stream in (("out", 1), ("err", 2)):
             file = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(file, stream)
@@ -297,6 +298,7 @@ class Commands:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self.child = 0
+        self.run("models")  # wait for the imports
 
     def begin(self, *words: str, limit: int | None = None) -> None:
         assert self.process.stdin is not None
@@ -386,11 +388,11 @@ def test_kills_at_random_moments(
 ) -> None:
     """The repeated command gives what it gives without kills."""
     words, result = jobs(tmp_path)[name]
-    began = time.monotonic()
 
     def written(out: Path) -> list[str]:
         return [word.replace("OUT", str(out)) for word in words]
 
+    began = time.monotonic()
     assert commands.run(*written(tmp_path / "whole")) == 0, commands.err.read_text()
     seconds = time.monotonic() - began
     right, rng = result(tmp_path / "whole"), random.Random(name)

@@ -205,15 +205,10 @@ def attack(
 ) -> Counter[str]:
     """Run every attack, one after another; return counts."""
     counts = victim.attack("fuzz", share.fuzz, seed)
-    print(victim.status("VmRSS"))
     counts += victim.attack("slow", max(1, share.fuzz // 1000), seed)
-    print(victim.status("VmRSS"))
     counts["limits"] = check_limits(victim.port)
-    print(victim.status("VmRSS"))
     counts += victim.attack("crowd", share.crowd, seed, known)
-    print(victim.status("VmRSS"))
     exhaust(victim.port)
-    print(victim.status("VmRSS"))
     counts["half headers"] = HALF
     until(lambda: victim.held() == 0)
     return counts
@@ -232,7 +227,6 @@ def test_hostile_clients(folder: Path, record_property: Callable[[str, object], 
             counts = attack(victim, known, Share(3000 * factor, 60 * factor), seed=0)
         assert known_answers(port) == known
         after = victim.status("VmRSS"), victim.status("Threads")
-        print(counts, probe, memory, threads, after)
         victim.process.send_signal(signal.SIGTERM)
         assert victim.process.wait(60) == 0
         victim.reader.join(10)
@@ -243,8 +237,9 @@ def test_hostile_clients(folder: Path, record_property: Callable[[str, object], 
     bad = [line for line in lines if line["level"] not in ("info", "warning")]
     assert [line for line in bad if line["event"] != "out of file descriptors"] == []
     assert len(bad) <= 2
-    record_property("counts", f"server: {dict(counts)}, /health {probe}")
     assert probe.pop("wrong") == []
+    grown = {"kB": (memory, after[0]), "threads": (threads, after[1])}
+    record_property("counts", {**counts, "/health": probe, **grown})
     assert probe["longest"] <= LONGEST_WAIT
     assert after[0] <= 1.1 * memory
     assert after[1] <= threads + POOL

@@ -37,6 +37,7 @@ from tracformer.server.connections import (
     BACKLOG,
     Connection,
     ConnectionLimits,
+    queue_connections,
     report_loop_errors,
 )
 from tracformer.server.middleware import RequestGuard, log_event
@@ -124,6 +125,7 @@ class Server(uvicorn.Server):
         report_loop_errors(asyncio.get_running_loop())
         await super().startup(sockets)
         if self.started:
+            queue_connections(sock for server in self.servers for sock in server.sockets)
             log_event("listening", host=self.config.host, port=self.port)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:

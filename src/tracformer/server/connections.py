@@ -2,15 +2,18 @@
 
 uvicorn has no limit for either. `Connection` adds both to its HTTP protocol. `ConnectionLimits`
 keeps the connections of one server in their order, so that the oldest idle one makes room for a new
-one: clients that connect and send nothing cannot keep others out. `report_loop_errors` logs what
-the event loop itself reports, such as a lack of file descriptors, as JSON and not too often.
+one: clients that connect and send nothing cannot keep others out. `queue_connections` makes room
+for bursts of new ones. `report_loop_errors` logs what the event loop itself reports, such as a lack
+of file descriptors, as JSON and not too often.
 """
 
 import asyncio
 import errno
 import logging
 import os
+import socket
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import h11
@@ -18,7 +21,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tracformer.server.middleware import log_event
 
-BACKLOG = 64  # connections that are accepted in one step of the event loop
+BACKLOG = 16  # connections that are accepted in one step of the event loop
+STEPS = 4  # from accepting a connection to closing the one that made room for it
+QUEUED = 1024  # connections that the kernel keeps until they are accepted
 SPARE_DESCRIPTORS = 32  # for files, and for sockets of the event loop
 REPEAT_SECONDS = 10.0  # a kind of error of the event loop is logged once in this time
 FULL = (
@@ -104,6 +109,19 @@ class Connection(H11Protocol):
             self._timer = None
 
 
+def queue_connections(sockets: Iterable[Any]) -> None:
+    """Let the kernel keep more new connections than are accepted in one step.
+
+    It drops those beyond, and their clients wait for a second before they try again.
+
+    Args:
+        sockets: Sockets that listen.
+    """
+    for each in sockets:
+        with socket.socket(fileno=os.dup(each.fileno())) as same:
+            same.listen(QUEUED)
+
+
 def report_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
     """Log errors of the event loop as JSON lines, each kind once in `REPEAT_SECONDS`.
 
@@ -138,4 +156,4 @@ def _free_descriptors() -> int:
         used = len(os.listdir("/dev/fd"))
     except OSError:
         used = 64
-    return max(1, limit - used - BACKLOG - SPARE_DESCRIPTORS)
+    return max(1, limit - used - STEPS * BACKLOG - SPARE_DESCRIPTORS)
