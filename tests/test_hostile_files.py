@@ -337,9 +337,9 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 
 
 EXPERIMENT = """
-title: Two small models
+title: A small model
 tasks:
-  - {task: ratios, models: [tracformer-ac, bert], mode: ac, options: {data: wikitext2, length: 32, sequences: 64}}
+  - {task: ratios, models: [tracformer-ac], mode: ac, options: {data: wikitext2, length: 32, sequences: 24}}
 """
 
 
@@ -363,8 +363,8 @@ def jobs(folder: Path) -> dict[str, tuple[list[str], Callable[[Path], Any]]]:
     def weights(out: Path) -> Any:
         return (out / "model" / "model.safetensors").read_bytes()
 
-    task = f"ratios:data={text},length=32,sequences=400,ratios=0.1/0.3/0.5/0.7/0.9"
-    steps = small("steps=12", "save_every=2", "ema=0.9", "threads=1")
+    task = f"ratios:data={text},length=32,sequences=96,ratios=0.2/0.5/0.8"
+    steps = small("steps=6", "save_every=2", "ema=0.9", "threads=1")
     return {
         "prepare": (["prepare", str(text), "--out", "OUT", "--tokenizer", "bpe:400"], files),
         "eval": (["eval", str(model), task, "--batch", "4", "--out", "OUT"], rows),
@@ -382,7 +382,7 @@ def jobs(folder: Path) -> dict[str, tuple[list[str], Callable[[Path], Any]]]:
     }
 
 
-@pytest.mark.parametrize("name", ["prepare", "eval", "train", "reproduce"])
+@pytest.mark.parametrize("name", ["prepare", "eval", "reproduce"])  # train: test_survival.py
 def test_kills_at_random_moments(
     tmp_path: Path, commands: Commands, record_property: Record, name: str
 ) -> None:
