@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import pytest
 
 import tracformer
 from tests.cli.helpers import Caller, save_model
-from tracformer.data import char_tokenizer
+from tracformer.data import build_tokenizer, char_tokenizer
 from tracformer.generation import batch_job
 from tracformer.generation.batch_job import BatchJob, run_job
 from tracformer.generation.request_options import InfillOptions, ScoreOptions
+from tracformer.proteins.mutants import Mutant, parse_mutant, score_mutants
+from tracformer.proteins.wild_type import unaligned
 from tracformer.rng import derived_seed
 
 SCORE = ScoreOptions.make(mode="car")
@@ -100,11 +103,75 @@ def test_every_format_gives_the_same_results(tmp_path: Path, model: Path) -> Non
     table = pyarrow.Table.from_pylist([json.loads(line) for line in plain.open()])
     parquet.write_table(table, tmp_path / "a.parquet", row_group_size=11)
     outs = []
+    rows = "".join(
+        f"{json.loads(line)['text']},{json.loads(line)['id']}\n" for line in plain.open()
+    )
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text,id\n" + rows.encode()))
     for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.parquet"):
         out = tmp_path / f"{name}-out"
         run_job(BatchJob("score", str(model), tmp_path / name, SCORE), out, quiet=True)
         outs.append(parts(out))
     assert all(out == outs[0] for out in outs)
+    out = tmp_path / "csv"
+    run_job(BatchJob("score", str(model), tmp_path / "a.csv.gz", SCORE), out, quiet=True)
+    found = [{**each, "line": each["line"] - 1} for each in read(out)]
+    scores = [each.pop("log_prob") for each in found]
+    expected = read(tmp_path / "a.jsonl-out")
+    assert scores == pytest.approx([each.pop("log_prob") for each in expected], abs=1e-4)
+    assert [each["id"] for each in found] == [each["id"] for each in expected]
+
+
+def test_a_job_without_results_leaves_nothing(tmp_path: Path, model: Path) -> None:
+    """So that it can be repeated with the right field."""
+    (tmp_path / "a.jsonl").write_text('{"story": "ab[[c]]"}\n')
+    (tmp_path / "a.csv").write_text("story\nab[[c]]\n")
+    for name, message in (("a.jsonl", "no text under 'text'"), ("a.csv", "no column 'text'")):
+        job, out = BatchJob("score", str(model), tmp_path / name, SCORE), tmp_path / "out"
+        with pytest.raises(ValueError, match=message):
+            run_job(job, out, quiet=True)
+        assert not out.exists()
+        run_job(replace(job, field="story"), tmp_path / name[2:], quiet=True)
+        assert len(read(tmp_path / name[2:])) == 1
+
+
+def test_mutants_are_scored_as_by_the_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_model(tmp_path / "residues", build_tokenizer("protein", lambda: iter([])))
+    call = Caller(capsys, monkeypatch, model)
+    names = [f"A1{new}:K3{other}" for new in "CDEFG" for other in "LMNPQ"]
+    table = tmp_path / "pairs.csv"
+    table.write_text("id,mutant\n" + "".join(f"m{i},{name}\n" for i, name in enumerate(names)))
+    words = ("--wild-type", "ACKDW", "--file", str(table), "--out", str(tmp_path / "out"))
+    assert call("mutants", *words) == f"{tmp_path}/out: 25 rows, in 2 files\n"
+    found = read(tmp_path / "out")
+    lm, wild = tracformer.load(model), unaligned("ACKDW")
+    mutants = [Mutant(name, parse_mutant(name, wild)) for name in names]
+    expected = score_mutants(lm.model, lm.tokenizer, wild, mutants)
+    assert [each["id"] for each in found] == [f"m{i}" for i in range(25)]
+    assert [each["mutant"] for each in found] == names
+    for name in ("log_ratio", "sum_of_singles"):
+        wanted = [getattr(score, name) for score in expected]
+        assert [each[name] for each in found] == pytest.approx(wanted, abs=1e-4)
+    other = ("--wild-type", "ACKDY", *words[2:])
+    assert "a job with other options" in call.refused("mutants", "-m", str(model), *other)
+    table.write_text('id,mutant\n1,A1C\n2,C1A\n3,"A1C\n4,A1C,\n5,A1D\n')
+    bad = (*words[:-1], str(tmp_path / "bad"))
+    refused = call.refused("mutants", "-m", str(model), *bad)
+    assert "pairs.csv, line 3: " in refused
+    code, out, err = call.call("mutants", "-m", str(model), *bad, "--skip-bad")
+    assert (code, out) == (0, f"{tmp_path}/bad: 5 rows, 3 of them bad, in 1 files\n")
+    errors = [each.get("error", "") for each in read(tmp_path / "bad")]
+    assert [bool(error) for error in errors] == [False, True, True, True, False]
+    assert "line 4: not CSV" in errors[2]
+    assert "line 5: 3 values for 2 columns" in errors[3]
+    assert err.count("skipped: ") == 3
+    for wrong, message in (
+        (("--file", "a.csv"), "give a folder for its scores with --out"),
+        (("--file", "a.csv", "--all-singles"), "leave --all-singles out"),
+        (("--all-singles", "--workers", "2"), "--workers is for large tables"),
+    ):
+        assert message in call.refused("mutants", "--wild-type", "ACKDW", *wrong)
 
 
 def test_finished_parts_are_not_worked_on_again(tmp_path: Path, model: Path) -> None:
@@ -182,10 +249,12 @@ def test_the_command_line(
     assert "give it with --file FILE" in call.refused("score", "a[[b]]", "--out", out)
     missing = call.refused("score", "--file", "none.jsonl", "--out", out)
     assert "there is no file none.jsonl" in missing
+    unreachable = ("--file", file, "--out", str(tmp_path / "x"), "--ray", "127.0.0.1:1")
     if find_spec("ray") is not None:
-        unreachable = ("--file", file, "--out", str(tmp_path / "x"), "--ray", "127.0.0.1:1")
         assert "no Ray cluster at '127.0.0.1:1'" in call.refused("score", *unreachable)
-        assert not (tmp_path / "x").exists()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "pip install 'tracformer[ray]'" in call.refused("score", *unreachable)
+    assert not (tmp_path / "x").exists()
 
 
 def answering(answer: bytes) -> Iterator[str]:

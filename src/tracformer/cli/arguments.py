@@ -2,7 +2,7 @@
 
 - `add_model`, `add_weights`, `add_no_verify`, `add_device`, `open_model`: the model.
 - `add_texts`, `read_texts`, `by_batch`: texts from arguments, a file or standard input.
-- `add_job`, `run_job`, `check_no_job`: large files, with `--out`.
+- `add_job`, `run_job`, `finish_job`, `check_no_job`: large files, with `--out`.
 - `add_sampling`, `sampler_options`, `token_rules`: a `Sampler` from flags; tokens to ban and
   require are given as text.
 """
@@ -20,6 +20,7 @@ from tracformer.options import add_arguments, flag_of, from_arguments
 
 if TYPE_CHECKING:
     from tracformer.data import Tokenizer
+    from tracformer.generation.batch_job import BatchJob
     from tracformer.generation.language_model import LanguageModel
     from tracformer.generation.request_options import InfillOptions, ScoreOptions
 
@@ -89,15 +90,16 @@ def open_model(
 # ---- texts
 
 
-def add_job(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a batch job."""
+def add_job(parser: argparse.ArgumentParser, field: str = "text") -> None:
+    """Add the flags of a batch job, but for its files."""
     group = parser.add_argument_group(
         "large files",
-        "With --out, --file is JSONL, Parquet or text of any size, plain or packed. Output is JSON "
-        "lines with the input's ids. Repeat a stopped command to continue.",
+        "With --out FOLDER, --file is JSONL, CSV, Parquet or text of any size, plain or packed. "
+        "Output is JSON lines with the input's ids. Repeat a stopped command to continue.",
     )
-    group.add_argument("--out", metavar="FOLDER", help="write the results to files in FOLDER")
-    group.add_argument("--field", help="field or column that holds the text (default: text)")
+    if field == "text":
+        group.add_argument("--out", metavar="FOLDER", help="write the results to files in FOLDER")
+    group.add_argument("--field", help=f"field or column that holds the {field} (default: {field})")
     group.add_argument(
         "--workers", type=int, metavar="N", help="processes, each with its own model (default: 1)"
     )
@@ -121,8 +123,8 @@ JOB_FLAGS = ("field", "workers", "ray", "skip_bad")
 def run_job(
     arguments: argparse.Namespace, verb: str, options: "InfillOptions | ScoreOptions"
 ) -> int:
-    """Run a batch job and print what it wrote."""
-    from tracformer.generation.batch_job import BatchJob, run_job
+    """Run a batch job on texts."""
+    from tracformer.generation.batch_job import BatchJob
 
     if arguments.text or arguments.whole_file or arguments.file in (None, "-"):
         raise ValueError("--out is for the rows of a file: give it with --file FILE")
@@ -136,6 +138,13 @@ def run_job(
         arguments.field or "text",
         arguments.verify,
     )
+    return finish_job(arguments, job)
+
+
+def finish_job(arguments: argparse.Namespace, job: "BatchJob") -> int:
+    """Run a batch job and print what it wrote."""
+    from tracformer.generation.batch_job import run_job
+
     workers = 1 if arguments.workers is None else arguments.workers
     out = Path(arguments.out)
     counts = run_job(job, out, workers=workers, ray=arguments.ray, skip_bad=arguments.skip_bad)

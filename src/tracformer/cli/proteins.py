@@ -3,6 +3,7 @@
     tracformer mutants -m pdz --wild-type SEQUENCE --first 311 --all-singles --out scores.csv
     tracformer mutants -m pdz --wild-type wild.fasta --mutants dms.csv --heat-map map.png
     tracformer mutants -m pdz --wild-type DLG4_RAT --family PF00595.fasta --mutants dms.csv --rivals
+    tracformer mutants -m pdz --wild-type wild.fasta --file doubles.csv --out doubles --workers 4
 
 The table of mutants is a CSV file in ProteinGym's convention: a column `mutant` such as `A24G`, or
 `A24G:C30D` for several sites. If it has a column of measured values, the agreement with them is
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from tracformer.cli import Command, output
 from tracformer.cli import arguments as shared
+from tracformer.options import flag_of
 
 if TYPE_CHECKING:
     from tracformer.generation.language_model import LanguageModel
@@ -54,7 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("car", "ac"),
         help="car: exact joint; ac: sum of marginals (default: car)",
     )
-    parser.add_argument("--out", metavar="CSV", help="write the scores to this file")
+    parser.add_argument(
+        "--file", metavar="FILE", help="large table of mutants; its scores go to files in --out"
+    )
+    parser.add_argument(
+        "--out", metavar="CSV|FOLDER", help="write the scores to this file; with --file, folder"
+    )
     parser.add_argument(
         "--heat-map", metavar="FILE", help="draw single mutants to a .png, .svg or .pdf file"
     )
@@ -63,10 +70,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also score by a profile, a profile HMM and arDCA, fitted to --family (minutes)",
     )
+    shared.add_job(parser, "mutant")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `tracformer mutants`."""
+    if arguments.file is not None:
+        return _run_job(arguments)
+    if wrong := [
+        name for name in shared.JOB_FLAGS if getattr(arguments, name) not in (None, False)
+    ]:
+        raise ValueError(f"{flag_of(wrong[0])} is for large tables: give one with --file FILE")
     if bool(arguments.mutants) == arguments.all_singles:
         raise ValueError("give either --mutants CSV or --all-singles")
     if arguments.rivals and not arguments.family:
@@ -110,6 +124,31 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.out:
         _print_scores(scores)
     return 0
+
+
+def _run_job(arguments: argparse.Namespace) -> int:
+    """Score the mutants of a large table."""
+    from tracformer.generation.batch_job import BatchJob
+    from tracformer.proteins.mutant_work import MutantOptions
+
+    names = ("mutants", "all_singles", "heat_map", "rivals")
+    if wrong := [name for name in names if getattr(arguments, name)]:
+        raise ValueError(f"--file is worked on in parts; leave {flag_of(wrong[0])} out")
+    if arguments.out is None:
+        raise ValueError("--file is a large table: give a folder for its scores with --out")
+    if len(arguments.model or []) > 1:
+        raise ValueError("give one --model; a batch job has one")
+    model = arguments.model[0] if arguments.model else shared.default_model()
+    wild = _wild_type(arguments, shared.open_model(model, verify=arguments.verify))
+    job = BatchJob(
+        "mutants",
+        model,
+        Path(arguments.file),
+        MutantOptions(wild, arguments.mode),
+        field=arguments.field or "mutant",
+        verify=arguments.verify,
+    )
+    return shared.finish_job(arguments, job)
 
 
 def add_design_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
     job = BatchJob("score", "stories", Path("texts.jsonl"), options)
     run_job(job, Path("out"), workers=4)
 
-The input is JSONL, Parquet or text with one row per line, plain or packed. It is cut into parts of
+The input is JSONL, CSV, Parquet or text with one row per line (`job_rows`). It is cut into parts of
 `PART_ROWS` rows. A part is worked on by one process, sorted by length, and becomes one file; a
 finished part is never worked on again. What a row gives depends on the row, its number, the model
 and the options alone, so the files are the same for any number of processes and on Ray.
@@ -19,20 +19,20 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from tracformer import loading
-from tracformer.data.documents import SUFFIXES
-from tracformer.data.input_files import open_input, packing_of, plain_name
+from tracformer.data.input_files import packing_of
 from tracformer.files import lock_folder, optional_package, sha256_of, write_atomically
+from tracformer.generation.job_rows import InputPart, parts_of, rows_of
 from tracformer.generation.request_options import InfillOptions, ScoreOptions
 from tracformer.progress import ProgressBar
+from tracformer.proteins.mutant_work import MutantOptions, MutantWork
 from tracformer.rng import derived_seed
 from tracformer.workers import check_workers, cores, ordered_map
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 PART_ROWS = 1000
 JOB_FILE, FINISHED_FILE = "job.json", "finished.json"
-PARQUET = ".parquet"
 SHOWN = 20  # messages about bad rows
 # what a gRPC client sends first; how the answer of a server, perhaps one with TLS, is recognized
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -57,22 +56,22 @@ class BatchJob:
     """What is done with each row of a file.
 
     Args:
-        verb: "infill" or "score".
+        verb: "infill", "score" or "mutants".
         model: Model, as `tracformer.load` takes it.
         file: The input.
         options: Options of the verb. Row i is filled with the seed `derived_seed(seed, i)`, rows
             counted from 0.
         weights: Precision of the weights.
         device: Device of each process.
-        field: JSONL and Parquet: the field that holds the text. The field `id`, if there is one,
-            is copied to the output.
+        field: JSONL, CSV and Parquet: the field that holds the text. The field `id`, if there is
+            one, is copied to the output.
         verify: Check the model's files against its `checksums.json`.
     """
 
     verb: str
     model: str
     file: Path
-    options: InfillOptions | ScoreOptions
+    options: InfillOptions | ScoreOptions | MutantOptions
     weights: str = "float32"
     device: str = "cpu"
     field: str = "text"
@@ -91,7 +90,7 @@ class BatchJob:
             file.seek(max(0, size - ENDS))
             ends.update(file.read(ENDS))
         options = self.options.to_dict()
-        seed = options.pop("seed")
+        seed = options.pop("seed", None)  # scores of mutants have none
         return {
             "verb": self.verb,
             "model": {path.name: sha256_of(path) for path in files},
@@ -102,26 +101,6 @@ class BatchJob:
             "options": options,
             "part_rows": PART_ROWS,
         }
-
-
-class InputPart(NamedTuple):
-    """Consecutive rows of the input.
-
-    Args:
-        number: Number of the part, from 0.
-        first: Number of its first row, from 0.
-        rows: Number of rows.
-        offset: Where the rows begin in an uncompressed file of lines.
-        size: Their size in bytes, for progress.
-        lines: The rows themselves, of a compressed file, which cannot be read from the middle.
-    """
-
-    number: int
-    first: int
-    rows: int
-    offset: int = 0
-    size: int = 0
-    lines: Sequence[bytes] | None = None
 
 
 class PartResult(NamedTuple):
@@ -181,7 +160,14 @@ def run_job(
             for rest in out.glob(".*.part"):  # of a killed process
                 rest.unlink()
             write_atomically(out / JOB_FILE, json.dumps(identity, indent=2) + "\n")
-            return _run(job, out, workers, ray, skip_bad, quiet)
+            try:
+                return _run(job, out, workers, ray, skip_bad, quiet)
+            except Exception:
+                if not any(out.glob("part-*")):  # so that the job can be put right
+                    (out / JOB_FILE).unlink()
+                    with suppress(OSError):
+                        out.rmdir()
+                raise
     except BlockingIOError:
         raise BlockingIOError(f"another process is writing to {out}; wait for it") from None
 
@@ -211,7 +197,7 @@ def _run(
     ) as bar:
 
         def missing() -> Iterator[InputPart]:
-            for part in parts_of(job.file):
+            for part in parts_of(job.file, PART_ROWS):
                 counts["rows"] += part.rows
                 counts["parts"] += 1
                 path = out / part_file(part.number)
@@ -249,103 +235,6 @@ def part_file(number: int) -> str:
     return f"part-{number:05d}.jsonl"
 
 
-# ---- reading
-
-
-def parts_of(file: Path) -> Iterator[InputPart]:
-    """Yield the parts of a file; only one of them is in memory."""
-    if file.suffix == PARQUET:
-        rows = _parquet(file).metadata.num_rows
-        share = file.stat().st_size / max(1, rows)
-        for number, first in enumerate(range(0, rows, PART_ROWS)):
-            count = min(PART_ROWS, rows - first)
-            yield InputPart(number, first, count, size=int(count * share))
-        return
-    packed = bool(packing_of(file.name))
-    number = offset = 0
-    with open_input(file) as lines:
-        while some := list(islice(lines, PART_ROWS)):
-            size = sum(map(len, some))
-            first = number * PART_ROWS
-            yield InputPart(number, first, len(some), offset, size, some if packed else None)
-            number, offset = number + 1, offset + size
-
-
-def rows_of(job: BatchJob, part: InputPart) -> Iterator[tuple[int, Any, str | ValueError]]:
-    """Yield number, id and text of each row that is not blank; or what is wrong with it."""
-    if job.file.suffix == PARQUET:
-        for row, (found, text) in enumerate(_parquet_rows(job, part), part.first):
-            known = row + 1 if found is None else found
-            wrong = f"{job.file}, line {row + 1}: {job.field!r} holds {text!r}, not a text"
-            yield row, known, text if isinstance(text, str) else ValueError(wrong)
-        return
-    if part.lines is None:
-        with open(job.file, "rb") as file:
-            file.seek(part.offset)
-            lines: Sequence[bytes] = file.read(part.size).split(b"\n")
-    else:
-        lines = part.lines
-    is_json = plain_name(job.file.name).endswith(SUFFIXES["jsonl"])
-    for row, line in enumerate(lines[: part.rows], part.first):
-        if not line.strip():
-            continue
-        name: Any = row + 1
-        where = f"{job.file}, line {row + 1}"
-        try:
-            text = line.decode("utf-8-sig" if row == 0 else "utf-8").rstrip("\r\n")
-            if is_json:
-                name, text = _from_json(text, job.field, name)
-            yield row, name, text
-        except UnicodeDecodeError as error:
-            wrong = f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x}"
-            yield row, name, ValueError(wrong)
-        except ValueError as error:
-            yield row, name, ValueError(f"{where}: {error}")
-
-
-def _from_json(line: str, field: str, number: int) -> tuple[Any, str]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
-    text = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise ValueError(f"no text under {field!r}; name the field with --field")
-    return record.get("id", number), text
-
-
-def _parquet(file: Path) -> Any:
-    module = optional_package("pyarrow.parquet", "reading Parquet", "parquet")
-    try:
-        return module.ParquetFile(file)
-    except Exception as error:  # pyarrow's own classes; ArrowInvalid is a ValueError
-        raise ValueError(f"{file} cannot be read as Parquet: {error}") from error
-
-
-def _parquet_rows(job: BatchJob, part: InputPart) -> Iterator[tuple[Any, Any]]:
-    metadata = _parquet(job.file).metadata
-    begin, stop = 0, part.first + part.rows
-    for group in range(metadata.num_row_groups):
-        end = begin + metadata.row_group(group).num_rows
-        if begin < stop and end > part.first:
-            yield from _row_group(job.file, group, job.field)[
-                max(0, part.first - begin) : stop - begin
-            ]
-        begin = end
-
-
-@lru_cache(maxsize=1)  # several parts may lie in one group
-def _row_group(file: Path, group: int, field: str) -> list[tuple[Any, Any]]:
-    source = _parquet(file)
-    names = source.schema_arrow.names
-    if field not in names:
-        raise ValueError(f"{file} has no column {field!r}; it has: {', '.join(names)}")
-    table = source.read_row_group(group, columns=[field] + ["id"] * ("id" in names))
-    texts = table.column(field).to_pylist()
-    ids = table.column("id").to_pylist() if "id" in names else [None] * len(texts)
-    return list(zip(ids, texts, strict=True))
-
-
 # ---- working
 
 
@@ -363,23 +252,28 @@ def make_work(job: BatchJob, threads: int) -> Callable[[InputPart], PartResult]:
 def work_on(lm: "LanguageModel", job: BatchJob, part: InputPart) -> PartResult:
     """Return the output of a part."""
     names: dict[int, Any] = {}
-    requests: dict[int, InfillRequest | ScoreRequest] = {}
+    requests: dict[int, Any] = {}
     records: dict[int, list[dict[str, Any]]] = {}
     bad: dict[int, str] = {}
-    for row, name, text in rows_of(job, part):
+    work: RowWork
+    if isinstance(job.options, MutantOptions):
+        work = MutantWork(lm.model, lm.tokenizer, job.options)
+    else:
+        work = TextWork(lm, job.options)
+    for row, name, text in rows_of(job.file, job.field, part):
         names[row] = name
         try:
             if isinstance(text, ValueError):
                 raise text
-            requests[row] = _request(lm, job, row, text)
+            requests[row] = work.request(row, text, f"{job.file}, line {row + 1}: ")
         except ValueError as error:
             bad[row] = str(error)
-    for row, found in _results(lm, requests):
+    for row, found in _results(work, requests):
         if isinstance(found, ValueError):
             where = f"{job.file}, line {row + 1}: "
             bad[row] = where + str(found).removeprefix(where)
         else:
-            records[row] = [each.to_dict() for each in found]
+            records[row] = found
     lines = [
         json.dumps({"id": name, "line": row + 1, **record}, ensure_ascii=False)
         for row, name in names.items()
@@ -389,33 +283,50 @@ def work_on(lm: "LanguageModel", job: BatchJob, part: InputPart) -> PartResult:
     return PartResult(part.number, "".join(f"{line}\n" for line in lines), messages)
 
 
-def _request(
-    lm: "LanguageModel", job: BatchJob, row: int, text: str
-) -> "InfillRequest | ScoreRequest":
-    where = [f"{job.file}, line {row + 1}: "]
-    if isinstance(job.options, ScoreOptions):
-        return lm.score_requests([text], options=job.options, where=where)[0]
-    options = replace(job.options, seed=derived_seed(job.options.seed, row))
-    return lm.infill_requests([text], options=options, where=where)[0]
+class RowWork(Protocol):
+    """What a verb does with rows."""
+
+    def request(self, row: int, text: str, where: str) -> Any:
+        """Check a row; `where` stands before what is wrong in the ValueError."""
+
+    def results(self, requests: Sequence[Any]) -> list[list[dict[str, Any]]]:
+        """Return the output objects of each request."""
+
+
+class TextWork:
+    """Fills or scores texts."""
+
+    def __init__(self, lm: "LanguageModel", options: InfillOptions | ScoreOptions) -> None:
+        self.lm, self.options = lm, options
+
+    def request(self, row: int, text: str, where: str) -> "InfillRequest | ScoreRequest":
+        """Return the checked request of a row."""
+        if isinstance(self.options, ScoreOptions):
+            return self.lm.score_requests([text], options=self.options, where=[where])[0]
+        options = replace(self.options, seed=derived_seed(self.options.seed, row))
+        return self.lm.infill_requests([text], options=options, where=[where])[0]
+
+    def results(self, requests: Sequence[Any]) -> list[list[dict[str, Any]]]:
+        """Return one score, or all fills, of each request."""
+        if isinstance(self.options, ScoreOptions):
+            return [[scored.to_dict()] for scored in self.lm.score(requests)]
+        return [[fill.to_dict() for fill in fills] for fills in self.lm.infill(requests)]
 
 
 def _results(
-    lm: "LanguageModel", requests: Mapping[int, Any]
-) -> Iterator[tuple[int, Sequence[Any] | ValueError]]:
+    work: RowWork, requests: Mapping[int, Any]
+) -> Iterator[tuple[int, list[dict[str, Any]] | ValueError]]:
     """Yield the results of each row; if one fails, all are worked on one by one."""
     if not requests:
         return
-    made = list(requests.values())
-    is_score = isinstance(made[0].options, ScoreOptions)
     try:
-        found = [[each] for each in lm.score(made)] if is_score else lm.infill(made)
-        yield from zip(requests, found, strict=True)
+        yield from zip(requests, work.results(list(requests.values())), strict=True)
     except ValueError as error:
-        if len(made) == 1:
+        if len(requests) == 1:
             yield from ((row, error) for row in requests)
         else:
             for row, request in requests.items():
-                yield from _results(lm, {row: request})
+                yield from _results(work, {row: request})
 
 
 # ---- Ray
