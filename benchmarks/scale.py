@@ -132,8 +132,8 @@ def measure_prepare(arguments: argparse.Namespace) -> None:
             if made[0] != made[1]:
                 raise SystemExit("the files of 1 and 2 workers differ")
     print(f"{len(content.encode()):,} bytes, {arguments.rounds} rounds; all files are identical")
-    for name, found in timings.items():
-        show(name, found, "tokens")
+    for name, measured in timings.items():
+        show(name, measured, "tokens")
     show_ratio("speed of 2 workers over 1 worker", timings["1 worker"], timings["2 workers"])
     show_ratio("speed of 2 workers over the library", timings["library"], timings["2 workers"])
 
@@ -210,14 +210,14 @@ def show_cost(arguments: argparse.Namespace) -> None:
     """Print the cost of large amounts of data, as rows of a Markdown table."""
     from tracformer import TracformerConfig
     from tracformer.evaluation.flops import FORWARD_AND_BACKWARD, flops_per_token
-    from tracformer.files import bundled_folder
+    from tracformer.loading import find_folder
     from tracformer.model.storage import load_config
 
     small, web = (
         flops_per_token(TracformerConfig.preset(name, modes=("car",)), "car", HALF, rows=1)
         for name in ("paper-small", "paper-owt")
     )
-    config = load_config(bundled_folder("proteins"), TracformerConfig)
+    config = load_config(find_folder("proteins"), TracformerConfig)
     residue = flops_per_token(config, "car", "empty", RESIDUES, rows=1) / FORWARD_AND_BACKWARD
     corpus, sequences = 10e9, 10e6
     work: list[tuple[str, float, float, float | None, float | None]] = [
