@@ -88,7 +88,7 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w, r = ctx.saved_tensors
         g = (dy * w).to(r.dtype)
-        n = x.to(r.dtype).mul_(r)
+        n = x * r  # in the wider type
         # dx = r (g - n mean(g n))
         g.addcmul_(n, (g * n).mean(-1, keepdim=True), value=-1.0).mul_(r)
         return g.to(x.dtype), None, None
@@ -156,11 +156,20 @@ def train_fast(transformers: Any, network: nn.Module) -> None:
     """Replace the slow parts of a network with an adapter; its answers stay the same."""
     transformers.AttentionInterface.register(PLAIN, plain_attention)
     for module in network.modules():
-        part: Any = module
-        if hasattr(part, "lora_A"):
-            part.forward = functools.partial(low_rank_product, part, part.forward)
-        elif type(part).__name__.endswith("RMSNorm") and hasattr(part, "variance_epsilon"):
-            part.forward = functools.partial(normalised, part, part.forward)
+        if hasattr(module, "lora_A"):
+            module.__class__ = _with_forward(type(module), low_rank_product)
+        elif type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
+            module.__class__ = _with_forward(type(module), normalised)
+
+
+@functools.cache
+def _with_forward(kind: type[nn.Module], function: Callable[..., Tensor]) -> type[nn.Module]:
+    """Return a subclass whose forward pass is a function of the module, its own one, and x."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return function(self, functools.partial(kind.forward, self), x)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def choose_attention(network: Any, device: torch.device, length: int) -> None:
