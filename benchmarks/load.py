@@ -2,6 +2,7 @@
 
     python -m benchmarks.load runs/stories                            # 64 clients for five minutes
     python -m benchmarks.load runs/stories --clients 8 --minutes 0.5
+    python -m benchmarks.load runs/stories --against ../before/src    # another version's server
 
 It starts `tracformer serve` in another process, on the loopback interface. Tasks are drawn from a
 pool whose answers the library computes first, in this process.
@@ -10,6 +11,8 @@ pool whose answers the library computes first, in this process.
    all clients with a second server that answers one request at a time (`--rows 1`); all clients
    with the first server.
 2. All clients use the first server for the given time, and some disconnect.
+
+With `--against`, only the servers of two versions are compared, in alternating runs.
 
 Throughput, latencies, the server's memory and the number of different answers are printed. A
 different answer is a tie if a change of the logits by 1e-5 leads to it. The exit code is 1 if an
@@ -37,6 +40,7 @@ from benchmarks.load_tasks import Library, Task, make_pool
 
 HANG_UP = 0.2  # of the requests
 ROUNDS = 5
+RUNS = 7  # of each version with --against
 
 
 @dataclass
@@ -55,8 +59,15 @@ class Tally:
 
 
 @contextlib.contextmanager
-def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
-    """Start a server; yield its port and process id when it is ready."""
+def serving(model: str, rows: int, source: str = "") -> Iterator[tuple[int, int]]:
+    """Start a server; yield its port and process id when it is ready.
+
+    Args:
+        model: Folder of the model.
+        rows: Rows of the server.
+        source: Folder of another version's package; empty: this one's.
+    """
+    env = {**os.environ, "PYTHONPATH": source} if source else None
     command = [
         sys.executable,
         "-m",
@@ -72,7 +83,7 @@ def serving(model: str, rows: int) -> Iterator[tuple[int, int]]:
         "--timeout",
         "600",
     ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
         port, ready = 0, False
         while not ready:
@@ -296,6 +307,41 @@ def compare(ways: Sequence[Way], minutes: float, most: int, seed: int) -> None:
             )
 
 
+def compare_versions(
+    model: str, source: str, pool: list[Task], clients: int, minutes: float, seed: int
+) -> int:
+    """Compare the server of another version with this one's; return the exit code."""
+    with serving(model, clients, source) as before, serving(model, clients) as after:
+        figures: dict[str, list[tuple[float, float, float]]] = {"before": [], "after": []}
+        errors: Counter[str] = Counter()
+        for run in range(-1, RUNS):  # the first run of each warms up
+            for name, (port, process) in (("before", before), ("after", after)):
+                client = Client(port, pool)
+                spent = run_clients(
+                    clients, minutes, 100_000, client, seed + 1000 * run, process, 0.0
+                )
+                seconds = client.tally.seconds
+                errors += client.tally.errors
+                if run >= 0:
+                    tail, cost = percentile(seconds, 0.99), spent.processor / len(seconds)
+                    figures[name].append((len(seconds) / spent.seconds, tail, cost))
+    for name, runs in figures.items():
+        rates, tails, costs = (statistics.median(column) for column in zip(*runs, strict=True))
+        print(
+            f"{name:<7} {rates:.1f} requests/s, p99 {1000 * tails:.0f} ms, "
+            f"{1000 * costs:.1f} ms of processor time a request (medians of {RUNS} runs)"
+        )
+    for what, column in (("requests/s", 0), ("p99", 1), ("processor time", 2)):
+        pairs = zip(figures["after"], figures["before"], strict=True)
+        ratios = sorted(mine[column] / theirs[column] for mine, theirs in pairs)
+        print(
+            f"{what}, after / before: {statistics.median(ratios):.3f} "
+            f"({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        )
+    print(f"errors: {dict(errors) or 'none'}")
+    return int(bool(errors))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the load test; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -310,6 +356,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", type=int, default=200, help="different tasks (default: 200)")
     parser.add_argument("--rows", type=int, default=64, help="rows of the server (default: 64)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--against", metavar="SRC", help="compare with another version's server; its source folder"
+    )
     arguments = parser.parse_args(words)
     library = Library(arguments.model)
     pool, seconds = make_pool(library, arguments.pool, arguments.seed)
@@ -318,6 +367,15 @@ def main(words: Sequence[str] | None = None) -> int:
         f"{sum(task.tokens for task in pool) / seconds:8.1f} tokens/s, one by one",
         flush=True,
     )
+    if arguments.against:
+        return compare_versions(
+            arguments.model,
+            arguments.against,
+            pool,
+            arguments.clients,
+            arguments.minutes,
+            arguments.seed,
+        )
     with serving(arguments.model, arguments.rows) as (port, process):
         with serving(arguments.model, 1) as (single_port, single_process):
             for each in (port, single_port):

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cli.helpers import save_model
 from tests.server.helpers import WORDS, Running, Slow, events, make, running, shaped, until
 from tracformer import LanguageModel
-from tracformer.cli import serve
+from tracformer.cli import main, serve
 from tracformer.data import train_bpe
 from tracformer.server import Limits, Settings
 from tracformer.server.middleware import LOGGER, JsonFormatter
@@ -342,13 +342,28 @@ def test_commands_in_the_guide_parse() -> None:
         assert parser.parse_args(shlex.split(command.partition("#")[0])[2:])
 
 
+def test_limits_are_read_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.read_limits(["n=32", "values=9"]) == Limits(n=32, values=9)
+    for word, message in (
+        ("value=9", "unknown limit 'value'; did you mean 'values'?"),
+        ("n", "--limit is 'n'; write n=N with a number of at least 1"),
+        ("n=0", "--limit is 'n=0'; write n=N"),
+        ("n=-1", "--limit is 'n=-1'"),
+    ):
+        assert main(["serve", "stories", "--limit", word]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_the_guides_table_of_options_has_their_defaults() -> None:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     rows = dict(re.findall(r"^\| `(--[a-z-]+)`(?:, or `[A-Z_]+`)? \| ([^|]+) \|", GUIDE, re.M))
-    defaults = {**vars(Settings()), "max_body": Limits.body}
-    for option in ("--rows", "--queue", "--timeout", "--body-timeout", "--drain", "--max-body"):
+    defaults = vars(Settings())
+    for option in ("--rows", "--queue", "--timeout", "--body-timeout", "--drain"):
         assert float(rows[option]) == defaults[option[2:].replace("-", "_")]
+    [limits] = re.findall(r"^Limits of one request, .*?\n[^`]", GUIDE, re.M | re.S)
+    found = {name: int(number) for name, number in re.findall(r"`(\w+)` (\d+)", limits)}
+    assert found == vars(Limits())
     assert {name for action in parser._actions for name in action.option_strings} - set(
         re.findall("--[a-z-]+", GUIDE)
     ) == {"-h", "--help"}

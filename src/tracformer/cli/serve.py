@@ -13,6 +13,8 @@ exits. Logs are JSON lines on standard error; they never contain texts.
 import argparse
 import gc
 import os
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,7 @@ from tracformer.cli import FAILED
 from tracformer.cli import arguments as shared
 from tracformer.files import optional_package
 from tracformer.options import add_arguments as add_options
-from tracformer.options import from_arguments
+from tracformer.options import did_you_mean, from_arguments
 from tracformer.server import Limits, Settings
 
 if TYPE_CHECKING:
@@ -76,11 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "repeatable (default: localhost and the address of --host)",
     )
     parser.add_argument(
-        "--max-body",
-        type=int,
-        default=Limits.body,
-        metavar="BYTES",
-        help=f"size limit of a request (default: {Limits.body})",
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="the most that one request may ask for; repeatable. Names: "
+        + ", ".join(f"{name} ({value})" for name, value in asdict(Limits()).items()),
     )
     parser.add_argument(
         "--log-level",
@@ -89,6 +92,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LEVEL",
         help="debug, info, warning or error (default: info)",
     )
+
+
+def read_limits(words: Sequence[str]) -> Limits:
+    """Return the limits with changes of the form NAME=N."""
+    changes = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if name not in asdict(Limits()):
+            raise ValueError(f"unknown limit {name!r}{did_you_mean(name, asdict(Limits()))}")
+        if not number.isdecimal() or int(number) == 0:
+            raise ValueError(f"--limit is {word!r}; write {name}=N with a number of at least 1")
+        changes[name] = int(number)
+    return Limits(**changes)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -108,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
         origins=tuple(arguments.allow_origin),
         hosts=tuple(arguments.allowed_host),
         aliases=tuple(arguments.alias),
-        limits=Limits(body=arguments.max_body),
+        limits=read_limits(arguments.limit),
     )
     # Report wrong usage at once rather than after the server has begun to listen.
     find_folder(folder)
