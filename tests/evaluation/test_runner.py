@@ -353,6 +353,26 @@ def test_an_interrupted_task_continues_from_its_last_block(task: Task, tmp_path:
     assert not (tmp_path / "out" / PARTIAL).exists()
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"{}", b'{"sha256": 1, "values": 2}', None])
+def test_a_damaged_block_is_computed_again(
+    task: Task, tmp_path: Path, damage: bytes | None
+) -> None:
+    subject = known_subject()
+    [whole] = evaluate([known_subject()], [task])
+    with pytest.raises(KeyboardInterrupt):
+        list(evaluate([subject], [task], tmp_path / "out", Interrupted(2)))
+    block = sorted((tmp_path / "out" / PARTIAL).rglob("*.json"))[0]
+    content = block.read_bytes()
+    number = max(range(len(content)), key=lambda i: content[i : i + 1].isdigit())
+    changed = (
+        content[:number] + b"%d" % (9 - int(content[number : number + 1])) + content[number + 1 :]
+    )
+    block.write_bytes(changed if damage is None else damage)
+    [result] = evaluate([subject], [task], tmp_path / "out")
+    assert sequences_read(subject) == 2 * COUNT + 128
+    assert result.rows == whole.rows
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_the_work_and_agree(task: Task, world: int) -> None:
     model = small_model(vocab_size=6)

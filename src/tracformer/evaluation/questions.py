@@ -10,6 +10,7 @@
 - `noise_groups`, `standard_error`: errors of bounds, whose sequences share noise in groups.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from tracformer.evaluation.result_files import plain
+from tracformer.evaluation.result_files import CHECKSUM, digest, plain
 from tracformer.evaluation.task import Progress, Subject
 from tracformer.evaluation.windows import Flags, Integers, Sequences
 from tracformer.files import write_atomically
@@ -80,12 +81,14 @@ def _resumed(
     if subject.scratch is None or not label:
         return compute(block)
     path = subject.scratch / f"{label}-{block.start:08d}.json"
-    if path.is_file():
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         document = json.loads(path.read_text(encoding="utf-8"))
-        return {name: np.array(values, np.float64) for name, values in document.items()}
-    computed = compute(block)
+        if document[CHECKSUM] == digest(document["values"]):
+            return {name: np.array(array, np.float64) for name, array in document["values"].items()}
+    computed = compute(block)  # there is none, or it is damaged
+    values = plain(computed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(plain(computed)))
+    write_atomically(path, json.dumps({CHECKSUM: digest(values), "values": values}))
     return computed
 
 
