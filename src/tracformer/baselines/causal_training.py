@@ -162,14 +162,20 @@ def train_fast(transformers: Any, network: nn.Module) -> None:
             module.__class__ = _with_forward(type(module), normalised)
 
 
-@functools.cache
+_with_forwards: dict[tuple[type[nn.Module], Callable[..., Tensor]], type[nn.Module]] = {}
+
+
 def _with_forward(kind: type[nn.Module], function: Callable[..., Tensor]) -> type[nn.Module]:
-    """Return a subclass whose forward pass is a function of the module, its own one, and x."""
+    """Return the subclass whose forward pass is a function of the module, its own one, and x."""
+    if (kind, function) in _with_forwards:
+        return _with_forwards[kind, function]
 
     def forward(self: Any, x: Tensor) -> Tensor:
         return function(self, functools.partial(kind.forward, self), x)
 
-    return type(kind.__name__, (kind,), {"forward": forward})
+    subclass = type(kind.__name__, (kind,), {"forward": forward})
+    _with_forwards[kind, function] = subclass
+    return subclass
 
 
 def choose_attention(network: Any, device: torch.device, length: int) -> None:
