@@ -343,7 +343,7 @@ def test_the_page_fills_with_the_models_quality_unless_another_is_chosen(
         screen.fill(temperature="1")  # a value that the model does not have
         expected = lm.infill(TEXT, seed=1, quality="fast", temperature=1.0)[0].text
         assert screen.filled == expected
-        screen.page.wait_for_function("location.hash.includes('temperature=1')")
+        screen.page.wait_for_url(lambda url: "temperature=1" in url)
         other = screens(site, fragment=screen.page.evaluate("location.hash"))
         other.page.wait_for_selector("#figures div")
         assert other.page.input_value("#temperature") == "1"
