@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +16,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import tracformer.hf as hf
+from tests.helpers import ROOT, script
 from tests.toys import small_model
 from tracformer import Tracformer, TracformerConfig
-from tracformer.data import Tokenizer, build_tokenizer
+from tracformer.data import Tokenizer
 from tracformer.publish import evaluation_table
 
 
@@ -191,7 +191,7 @@ else:
 
 # ---- model cards, uploads, and the guide docs/huggingface.md
 
-GUIDE = Path(__file__).parents[2] / "docs" / "huggingface.md"
+GUIDE = ROOT / "docs" / "huggingface.md"
 EVALUATION = {
     "wikitext103, span:p=0.5,mean=10": {"answer": "exact", "perplexity": 29.38},
     "a|b": {"answer": "marginal", "perplexity": 31.0},
@@ -335,25 +335,20 @@ def test_saving_with_push_to_hub(folder: Path, tmp_path: Path, hub: Hub) -> None
     assert Tracformer.from_pretrained(tmp_path / "mine").config.vocab_size == 7
 
 
-def test_the_guide_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = build_tokenizer("byte", [])
-    small_model(vocab_size=tokenizer.vocab_size, max_length=32, n_layer=5).float().save_pretrained(
-        tmp_path / "model"
-    )
-    tokenizer.save(tmp_path / "model")
-    uploads: list[object] = []
+def test_the_guide_shows_what_its_code_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[dict[str, Any]] = []
+
+    def upload(**options: Any) -> SimpleNamespace:
+        uploads.append(
+            {**options, "card": (Path(options["folder_path"]) / "README.md").read_text()}
+        )
+        return SimpleNamespace(commit_url="here")
+
     hub = SimpleNamespace(
-        create_repo=lambda repo_id, **_: SimpleNamespace(repo_id=repo_id),
-        upload_folder=lambda **options: (
-            uploads.append(options) or SimpleNamespace(commit_url="here")
-        ),
+        create_repo=lambda repo_id, **_: SimpleNamespace(repo_id=repo_id), upload_folder=upload
     )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda token=None: hub)
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 5
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, str(GUIDE), "exec"), names)
+    ran = script("tools/run_pages.py").run_page(GUIDE)
+    assert ran.text == ran.expected
     assert len(uploads) == 1
-    assert "41.2" in (tmp_path / "tuned" / "README.md").read_text()
+    assert "41.2" in uploads[0]["card"]
