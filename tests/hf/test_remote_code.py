@@ -28,6 +28,7 @@ VARIANTS = [
     {"decoder": "dense"},
     {"decoder": "neighbours"},
     {"rotary_base": 100.0, "n_head": 1, "max_length": 13},
+    {"columns": True, "max_length": 13},
 ]
 # The library must not be importable; nor may the code reach it through an installed package.
 ALONE = """
@@ -67,6 +68,7 @@ def hub_model(core: Tracformer) -> TracformerHubForMaskedLM:
 def test_logits_loss_and_gradients_equal_the_reference(changes: dict, mode: str) -> None:
     core = small_model("reference", **changes)
     tokens, context, lengths = random_batch(core, 3, 13)
+    lengths = torch.full_like(lengths, 13) if core.config.columns else lengths
     batch = Batch(tokens, context, lengths)
     model = hub_model(core)
     inside = torch.arange(13) < lengths[:, None]

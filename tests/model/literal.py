@@ -28,7 +28,12 @@ class Literal:
             self.decode(t, T, prefix, None if mode == "ar" else suffix) for t in range(1, T + 1)
         ]
         hidden = self.norm("norm", torch.stack(states))
-        return hidden @ self.weights["embedding.weight"][:mask].T
+        logits = hidden @ self.weights["embedding.weight"][:mask].T
+        if self.config.columns:
+            head = self.weights["columns.head"].view(T, mask, -1)
+            logits = torch.stack([x + head[t] @ hidden[t] for t, x in enumerate(logits)])
+            logits += self.weights["columns.bias"].view(T, mask)
+        return logits
 
     def encode(self, tokens: list[int], back: bool) -> list[list[Tensor]]:
         """features[l][t], layers from 0 (the embedding) and positions from 1;
@@ -36,7 +41,11 @@ class Literal:
         """
         T = len(tokens)
         zero = torch.zeros(0)
-        features = [[zero, *self.weights["embedding.weight"][tokens]]]
+        inputs = self.weights["embedding.weight"][tokens]
+        if self.config.columns:
+            letters = self.weights["columns.letters.weight"].view(T, self.config.vocab_size + 1, -1)
+            inputs = inputs + letters[range(T), tokens]
+        features = [[zero, *inputs]]
         for layer in range(1, self.config.n_layer + 1):
             name, below = f"encoder.{layer - 1}", features[-1]
             normed = [zero] + [self.norm(f"{name}.norm_attention", x) for x in below[1:]]
@@ -78,6 +87,8 @@ class Literal:
     ) -> Tensor:
         L = self.config.n_layer
         x = torch.zeros(self.config.d_model, dtype=torch.float64)
+        if self.config.columns:
+            x = self.weights["columns.queries.weight"][t - 1]
         for layer in range(1, L + 1):
             name, j = f"decoder.{layer - 1}", L - layer + 1
             s = 1 if self.config.decoder == "dense" else 2**j

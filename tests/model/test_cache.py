@@ -324,3 +324,22 @@ def test_sequences_that_do_not_fit_are_refused_and_no_row_is_used() -> None:
     cache.release(rows[:1])
     with pytest.raises(ValueError, match="row 0 holds no sequence"):
         cache.release([0])
+
+
+@pytest.mark.parametrize("mode", ["car", "ar"])
+def test_rows_of_an_alignment(mode: str) -> None:
+    """Their columns are read in whole passes and step by step, in float32 and rounded to int8."""
+    model = small_model("native", n_layer=5, max_length=19, columns=True)
+    tokens, context, _ = random_batch(model, 3, 19)
+    context[0, :] = False
+    batch = Batch(tokens, context)
+    targets = batch.targets()
+    for kind in ("float32", "int8"):
+        with torch.no_grad():
+            whole = model.lean(kind)(batch, mode)[targets]
+        cached = answers(open_cache(model, tokens, context, mode, batch.lengths), tokens, targets)
+        torch.testing.assert_close(cached, whole, rtol=0, atol=1e-10)
+    assert model.float().cache(batch, mode).step is None  # the compiled step reads no columns
+    short = Batch(tokens[:, :18], context[:, :18])
+    with pytest.raises(ValueError, match="has 18 tokens; this model reads rows of an alignment"):
+        model(short, mode)

@@ -22,6 +22,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"decoder": "dense"},
     {"key_set": "rounded", "n_max": 4},
     {"n_layer": 6},  # more layers than the length needs
+    {"columns": True},
+    {"columns": True, "n_max": 4, "max_length": 21, "n_layer": 5, "decoder": "dense"},
 ]
 
 
@@ -31,8 +33,10 @@ VARIANTS: list[dict[str, Any]] = [
 def test_equals_the_literal_model(variant: dict[str, Any], mode: str, attention: str) -> None:
     model = small_model(attention, **variant)
     literal = Literal(model)
-    for length in (1, 2, 5, model.config.max_length):
+    longest = model.config.max_length
+    for length in (longest,) if model.config.columns else (1, 2, 5, longest):
         tokens, context, lengths = random_batch(model, 2, length, seed=length)
+        lengths = torch.full_like(lengths, length) if model.config.columns else lengths
         logits = model(Batch(tokens, context, lengths), mode)
         for b, n in enumerate(lengths.tolist()):
             expected = literal.logits(tokens[b, :n].tolist(), context[b, :n].tolist(), mode)

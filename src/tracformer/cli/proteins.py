@@ -275,39 +275,12 @@ def _add_wild_type(parser: argparse.ArgumentParser) -> None:
 
 
 def _wild_type(arguments: argparse.Namespace, lm: "LanguageModel") -> "WildType":
-    """Return the wild type in the notation that the model reads."""
-    from tracformer.data.alignment import read_alignment
-    from tracformer.loading import find_folder
-    from tracformer.proteins import wild_type
+    """Return the wild type in the notation that the model reads; say what has no column."""
+    from tracformer.proteins.mutants import read_wild_type
 
-    given = arguments.wild_type
-    if Path(given).is_file():
-        records = read_alignment(given).records
-        if len(records) != 1:
-            raise ValueError(f"{given} has {len(records)} records; --wild-type needs one")
-        numbers = wild_type.RANGE.search(records[0].name)
-        first = arguments.first or (int(numbers[1]) if numbers else 1)
-        sequence = records[0].sequence
-    elif set(given.upper()) <= set(wild_type.RESIDUES):
-        sequence, first = given, arguments.first or 1
-    elif arguments.family:
-        found = wild_type.from_family(given, arguments.family, arguments.first)
-        if lm.tokenizer.has_gaps:
-            return found
-        sequence, first = found.sequence, found.first
-    else:
-        raise ValueError(
-            f"--wild-type is {given!r}, which is neither a sequence of the 20 amino acids nor a "
-            "file; a record's name also needs --family"
-        )
-    if not lm.tokenizer.has_gaps:
-        return wild_type.unaligned(sequence, first)
-    if arguments.family:
-        records = read_alignment(arguments.family).records
-        hmm = wild_type.family_hmm([record.columns for record in records])
-    else:
-        hmm = wild_type.load_hmm(find_folder(lm.name))
-    wild = wild_type.align(sequence, hmm, first)
+    wild = read_wild_type(
+        arguments.wild_type, lm.tokenizer, lm.name, arguments.first, arguments.family
+    )
     if wild.outside:
         _note(
             f"{len(wild.outside)} residues of the wild type belong to no column of the family: "

@@ -185,6 +185,31 @@ class Records:
             raise ValueError("identity weights need an alphabet of letters, not words")
         return sequence_weights(tokens.astype(np.uint8), identity)
 
+    @property
+    def columns(self) -> int:
+        """The number of tokens that every row has.
+
+        Raises:
+            ValueError: The rows differ in their number of tokens.
+        """
+        lengths = np.diff(self.split.index) - 1
+        if lengths.min() != lengths.max():
+            raise ValueError(
+                f"the rows of split {self.split.name!r} have from {lengths.min()} to "
+                f"{lengths.max()} tokens, but those of an alignment have one length: prepare an "
+                "aligned file with a tokenizer with gaps, such as protein-aligned"
+            )
+        return int(lengths[0])
+
+    def column_shares(self, vocab_size: int, pseudocount: float = 0.5) -> NDArray[np.float64]:
+        """Return (columns, vocab_size) the weighted share of each token in each column."""
+        tokens, _ = self.get(np.arange(len(self)))
+        weights = np.ones(len(self)) if self.weights is None else self.weights
+        counts = np.full((tokens.shape[1], vocab_size), pseudocount)
+        for column, letters in enumerate(tokens.T):
+            np.add.at(counts[column], letters, weights)
+        return counts / counts.sum(1, keepdims=True)
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

@@ -4,9 +4,8 @@
     lm.infill("Once upon a time [[3-8]] lived in a wood.")[0].text
     lm.score("Once upon a time [[a fox]] lived in a wood.").log_prob
 
-Each method makes requests (`infill.InfillRequest`, `scoring.ScoreRequest`,
-`continuation.SampleRequest`) and runs them. How blanks are written is in `template`; how unknown
-lengths are chosen, in `length_posterior`.
+Methods make requests (`infill.InfillRequest`, `scoring.ScoreRequest`, `continuation.SampleRequest`)
+and run them. How blanks are written is in `template`, how lengths are chosen in `length_posterior`.
 """
 
 from collections.abc import Sequence
@@ -43,12 +42,13 @@ from tracformer.generation.token_text import Spelling
 from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch
 from tracformer.model.fast_step import check_kind
+from tracformer.proteins.mutants import MutantScore, read_wild_type, score_mutants
 
 
 class LanguageModel:
     """A model with its tokenizer: text in, text out.
 
-    A sample depends on its text and seed alone, not on the batch it is in.
+    A sample depends on its text and seed alone, not on its batch.
 
     Args:
         model: The model; it is switched to eval mode.
@@ -97,8 +97,7 @@ class LanguageModel:
     def lean(self, weights: str) -> Self:
         """Round a Tracformer's weights in place to "bfloat16" or "int8".
 
-        Generation from left to right then reads fewer bytes per token. Fills, scores and marginals
-        are all those of the rounded weights.
+        Generation from left to right then reads less. All answers are those of rounded weights.
         """
         self.model.lean(weights)
         return self
@@ -400,6 +399,31 @@ class LanguageModel:
         """
         mode = self._mode("ac" if mode is None and "ac" in self.model.config.modes else mode)
         return marginals(self.runner, self.spelling, text, mode, whole, top)
+
+    def score_mutants(
+        self,
+        wild_type: str,
+        mutants: Sequence[str] | None = None,
+        first: int | None = None,
+        family: str | PathLike[str] | None = None,
+        mode: str = "car",
+    ) -> list[MutantScore]:
+        """Return log p(mutant residues | rest) minus that of the wild type, in nats.
+
+        Args:
+            wild_type: Residues, a FASTA file with one record, or the name of a record of `family`.
+            mutants: Such as "A24G", or "A24G:C30D" for two sites; None: every single substitution.
+            first: Number of the first residue; None: that in the record's name, else 1.
+            family: Alignment of the model's family; None: the profile in the model's folder.
+            mode: "car" for exact joint probabilities, "ac" for the sum of marginals.
+
+        Example:
+            >>> import tracformer
+            >>> tracformer.load("proteins").score_mutants("CLQPRPAMPC", ["C1W"])[0].log_ratio < 0
+            True
+        """
+        wild = read_wild_type(wild_type, self.tokenizer, self.name, first, family)
+        return score_mutants(self.model, self.tokenizer, wild, mutants, mode=mode)
 
     def sample(
         self,

@@ -16,7 +16,7 @@ faster, strict about files, and give the library's own interface as `core`.
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -260,19 +260,22 @@ class TracformerPreTrainedModel(transformers.PreTrainedModel):  # type: ignore[m
 
     def _states(
         self,
-        core: Tracformer,
+        read: Callable[..., tuple[Tensor, Tensor]],
         token_type_ids: Tensor | None,
         unsupported: Mapping[str, Any],
         **inputs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return final states (N, d) of the positions to predict, and these as flat rows (N,)."""
+        """Return what `read` returns for the positions to predict, and these as flat rows (N,).
+
+        `read` is the core's `states` or `hidden`.
+        """
         if token_type_ids is not None and bool(token_type_ids.any()):
             raise ValueError("token_type_ids names a second segment; Tracformer has no segments")
         if wanted := [name for name, value in unsupported.items() if value]:
             raise ValueError(
                 f"{wanted[0]} is not supported; Tracformer returns only its final states"
             )
-        return core.hidden(*read_batch(core.config, **inputs))
+        return read(*read_batch(self.core.config, **inputs))
 
 
 class TracformerModel(TracformerPreTrainedModel):
@@ -304,8 +307,8 @@ class TracformerModel(TracformerPreTrainedModel):
             "mode": mode,
             "context": context,
         }
-        hidden, rows = self._states(self.core, token_type_ids, unsupported, **inputs)
-        output = outputs.BaseModelOutput(last_hidden_state=_spread(hidden, rows, input_ids.shape))
+        states, rows = self._states(self.core.states, token_type_ids, unsupported, **inputs)
+        output = outputs.BaseModelOutput(last_hidden_state=_spread(states, rows, input_ids.shape))
         return output if _wants_dict(return_dict, self.config) else output.to_tuple()
 
 
@@ -351,7 +354,7 @@ class TracformerForMaskedLM(TracformerPreTrainedModel):
             "mode": mode,
             "context": context,
         }
-        hidden, rows = self._states(core, token_type_ids, unsupported, **inputs)
+        hidden, rows = self._states(core.hidden, token_type_ids, unsupported, **inputs)
         loss = None
         if labels is not None:
             answers = labels.flatten()[rows].long()

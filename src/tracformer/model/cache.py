@@ -257,7 +257,7 @@ class Cache:
         # slot length + t holds the feature at t
         slots = (rows[:, None] * 2 * self.length + self.length + places).flatten()
         angles = self._at(places)
-        x = model.embedding(given.gather(1, places))
+        x = model.embed(given.gather(1, places), places)
         for number, layer in enumerate(model.encoder, start=1):
             x = layer(x, angles, layout, model.attention)
             self._keep(number, slots, x.flatten(0, 1), places.flatten())
@@ -272,7 +272,7 @@ class Cache:
             positions.repeat(len(rows)),
         )
         decoder_slots = (rows[:, None] * self.decoder[0].slots + positions).flatten()
-        x = model.embedding(given[:, :P])
+        x = model.embed(given[:, :P], positions)
         angles = self._at(positions)
         for number, layer in enumerate(model.encoder, start=1):
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
@@ -317,7 +317,7 @@ class Cache:
             return self._compiled_encode(self.tokens[row, place], row, place, torch.zeros_like(row))
         model, angles = self.model, self._at(place)
         slot, decoder_slot = row * self.length + place, row * self.decoder[0].slots + place
-        x = model.embedding(self.tokens[row, place])
+        x = model.embed(self.tokens[row, place], place)
         for number, layer in enumerate(model.encoder, start=1):
             kept = self.encoder[number - 1]
             q, k, v = layer.project(x, angles)  # type: ignore[operator]
@@ -334,11 +334,11 @@ class Cache:
         if self.step is not None:
             return self._compiled_decode(rows, positions)
         model, angles = self.model, self._at(positions)
-        x = model.embedding.weight.new_zeros(len(rows), model.config.d_model)
+        x = model.queries(positions)
         for layer, kept in zip(model.decoder, self.decoder, strict=True):
             index, present = self._decoder_keys(rows, positions, int(layer.stride), kept.slots)  # type: ignore[arg-type]
             x = layer.finish(x, kept.attend(layer.query(x, angles), index, present))  # type: ignore[operator]
-        return logits_of(model.norm(x), model.head)
+        return logits_of(model.final(model.norm(x), positions), model.head)
 
     def _decoder_keys(
         self, rows: Tensor, positions: Tensor, stride: int, slots: int

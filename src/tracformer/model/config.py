@@ -92,6 +92,11 @@ class ModelConfig:
         """The id of the mask token, the first after the vocabulary."""
         return self.vocab_size
 
+    @property
+    def fixed_length(self) -> bool:
+        """Whether every sequence must have exactly `max_length` tokens."""
+        return False
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return a named configuration with some fields changed.
@@ -198,6 +203,8 @@ class TracformerConfig(ModelConfig):
         key_set: "stepped", or "rounded" as in the body of the paper.
         rotary_base: Base of the rotary position angles.
         init_std: Standard deviation of the initial weights.
+        columns: For the rows of an alignment, all of `max_length` letters: learn an embedding, an
+            output matrix and an output bias for each column, beside those of all columns.
 
     Raises:
         ValueError: A field is out of bounds, or two fields do not fit.
@@ -227,6 +234,7 @@ class TracformerConfig(ModelConfig):
     key_set: str = "stepped"  # "rounded": the key set of the paper's body text
     rotary_base: float = 10000.0
     init_std: float = 0.02  # as GPT-2; narrow models train faster with more (docs/paper.md)
+    columns: bool = False  # rows of an alignment: a column's place has a meaning
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -260,6 +268,10 @@ class TracformerConfig(ModelConfig):
                 raise ValueError(
                     f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}"
                 )
+
+    @property
+    def fixed_length(self) -> bool:
+        return self.columns
 
     @property
     def head_size(self) -> int:

@@ -116,13 +116,16 @@ class Linear(nn.Linear):
 def compiled_step(model: "Tracformer", offsets: Sequence[Tensor]) -> Any:
     """Return the compiled step of a float32 model on the CPU, or None without compiled code.
 
-    This never starts a compilation. The step reads the model's own weights.
+    A model with `columns` has none: its rows are short, and the step in PyTorch serves them. This
+    never starts a compilation. The step reads the model's own weights.
 
     Args:
         model: Model to run.
         offsets: For each encoder layer, the distances from a query to its keys, ascending.
     """
     weight = model.embedding.weight
+    if model.config.columns:
+        return None
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not native.ready():
         return None
     strides = [int(layer.stride) for layer in model.decoder]  # type: ignore[arg-type]

@@ -48,6 +48,7 @@ class TracformerHubConfig(PreTrainedConfig):  # type: ignore[misc]
     key_set: str = "stepped"
     rotary_base: float = 10000.0
     init_std: float = 0.02
+    columns: bool = False
 
     def get_text_config(self, *args: Any, **options: Any) -> "TracformerHubConfig":
         """Return this configuration: `encoder` and `decoder` are words, not configurations."""
@@ -165,6 +166,23 @@ class HubDecoderLayer(nn.Module):
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
 
 
+class HubColumns(nn.Module):
+    """Embeddings, output matrix and bias of each column of an alignment."""
+
+    def __init__(self, config: TracformerHubConfig) -> None:
+        super().__init__()
+        self.size = (config.max_length, config.vocab_size)
+        self.letters = nn.Embedding(config.max_length * (config.vocab_size + 1), config.d_model)
+        self.queries = nn.Embedding(config.max_length, config.d_model)
+        self.head = nn.Parameter(torch.zeros(config.max_length * config.vocab_size, config.d_model))
+        self.bias = nn.Parameter(torch.zeros(config.max_length * config.vocab_size))
+
+    def logits(self, states: Tensor, columns: Tensor) -> Tensor:
+        """Return the columns' part of the logits (B, Q, V) of states (B, Q, d) at (Q,)."""
+        head, bias = self.head.unflatten(0, self.size), self.bias.unflatten(0, self.size)
+        return torch.einsum("bqd,qvd->bqv", states, head[columns]) + bias[columns]
+
+
 class TracformerHubBase(PreTrainedModel):  # type: ignore[misc]
     """The network, without a head."""
 
@@ -179,6 +197,8 @@ class TracformerHubBase(PreTrainedModel):  # type: ignore[misc]
         self.encoder = nn.ModuleList(HubEncoderLayer(config) for _ in range(config.n_layer))
         self.decoder = nn.ModuleList(HubDecoderLayer(config) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(config.d_model)
+        if config.columns:
+            self.columns = HubColumns(config)
         self.post_init()
 
     @classmethod
@@ -220,13 +240,17 @@ class TracformerHubBase(PreTrainedModel):  # type: ignore[misc]
         known = tokens.masked_fill(~given, config.mask_id)
         readings = {"car": [tokens, known], "ac": [known, known], "ar": [tokens]}[mode]
         directions = [distance, -distance][: len(readings)]
-        x, features = self.dropout(self.embedding(torch.cat(readings))), []
+        x, features = self.embedding(torch.cat(readings)), []
+        if config.columns:
+            x = x + self.columns.letters(t * (config.vocab_size + 1) + torch.cat(readings))
+        x = self.dropout(x)
         for number, layer in enumerate(self.encoder, start=1):
             mask = [encoder_mask(config, number, each) & inside for each in directions]
             x = layer(x, angles, torch.cat(mask))
             features.append(x)
 
         x = x.new_zeros(B, len(columns), config.d_model)
+        x = x + self.columns.queries(columns) if config.columns else x
         for number, layer in enumerate(self.decoder, start=1):
             mask = [decoder_mask(config, number, each[columns]) & inside for each in directions]
             x = layer(x, features[-number], angles, columns, torch.cat(mask, dim=2))
@@ -247,6 +271,11 @@ class TracformerHubBase(PreTrainedModel):  # type: ignore[misc]
             raise ValueError(
                 f"input_ids has shape {tuple(input_ids.shape)}; it must be (B, T) with T in "
                 f"1..{longest}"
+            )
+        if self.config.columns and input_ids.shape[1] < longest:
+            raise ValueError(
+                f"input_ids has {input_ids.shape[1]} tokens a row; this model reads rows of an "
+                f"alignment, which all have {longest}"
             )
         inside = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         inside = inside.bool()
@@ -313,9 +342,12 @@ class HubFill(NamedTuple):
 class TracformerHubForMaskedLM(TracformerHubBase):
     """Tracformer as a masked language model; logits have no column for the mask."""
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Return logits (..., vocab_size) of final states."""
-        return states @ self.embedding.weight[: self.config.vocab_size].T
+    def logits(self, states: Tensor, columns: Tensor) -> Tensor:
+        """Return logits (B, Q, vocab_size) of final states (B, Q, d) at positions (Q,)."""
+        logits = states @ self.embedding.weight[: self.config.vocab_size].T
+        if self.config.columns:
+            logits = logits + self.columns.logits(states, columns)
+        return logits
 
     def forward(
         self,
@@ -341,7 +373,7 @@ class TracformerHubForMaskedLM(TracformerHubBase):
         """
         inputs, answered = self.read(input_ids, attention_mask, labels, mode, context)
         columns = torch.arange(input_ids.shape[1], device=input_ids.device)
-        logits = self.logits(self.states(*inputs, columns)) * answered[..., None]
+        logits = self.logits(self.states(*inputs, columns), columns) * answered[..., None]
         loss = None
         if labels is not None:
             total = cross_entropy(
@@ -387,7 +419,7 @@ class TracformerHubForMaskedLM(TracformerHubBase):
         for t in masked.any(0).nonzero()[:, 0]:
             known = tokens != self.config.mask_id if mode == "ac" else ~masked
             states = self.states(tokens, known, lengths, mode, t[None])
-            log_p = self.logits(states[:, 0]).float().log_softmax(-1)
+            log_p = self.logits(states, t[None])[:, 0].float().log_softmax(-1)
             chosen = _sample(log_p, temperature, top_p, banned, generator)
             tokens[:, t] = torch.where(masked[:, t], chosen, tokens[:, t])
             total += log_p.gather(1, chosen[:, None])[:, 0] * masked[:, t]

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear as torch_linear
 from torch.utils.checkpoint import checkpoint
 
 from tracformer.attention import Attention, Layout, build_attention
@@ -115,6 +116,32 @@ class DecoderLayer(nn.Module):
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
 
 
+class Columns(nn.Module):
+    """What a model learns for each column of an alignment, beside what all columns share.
+
+    Without it, positions are known only relative to each other, and the decoder's input is zero: a
+    target does not know which column it is.
+    """
+
+    def __init__(self, config: TracformerConfig) -> None:
+        super().__init__()
+        T, V, d = config.max_length, config.vocab_size, config.d_model
+        self.letters = nn.Embedding(T * (V + 1), d)  # the encoders' input: each letter, the mask
+        self.queries = nn.Embedding(T, d)  # the decoder's input
+        self.head = nn.Parameter(torch.zeros(T * V, d))  # output matrix of each column
+        self.bias = nn.Parameter(torch.zeros(T * V))  # flat like other biases: it is not decayed
+
+    def tables(self) -> list[Tensor]:
+        """Return the tables with a row for each column."""
+        return [self.letters.weight, self.queries.weight, self.head]
+
+    def logits(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return the columns' part of the logits (N, V) from states (N, d) at positions (N,)."""
+        T = self.queries.num_embeddings
+        head, bias = self.head.unflatten(0, (T, -1)), self.bias.unflatten(0, (T, -1))
+        return torch.einsum("nd,nvd->nv", x, head[positions]) + bias[positions]
+
+
 class Tracformer(ConditionalModel):
     """A model of any subset of tokens given any other, in three modes with one set of weights.
 
@@ -155,6 +182,8 @@ class Tracformer(ConditionalModel):
         self.encoder = nn.ModuleList(EncoderLayer(config, layer) for layer in layers)
         self.decoder = nn.ModuleList(DecoderLayer(config, layer) for layer in layers)
         self.norm = nn.LayerNorm(config.d_model)
+        if config.columns:
+            self.columns = Columns(config)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -166,16 +195,27 @@ class Tracformer(ConditionalModel):
         # seed stay the same.
         nn.init.normal_(self.get_parameter("decoder.0.out.bias"), std=std)
 
+    @torch.no_grad()
+    def start_columns(self, shares: Tensor) -> None:
+        """Set the bias of each column to the logarithm of its shares of tokens (T, vocab_size)."""
+        self.columns.bias.copy_(shares.log().flatten())
+
     @property
     def head(self) -> Tensor:
-        """The output matrix (vocab_size, d): the embedding without the mask."""
-        return self.embedding.weight[: self.config.vocab_size]
+        """The output matrix (vocab_size, d): the embedding without the mask.
+
+        With `columns` it is the identity (vocab_size, vocab_size): every column has its own output
+        matrix, so the final states are logits already.
+        """
+        tokens = self.embedding.weight[: self.config.vocab_size]
+        return torch.eye(len(tokens)).to(tokens) if self.config.columns else tokens
 
     def blocks(self) -> list[nn.Module]:
         return [*self.encoder, *self.decoder]
 
     def embedding_tables(self) -> list[Tensor]:
-        return [self.embedding.weight]
+        tables = [self.embedding.weight]
+        return [*tables, *self.columns.tables()] if self.config.columns else tables
 
     def lean(self, kind: str) -> Self:
         if kind != self.weights:
@@ -194,6 +234,11 @@ class Tracformer(ConditionalModel):
         return Cache(self, mode, rows, length) if mode != "ac" else None
 
     def hidden(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        x, rows = self.states(batch, mode, wanted)
+        return self.final(x, rows % batch.width), rows
+
+    def states(self, batch: Batch, mode: str, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the decoder's states (N, d) where `wanted`, and their flat indices (N,)."""
         rows = wanted.flatten().nonzero()[:, 0]
         layout = Layout(batch.lengths, batch.width, readings=1 if mode == "ar" else 2, rows=rows)
         angles = rotary_angles(
@@ -210,6 +255,27 @@ class Tracformer(ConditionalModel):
         )
         return self._decode(features, angles, layout), rows
 
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the encoders' input (..., d) of token ids that stand at these positions."""
+        x: Tensor = self.embedding(tokens)
+        if self.config.columns:
+            x = x + self.columns.letters(positions * (self.config.vocab_size + 1) + tokens)
+        return x
+
+    def queries(self, positions: Tensor) -> Tensor:
+        """Return the decoder's input (N, d) at positions (N,): zero, but for `columns`."""
+        if self.config.columns:
+            x: Tensor = self.columns.queries(positions)
+            return x
+        return self.embedding.weight.new_zeros(len(positions), self.config.d_model)
+
+    def final(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Return what `head` is applied to, from the decoder's states (N, d) at positions (N,)."""
+        if not self.config.columns:
+            return x
+        shared = torch_linear(x, self.embedding.weight[: self.config.vocab_size])
+        return shared + self.columns.logits(x, positions)
+
     def _readings(self, batch: Batch, mode: str, layout: Layout) -> Tensor:
         """Return the encoders' inputs (readings * B, T): forwards, then mirrored for the suffix."""
         tokens = batch.tokens.masked_fill(~batch.inside(), self.config.mask_id)
@@ -218,9 +284,15 @@ class Tracformer(ConditionalModel):
         given = tokens.masked_fill(~batch.context, self.config.mask_id)
         return torch.cat((given if mode == "ac" else tokens, given.gather(1, layout.mirror)))
 
-    def _encode(self, readings: Tensor, angles: Angles, layout: Layout) -> list[Tensor]:
-        """Return the features of layers 1..L, each (readings * B, T, d)."""
-        x = self.dropout(self.embedding(readings))
+    def _encode(
+        self, readings: Tensor, angles: Angles, layout: Layout, positions: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return the features of layers 1..L, each (readings * B, T, d).
+
+        `positions` of the readings are those of the layout, if they are not given.
+        """
+        x = self.embed(readings, layout.positions if positions is None else positions)
+        x = self.dropout(x)
         features = []
         for layer in self.encoder:
             x = self._run(layer, x, angles, layout, self.attention)
@@ -244,7 +316,8 @@ class Tracformer(ConditionalModel):
         rows = Layout(
             layout.lengths.repeat(layout.readings)[new], layout.length, readings=1, rows=layout.rows
         )
-        features = self._encode(readings[new], Angles(angles.cos[new], angles.sin[new]), rows)
+        turned = Angles(angles.cos[new], angles.sin[new])
+        features = self._encode(readings[new], turned, rows, layout.positions[new])
         source = new.cumsum(0) - 1
         return [feature[source] for feature in features]
 
@@ -255,7 +328,7 @@ class Tracformer(ConditionalModel):
 
     def _decode(self, features: list[Tensor], angles: Angles, layout: Layout) -> Tensor:
         query_angles = angles.at(layout.rows)  # the first B rows of angles are the text's
-        x = features[0].new_zeros(len(layout.rows), self.config.d_model)
+        x = self.queries(layout.rows % layout.length).to(features[0].dtype)
         for number, layer in enumerate(self.decoder, start=1):
             feature = features[paired_encoder_layer(number, self.config.n_layer) - 1]
             x = self._run(layer, x, feature, query_angles, angles, layout, self.attention)

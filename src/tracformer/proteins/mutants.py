@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from tracformer.data.alignment import INSERTED
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.files import optional_package, write_atomically
+from tracformer.loading import find_folder
 from tracformer.model.base import ConditionalModel
 from tracformer.model.batch import Batch
-from tracformer.proteins.wild_type import RESIDUES, WildType
+from tracformer.proteins.wild_type import RESIDUES, WildType, find_wild_type
 
 SUBSTITUTION = re.compile(r"([A-Za-z])(\d+)([A-Za-z])")
 SCORE = "DMS_score"  # ProteinGym's name of the measured value
@@ -142,11 +143,32 @@ def all_singles(wild: WildType) -> list[Mutant]:
     return [Mutant(str(change), (change,)) for change in changes]
 
 
+def read_wild_type(
+    given: str,
+    tokenizer: Tokenizer,
+    model: str,
+    first: int | None = None,
+    family: str | PathLike[str] | None = None,
+) -> WildType:
+    """Return the wild type that a user names, as a model reads it; see `find_wild_type`.
+
+    Args:
+        given: Residues, a FASTA file with one record, or the name of a record of `family`.
+        tokenizer: The model's tokenizer.
+        model: The model as `tracformer.load` takes it, whose `family.hmm` is used without `family`.
+        first: Number of the first residue; None: that in the record's name, else 1.
+        family: Alignment whose columns the model reads.
+    """
+    aligned = tokenizer.has_gaps
+    folder = find_folder(model) if aligned and not family else None
+    return find_wild_type(given, aligned, first, family, folder)
+
+
 def score_mutants(
     model: ConditionalModel,
     tokenizer: Tokenizer,
     wild: WildType,
-    mutants: Sequence[Mutant],
+    mutants: Sequence[Mutant | str] | None = None,
     *,
     mode: str = "car",
     batch: int = 256,
@@ -157,7 +179,7 @@ def score_mutants(
         model: The model.
         tokenizer: Its tokenizer, in which every letter of the row is one token.
         wild: The wild type.
-        mutants: Its mutants.
+        mutants: Its mutants, or texts such as "A24G:C30D"; None: every single substitution.
         mode: "car" for exact joint probabilities; "ac" for the sum of each mutated residue's
             marginal, given everything that is not mutated.
         batch: Number of sequences per pass.
@@ -165,6 +187,11 @@ def score_mutants(
     Raises:
         ValueError: The model was not trained in the mode, or the wild type does not fit it.
     """
+    mutants = (
+        all_singles(wild)
+        if mutants is None
+        else [m if isinstance(m, Mutant) else Mutant(m, parse_mutant(m, wild)) for m in mutants]
+    )
     singles = dict.fromkeys((change,) for mutant in mutants for change in mutant.changes)
     wanted = list(dict.fromkeys([*(mutant.changes for mutant in mutants), *singles]))
     scored = [

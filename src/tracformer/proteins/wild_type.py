@@ -82,6 +82,55 @@ class WildType:
         return tuple(i for i, at in enumerate(self.places, self.first) if at == INSERTED)
 
 
+def find_wild_type(
+    given: str,
+    aligned: bool,
+    first: int | None = None,
+    family: str | PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
+) -> WildType:
+    """Return the wild type that a user names.
+
+    Args:
+        given: Residues, a FASTA file with one record, or the name of a record of `family`.
+        aligned: Whether the model reads the columns of a family.
+        first: Number of the first residue; None: that in the record's name, else 1.
+        family: Alignment whose columns the model reads.
+        folder: The model's folder, whose `family.hmm` is used without `family`.
+
+    Raises:
+        ValueError: There is no such wild type, or a letter is not one of the 20 amino acids.
+        FileNotFoundError: The wild type must be aligned, and there is no profile of the family.
+    """
+    if Path(given).is_file():
+        records = read_alignment(given).records
+        if len(records) != 1:
+            raise ValueError(f"{given} has {len(records)} records; the wild type must be one")
+        numbers = RANGE.search(records[0].name)
+        first = first or (int(numbers[1]) if numbers else 1)
+        sequence = records[0].sequence
+    elif given and set(given.upper()) <= set(RESIDUES):
+        sequence, first = given, 1 if first is None else first
+    elif family:
+        found = from_family(given, family, first)
+        if aligned:
+            return found
+        sequence, first = found.sequence, found.first
+    else:
+        wrong = next((letter for letter in given.upper() if letter not in RESIDUES), "")
+        raise ValueError(
+            f"the wild type is {given!r}, which is neither a sequence of the 20 amino acids nor a "
+            f"file: {wrong!r} is none of them; a record's name also needs the family (--family)"
+        )
+    if not aligned:
+        return unaligned(sequence, first)
+    if family:
+        hmm = family_hmm([record.columns for record in read_alignment(family).records])
+    else:
+        hmm = load_hmm(folder or "")
+    return align(sequence, hmm, first)
+
+
 def unaligned(sequence: str, first: int = 1) -> WildType:
     """Return the wild type for a model of unaligned sequences."""
     sequence = sequence.upper()

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tracformer.baselines import find_family
-from tracformer.data import PreparedData, name_of, open_examples
+from tracformer.data import Examples, PreparedData, Records, name_of, open_examples
 from tracformer.data.make_tokenizer import ALPHABETS
 from tracformer.devices import Ranks, require_memory
 from tracformer.model import ConditionalModel, ModelConfig, Tracformer, TracformerConfig
@@ -317,6 +317,30 @@ def _fitting(
     if config.optimizer.name == "muon" and not matrices:
         return dataclasses.replace(config.optimizer, name="adamw"), fused, []
     return config.optimizer, fused, matrices
+
+
+def with_columns(config: TrainConfig, data: PreparedData) -> TrainConfig:
+    """Return the configuration with the length and depth that `model.columns` requires.
+
+    Raises:
+        ValueError: The rows are not those of an alignment.
+    """
+    if not config.model.get("columns"):
+        return config
+    if config.data.rows != "records":
+        raise ValueError(
+            f"data.rows is {config.data.rows!r}; model.columns needs one sequence per row: "
+            "data.rows=records"
+        )
+    columns = Records(data.split("train"), 1).columns
+    shape = {"max_length": columns, "n_layer": max(1, (columns - 1).bit_length())}
+    return dataclasses.replace(config, model={**shape, **config.model})
+
+
+def start_columns(model: ConditionalModel, rows: Examples) -> None:
+    """Start a model with `columns` from the share of each token in each column."""
+    if isinstance(model, Tracformer) and model.config.columns and isinstance(rows, Records):
+        model.start_columns(torch.from_numpy(rows.column_shares(model.config.vocab_size)))
 
 
 def fresh_model(config: TrainConfig, shape: ModelConfig) -> ConditionalModel:

@@ -43,7 +43,7 @@ from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.clock import Clock
 from tracformer.training.loop import Trainer, TrainingOutcome
 from tracformer.training.objectives import parse_objective
-from tracformer.training.plan import fresh_model, make_plan
+from tracformer.training.plan import fresh_model, make_plan, start_columns, with_columns
 from tracformer.training.summary import Yardstick, fit_yardstick
 from tracformer.training.train_config import DataConfig, TrainConfig, from_dict
 
@@ -113,12 +113,15 @@ def start(
             say(busy)
         run = config.run or default_run(config)
         data = _open_data(config, Path(run), initial, ranks, say)
+        config = config if initial else with_columns(config, data)
         config = _planned(config, base, Path(run), data, initial, clock, ranks, say)
         config = resolve(config, run, data, initial, ranks, say)
         if config.threads:  # of the plan
             use_threads(config.threads)
         model = _build_model(config, initial, data.tokenizer, say)
         train, valid = _rows(config, data, "train"), None
+        if initial is None:
+            start_columns(model, train)
         if _can_validate(data, config):
             valid = _rows(config, data, "validation")
         else:
@@ -456,6 +459,10 @@ def grown_weights(old: ConditionalModel, origins: list[int]) -> dict[str, torch.
         raise ValueError(
             "the vocabulary differs from that of init, and only a Tracformer's can grow; "
             f"{old.config.model_type} needs the same tokenizer"
+        )
+    if old.config.columns:
+        raise ValueError(
+            "the vocabulary differs from that of init, whose columns cannot grow; use its tokenizer"
         )
     rows, mask = weights["embedding.weight"][:-1], weights["embedding.weight"][-1:]
     candidates = torch.cat((rows, rows.mean(0, keepdim=True)))  # index -1 picks the mean
