@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import torch
-from examples.toy_stories import write_story
 
+from tests.toy_stories import write_story
 from tracformer import Tracformer
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy

@@ -5,7 +5,6 @@ python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [
 """
 
 import argparse
-import time
 from collections.abc import Sequence
 
 import tracformer
@@ -18,27 +17,15 @@ TEXTS = (
     "best friends.",
     "The dog was hungry. It looked for [[]] and then it fell asleep.",
     "Mia was sad because [[]]. Her mom gave her a hug.",
-    "Ben and his dad [[]]. They caught a big fish and took it home.",
 )
-ENDINGS = (
-    "They [[played]] together and became good friends.",
-    "They [[slept]] together and became good friends.",
-)
-ENDS = (
-    "was afraid of the dark.",
-    "could fly very high in the sky.",
-    "loved to swim in the pond.",
-)
+ENDS = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
 
 
 def brackets(result: Infilled) -> str:
     """Return the text with each fill in brackets."""
     text, last = "", 0
     for span in result.spans:
-        words = span.text.lstrip()
-        text += (
-            result.text[last : span.start] + span.text[: len(span.text) - len(words)] + f"[{words}]"
-        )
+        text += f"{result.text[last : span.start]}[{span.text}]"
         last = span.stop
     return text + result.text[last:]
 
@@ -48,36 +35,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "texts",
-        nargs="*",
-        metavar="TEXT",
-        help="text with blanks: [[5]] (5 tokens), [[3-8]] (3 to 8), or [[]] (any length)",
-    )
-    parser.add_argument("--model", default="stories")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="text with blanks")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    lm = tracformer.load(arguments.model)
-    start = time.perf_counter()
-    texts = arguments.texts or TEXTS
-    for text in texts:
+    lm = tracformer.load("stories")
+    for text in arguments.texts or TEXTS:
         [result] = lm.infill(text, seed=arguments.seed)
-        print(f"\n{text}\n  {brackets(result)}    log p = {result.log_prob:.1f}")
-    print(f"\n{len(texts)} texts filled in {time.perf_counter() - start:.1f} s")
+        print(f"{text}\n  {brackets(result)}    log p = {result.log_prob:.1f}\n")
     if arguments.texts:
         return
-
-    print("\nThe text after a blank matters: the same beginning with three endings.")
+    print("The text after a blank matters: the same beginning with three endings.")
     for end in ENDS:
         [result] = lm.infill(f"Once upon a time, there was a [[3]] who {end}", seed=arguments.seed)
         print(f"  {brackets(result)}")
-
     print("\nHow probable is a word, given the text on both sides?")
-    story = "Sam and Mia went to the park with a ball. "
-    for ending in ENDINGS:
-        scored = lm.score(story + ending)
-        print(f"  {ending}    log p = {scored.log_prob:.2f}")
-
+    for word in ("played", "slept"):
+        scored = lm.score(f"Sam and Mia went to the park with a ball. They [[{word}]] together.")
+        print(f"  {word:8} log p = {scored.log_prob:.2f}")
     print("\nMore: tracformer infill --help, tracformer score --help, tracformer serve --help")
 
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from examples import toy_stories
 
+from tests import toy_stories
 from tracformer.data import PreparedData, corpora, open_sources, prepare, whole_documents
 from tracformer.data.corpora import (
     SHARED,

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from examples.toy_stories import write_story
-
+from tests.toy_stories import write_story
 from tracformer.data import prepare
 from tracformer.training.log import read_log
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from examples.toy_stories import write_story
 
+from tests.toy_stories import write_story
 from tests.training.helpers import environment, weights_of
 from tracformer.cli import main
 from tracformer.data import PreparedData, open_examples, prepare

@@ -89,8 +89,10 @@ def start(
     Example:
         Train a tiny model on a text file, for two steps::
 
+            from tracformer.training.train_config import load_config
+
             config = load_config(["data=my.txt", "steps=2", "run=runs/my"], "tiny")
-            start(config)
+            tracformer.train(config)
     """
     if not config.data.source:
         raise ValueError(
