@@ -178,7 +178,8 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 TEMPLATE = re.compile(r"[A-Z]{3,}|\.\.\.|<")
 
 
-SHORT = ("README", "tutorials/fill")
+# Where the code and the commands of each page run. Pages without any need no entry.
+SHORT = ("README", "tutorials/fill", "kernels")
 LONG = (
     "tutorials/train",
     "tutorials/compare",
@@ -186,8 +187,37 @@ LONG = (
     "infilling",
     "evaluation",
     "peers",
+    "proteins",
+    "scale",
     "training",
 )
+ELSEWHERE = {
+    "huggingface": "tests/hf/test_folder.py",
+    "serve": "tests/server/test_operations.py",
+    "tutorials/serve": "tests/server/test_operations.py",
+    "reproduce": "tests/reproduce/test_experiment.py",  # planned; tests/reproduce runs scale `tiny`
+}
+# Hours of work: their commands are only parsed.
+PARSED = ("results", "speed", "study")
+
+
+def name_of(page: Path) -> str:
+    return "README" if page.name == "README.md" else str(page.relative_to(DOCS).with_suffix(""))
+
+
+def test_every_block_runs_somewhere_or_says_why_not() -> None:
+    assert set(PARSED) <= {name_of(page) for page in PAGES}
+    for name, path in ELSEWHERE.items():
+        assert f'"{Path(name).name}.md"' in (ROOT / path).read_text(), name
+    for page in PAGES:
+        runs = [
+            block
+            for block in run_pages.BLOCK.finditer(page.read_text())
+            if not block["note"]
+            and (block["kind"] == "python" or run_pages.commands(block["code"]))
+        ]
+        if runs:
+            assert name_of(page) in {*SHORT, *LONG, *ELSEWHERE, *PARSED}, page
 
 
 @pytest.mark.parametrize(
