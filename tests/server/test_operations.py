@@ -362,7 +362,7 @@ def test_the_guides_table_of_options_has_their_defaults() -> None:
     for option in ("--rows", "--queue", "--timeout", "--body-timeout", "--drain"):
         assert float(rows[option]) == defaults[option[2:].replace("-", "_")]
     [limits] = re.findall(r"^Limits of one request, .*?\n\n", GUIDE, re.M | re.S)
-    found = {name: int(number) for name, number in re.findall(r"`(\w+)` (\d+)", limits)}
+    found = {name: int(number) for name, number in re.findall(r"`(\w+)`\s(\d+)", limits)}
     assert found == vars(Limits())
     assert {name for action in parser._actions for name in action.option_strings} - set(
         re.findall("--[a-z-]+", GUIDE)
