@@ -47,7 +47,6 @@ def main() -> None:
     parser.add_argument("--name", default="stories", help="what the page calls it")
     parser.add_argument("--text", default=TEXT)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--temperature", default="0.7")
     parser.add_argument("--token", type=int, default=2, help="whose candidates are shown")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
@@ -67,7 +66,6 @@ def main() -> None:
                 ("text", arguments.text),
                 ("n", "3"),
                 ("seed", arguments.seed),
-                ("temperature", arguments.temperature),
             ):
                 page.fill(f"#{field}", value)
             page.click("#fill")
