@@ -255,6 +255,37 @@ def test_models_that_cannot_be_used_are_refused_before_weights_are_read(tmp_path
     assert "has no tokenizer" in refused(write_network(tmp_path / "f", "llama"))
 
 
+EVIL = """
+open({!r}, "w").close()
+from transformers import LlamaConfig as Settings, LlamaForCausalLM as Network
+from transformers import PreTrainedTokenizerFast as Words
+"""
+
+
+def test_code_in_a_model_folder_is_never_run(tmp_path):
+    """Neither the classes of `auto_map`, nor the attention of a repository on the hub."""
+    folder = write_network(tmp_path / "model", "llama", vocab_size=300)
+    byte_tokenizer().save(folder)
+    right = tracformer.load(folder).score("the [[cat]]").log_prob
+    (folder / "evil.py").write_text(EVIL.format(str(tmp_path / "ran")))
+    words = {"AutoTokenizer": ["evil.Words", None]}
+    named = {"AutoConfig": "evil.Settings", "AutoModelForCausalLM": "evil.Network", **words}
+    elsewhere = ("attn_implementation", "experts_implementation")
+    keys = [key for name in elsewhere for key in (name, f"_{name}", f"_{name}_internal")]
+    for changes in ({"auto_map": named}, *({key: "someone/kernel"} for key in keys)):
+        document = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**document, **changes}))
+        assert tracformer.load(folder).score("the [[cat]]").log_prob == right
+        (folder / "config.json").write_text(json.dumps(document))
+    # the tokenizer's files, where only transformers can read them
+    (folder / "tokenizer.json").unlink()
+    described = {"auto_map": words, "tokenizer_class": "Words"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+    with pytest.raises((ValueError, FileNotFoundError)):
+        tracformer.load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_weights_that_do_not_fit_the_configuration_are_refused(tmp_path):
     """transformers would fill missing tensors with random numbers."""
     document = json.loads((write_network(tmp_path, "llama") / "config.json").read_text())

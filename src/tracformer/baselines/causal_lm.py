@@ -29,6 +29,7 @@ from tracformer.baselines.causal_networks import (
     longest_text,
     quiet,
     read_network,
+    read_settings,
     transformers_package,
 )
 from tracformer.baselines.causal_training import choose_attention, train_fast
@@ -321,8 +322,7 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
     ) -> Self:
         transformers = transformers_package()
         check_published(folder, document)
-        local = {"trust_remote_code": False, "local_files_only": True}
-        settings = transformers.AutoConfig.from_pretrained(folder, **local)
+        settings = read_settings(folder)
         with torch.device("meta"):  # sizes without memory
             shape = transformers.AutoModelForCausalLM.from_config(settings)
         numbers = sum(parameter.numel() for parameter in shape.parameters())
@@ -330,7 +330,12 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
         try:
             with quiet(transformers):
                 network, found = transformers.AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=dtype, output_loading_info=True, **local
+                    folder,
+                    config=settings,
+                    dtype=dtype,
+                    output_loading_info=True,
+                    trust_remote_code=False,
+                    local_files_only=True,
                 )
         except RuntimeError as error:  # tensors of other shapes
             told = str(error).splitlines()[0]

@@ -99,6 +99,19 @@ def fingerprint(network: Any) -> str:
     return digest.hexdigest()
 
 
+def read_settings(folder: Path) -> Any:
+    """Return what `transformers` reads from a folder's `config.json`, but for code that it names.
+
+    A name of attention or of experts there may be a repository on the hub, whose code
+    `transformers` would download and run.
+    """
+    settings = transformers_package().AutoConfig.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    settings._attn_implementation = settings._experts_implementation = None
+    return settings
+
+
 # ---- which models can be used
 
 

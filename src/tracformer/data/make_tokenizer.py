@@ -244,7 +244,9 @@ def _from_transformers(name: str, local: bool = False) -> Tokenizer:
         "transformers", f"reading the tokenizer {name!r} of the Hugging Face hub", "hub"
     )
     try:
-        found = transformers.AutoTokenizer.from_pretrained(name, local_files_only=local)
+        found = transformers.AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, local_files_only=local
+        )
     # many kinds of error: no network, no such id, a missing file, a missing package
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)

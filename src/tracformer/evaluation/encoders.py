@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tracformer.baselines.causal_networks import read_settings
 from tracformer.files import optional_package, sha256_of
 from tracformer.loading import find_folder
 
@@ -137,11 +138,16 @@ class Encoder:
         )
         self.found, self.device = found, torch.device(device)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(
-            found.folder, local_files_only=True
+            found.folder, trust_remote_code=False, local_files_only=True
         )
         with _one_at_a_time, _quiet(transformers.utils.logging):
             model = transformers.AutoModel.from_pretrained(
-                found.folder, local_files_only=True, use_safetensors=True, dtype=torch.float32
+                found.folder,
+                config=read_settings(found.folder),
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=torch.float32,
             )
         self.model = model.eval().to(self.device)
         self.layers: int = self.model.config.num_hidden_layers
