@@ -9,6 +9,7 @@ import gc
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -177,6 +178,19 @@ def test_numbers_of_samples_are_bounded(server: Running, number: int) -> None:
         server.refused("/v1/infill", {"text": "the [[1]]", name: number})
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_negative_numbers_do_no_harm(server: Running, path: str) -> None:
+    """Also in fields that this server ignores and others read."""
+    document = server.http.get("/openapi.json").json()
+    content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    fields = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+    for name in (*fields["properties"], "n_discard", "n_keep", "id_slot"):
+        for number in (-1, -(2**31)):
+            response = server.post(path, {**GOOD[path], name: number})
+            assert response.status_code in (200, 400, 422), (name, number)
+    server.good(path, GOOD[path])
+
+
 # ---- host names
 
 
@@ -214,6 +228,36 @@ def test_more_host_names_can_be_allowed(lm: LanguageModel) -> None:
 
 
 # ---- keys
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost/health?", "localhost/page/#", "a@b:c/"])
+def test_no_header_or_path_goes_around_the_key(lm: LanguageModel, host: str) -> None:
+    """What is open without a key is decided by the path that is routed, not by a URL."""
+    with running(lambda: lm, api_key="key", hosts=("*",)) as there:
+        for target in (
+            *("/v1/models", "//v1/models", "/health/../v1/models", "/page/../v1/models"),
+            *("/page/%2e%2e/v1/models", "/v1/models?/health", "/%2fhealth", "/health%00"),
+            *("http://localhost/health", f"http://localhost:{there.port}/v1/models", "/HEALTH"),
+        ):
+            with socket.create_connection(("127.0.0.1", there.port), timeout=10) as connection:
+                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                status = connection.recv(4096)[9:12]
+            assert status in (b"400", b"401", b"404"), target
+
+
+def test_keys_are_compared_in_constant_time(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tracformer.server import middleware
+
+    compared: list[tuple[bytes, bytes]] = []
+    monkeypatch.setattr(
+        middleware.hmac, "compare_digest", lambda *given: bool(compared.append(given))
+    )
+    with running(lambda: lm, api_key="key") as there:
+        headers = {"Authorization": "Bearer key"}
+        assert there.http.get("/v1/models", headers=headers).status_code == 401
+    assert compared == [(b"key", b"key")]
 
 
 def test_an_empty_key_is_refused(
@@ -257,6 +301,31 @@ def test_slow_headers_time_out(lm: LanguageModel) -> None:
                     time.sleep(0.05)
                 pytest.fail("the connection stayed open")
         there.good("/v1/infill", GOOD["/v1/infill"])
+
+
+def test_answers_that_are_not_read_free_their_connection(lm: LanguageModel) -> None:
+    get = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running(lambda: lm, body_timeout=0.3) as there, contextlib.ExitStack() as stack:
+        connections = there.server.server_state.connections
+        for _ in range(3):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", there.port))
+            connection.sendall(get * 200)  # the answers are larger than all buffers
+        until(lambda: len(connections) >= 3)
+        until(lambda: len(connections) <= 1)  # the client of `there`
+        # one that reads slowly gets all of its answer
+        connection = stack.enter_context(socket.socket())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", there.port))
+        connection.settimeout(10)
+        connection.sendall(get[:-2] + b"Connection: close\r\n\r\n")
+        received = b""
+        while part := connection.recv(4096):
+            received += part
+            time.sleep(0.02)
+        head, _, body = received.partition(b"\r\n\r\n")
+        assert len(body) == int(re.findall(rb"content-length: (\d+)", head)[0])
 
 
 def test_a_long_request_is_no_slow_header(lm: LanguageModel) -> None:

@@ -73,7 +73,11 @@ class Settings:
         metavar="SECONDS",
     )
     body_timeout: float = option(
-        20.0, "time limit for a client to send its body", above=0, high=LONGEST, metavar="SECONDS"
+        20.0,
+        "time limit for a client to send its body, or to read more of its answer",
+        above=0,
+        high=LONGEST,
+        metavar="SECONDS",
     )
     drain: float = option(
         30.0,

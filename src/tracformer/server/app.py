@@ -80,7 +80,9 @@ class Server(uvicorn.Server):
         sys.setswitchinterval(SWITCH_SECONDS)
         app = make_app(load, name, settings, self._stop_failed)
         self.service: Service = app.state.service
-        limits = ConnectionLimits(settings.connections, settings.header_timeout)
+        limits = ConnectionLimits(
+            settings.connections, settings.header_timeout, settings.body_timeout
+        )
         super().__init__(
             uvicorn.Config(
                 app,

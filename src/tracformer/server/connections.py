@@ -1,6 +1,6 @@
-"""Connections: how long a client may take to send its headers, and how many clients there may be.
+"""Connections: how slowly a client may send headers and read answers, and how many there may be.
 
-uvicorn has no limit for either. `Connection` adds both to its HTTP protocol. `ConnectionLimits`
+uvicorn has no limit for these. `Connection` adds them to its HTTP protocol. `ConnectionLimits`
 keeps the connections of one server in their order, so that the oldest idle one makes room for a new
 one: clients that connect and send nothing cannot keep others out. `queue_connections` makes room
 for bursts of new ones. `report_loop_errors` logs what the event loop itself reports, such as a lack
@@ -39,10 +39,12 @@ class ConnectionLimits:
     Args:
         most: Number of connections; fewer if the process may open too few files.
         header_timeout: Seconds for the headers of a request to arrive.
+        read_timeout: Seconds in which a client must read some of an answer that waits for it.
     """
 
-    def __init__(self, most: int, header_timeout: float) -> None:
+    def __init__(self, most: int, header_timeout: float, read_timeout: float) -> None:
         self.most, self.header_timeout = min(most, _free_descriptors()), header_timeout
+        self.read_timeout = read_timeout
         self.idle: dict[Connection, None] = {}  # the oldest first
 
     def make_room(self) -> bool:
@@ -55,7 +57,7 @@ class ConnectionLimits:
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP protocol, with a time limit for headers and a limit of connections.
+    """uvicorn's HTTP protocol, with time limits for headers and readers and a limit of connections.
 
     Args:
         limits: Limits of the server.
@@ -66,9 +68,11 @@ class Connection(H11Protocol):
         super().__init__(**options)
         self.limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._reader: asyncio.TimerHandle | None = None  # runs while the client does not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # any byte that waits starts the reader's timer
         if len(self.connections) > self.limits.most and not self.limits.make_room():
             transport.write(FULL)
             transport.close()
@@ -83,16 +87,42 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._stop_watching_reader()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
+        self._stop_watching_reader()
         super().connection_lost(exc)
 
     def give_up(self) -> None:
-        """Close this connection, which sent no complete headers."""
+        """Close this connection at once: its client is too slow."""
         self._stop_watching()
         # Free its place now: the transport reports the end only in the next step of the loop.
         self.connections.discard(self)
         self.transport.abort()
+
+    def _watch_reader(self, waiting: int) -> None:
+        """Close this connection if none of the bytes that wait is read in time."""
+
+        def check() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < waiting:
+                self._watch_reader(left)
+            else:
+                self.give_up()
+
+        self._reader = self.loop.call_later(self.limits.read_timeout, check)
+
+    def _stop_watching_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
 
     def _watch(self) -> None:
         """Start the timer if this connection waits for headers, and stop it if not."""
