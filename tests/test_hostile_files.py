@@ -1,7 +1,8 @@
 """The hostile suite of files: every file damaged in every way, full disks, kills at any moment.
 
 A damaged file leads to a one-line error or to the right result; what is written survives a full
-disk and SIGKILL. TRACFORMER_SOAK multiplies flipped bytes and kills (default: 1, a few minutes).
+disk and SIGKILL. TRACFORMER_SOAK multiplies flipped bytes, kills and failing writes (default: 1, a
+few minutes).
 """
 
 import contextlib
@@ -37,6 +38,7 @@ pytestmark = [
 FLIPS = 50
 KILLS = 20
 DISKS = 8
+WRITES = 12  # that fail, of each command
 NOBODY = 65534  # the user whom files are made unreadable for, if the tests run as root
 
 Record = Callable[[str, object], None]
@@ -259,12 +261,43 @@ def test_damaged_checkpoints(
 
 # Imports everything, then runs each command that it reads in a child, which begins at once.
 COMMANDS = """
-import json, os, resource, signal, sys
+import errno, json, os, resource, signal, sys
 import torch
 from tracformer.cli import main, find_command, COMMANDS
 import tracformer.evaluation, tracformer.report, tracformer.reproduce, tracformer.training.start
 for name in COMMANDS:
     find_command(name)
+
+def fill_disk(folder, writes, count):
+    # all writes to a folder after so many fail; each is a file opened, renamed or flushed, or mkdir
+    done = 0
+    flush = os.fsync
+
+    def write(event, given):
+        nonlocal done
+        if event not in ("open", "os.mkdir", "os.rename", "flush") or done < 0:
+            return
+        if event == "open" and not given[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if str(given[0]).startswith(folder):
+            done += 1
+            if done > writes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(given[0]))
+
+    def fsync(handle):
+        write("flush", (folder,))
+        flush(handle)
+
+    def report():
+        nonlocal done
+        found, done = done, -1
+        with open(count, "w") as file:
+            file.write(str(found))
+
+    os.fsync = fsync
+    sys.addaudithook(write)
+    return report
+
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
@@ -277,7 +310,9 @@ for line in sys.stdin:
         if order["limit"]:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], order["limit"]))
+        report = fill_disk(*order["disk"]) if order["disk"] else int
         code = main(order["words"])
+        report()
         sys.stderr.flush()
         os._exit(code)
     print(child, flush=True)
@@ -290,6 +325,7 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.out, self.err = folder / "out.txt", folder / "err.txt"
+        self.count = folder / "count.txt"
         self.process = subprocess.Popen(
             [sys.executable, "-c", COMMANDS],
             stdin=subprocess.PIPE,
@@ -300,9 +336,13 @@ class Commands:
         self.child = 0
         self.run("models")  # wait for the imports
 
-    def begin(self, *words: str, limit: int | None = None) -> None:
+    def begin(
+        self, *words: str, limit: int | None = None, disk: tuple[Path, int] | None = None
+    ) -> None:
         assert self.process.stdin is not None
-        order = {"words": words, "limit": limit, "out": str(self.out), "err": str(self.err)}
+        order: dict[str, Any] = {"words": words, "limit": limit}
+        order |= {"out": str(self.out), "err": str(self.err)}
+        order["disk"] = None if disk is None else (str(disk[0]), disk[1], str(self.count))
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         self.child = self._number()
@@ -311,9 +351,26 @@ class Commands:
         """Wait for the command; return its exit code, or minus the signal that killed it."""
         return self._number()
 
-    def run(self, *words: str, limit: int | None = None) -> int:
-        self.begin(*words, limit=limit)
+    def run(
+        self, *words: str, limit: int | None = None, disk: tuple[Path, int] | None = None
+    ) -> int:
+        """Run a command to its end; return its exit code.
+
+        Args:
+            words: The command.
+            limit: Largest size of a file, in bytes.
+            disk: A folder, and how many writes to it succeed before its disk is full.
+        """
+        self.begin(*words, limit=limit, disk=disk)
         return self.end()
+
+    def check_refusal(self, code: int) -> None:
+        """Check that a command that failed says why in one line."""
+        error = self.err.read_text()
+        assert code in (1, 2), error
+        assert "Traceback" not in error
+        assert "internal error" not in error
+        assert error.splitlines()[-1].startswith("tracformer "), error
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -459,16 +516,40 @@ def test_full_disks(tmp_path: Path, commands: Commands, record_property: Record,
             most = max(sizes) if (limit := resize(4096)) else sum(sizes)
             limit = resize(max(4096, round(share * most)))
             code = commands.run(*written, limit=limit)
-            error = commands.err.read_text()
             if code:
                 full += 1
-                assert code in (1, 2), error
-                assert "Traceback" not in error
-                assert "internal error" not in error
-                assert error.splitlines()[-1].startswith(f"tracformer {name}: "), error
+                commands.check_refusal(code)
             resize(2**30)
             assert commands.run(*written) == 0, commands.err.read_text()
             assert result(out) == right
             shutil.rmtree(out)
     assert full > DISKS // 2
     record_property("counts", {"full disks": full})
+
+
+@pytest.mark.parametrize("name", ["prepare", "eval", "train", "reproduce"])
+def test_each_write_may_fail(
+    tmp_path: Path, commands: Commands, record_property: Record, name: str
+) -> None:
+    """From one write on there is no space; afterwards the command continues."""
+    words, result = jobs(tmp_path)[name]
+
+    def run(out: Path, writes: int | None = None) -> int:
+        disk = None if writes is None else (out, writes)
+        return commands.run(*[word.replace("OUT", str(out)) for word in words], disk=disk)
+
+    assert run(tmp_path / "whole", 10**9) == 0, commands.err.read_text()
+    right, count = result(tmp_path / "whole"), int(commands.count.read_text())
+    most = min(count, WRITES * soak_factor())
+    refused = 0
+    for number in sorted(random.Random(name).sample(range(count), most)):
+        out = tmp_path / f"out{number}"
+        if code := run(out, number):
+            refused += 1
+            commands.check_refusal(code)
+            assert "No space left on device" in commands.err.read_text()
+        assert run(out) == 0, commands.err.read_text()
+        assert result(out) == right
+        shutil.rmtree(out)
+    assert refused > most // 2
+    record_property("counts", {"writes": count, "failed from": most, "refused": refused})

@@ -3,6 +3,7 @@
 - `write_checksums`, `verify_checksums`: `checksums.json` of a model folder, with the SHA-256 of its
   weights and tokenizer. It is written whenever the folder is saved and verified when it is loaded.
   Large files have the SHA-256 of each block too, since blocks can be verified in parallel.
+- `write_record`, `read_record`: a small JSON file that can be made again if it is damaged.
 - `bundled_models`, `bundled_folder`: the models that come with the package, one folder each in
   `bundled/`. Weights are stored at half precision, with tokenizer and model card.
 """
@@ -69,6 +70,26 @@ def lock_folder(folder: Path) -> Iterator[None]:
 def cache_folder() -> Path:
     """Return the folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tracformer"
+
+
+def digest_of(document: dict[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def write_record(path: Path, document: dict[str, Any]) -> None:
+    """Write a small JSON object with its SHA-256; see `read_record`."""
+    write_atomically(path, json.dumps({**document, "sha256": digest_of(document)}) + "\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what `write_record` wrote, or {} if the file is missing or damaged."""
+    try:
+        document = dict(json.loads(path.read_text(encoding="utf-8")).items())
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    known = document.pop("sha256", None)  # files of older versions have none
+    return document if known in (None, digest_of(document)) else {}
 
 
 def sha256_of(path: Path) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracformer.data.tokenizer import CONFIG_FILE, Tokenizer
-from tracformer.files import sha256_of
+from tracformer.files import digest_of, sha256_of
 
 MANIFEST_FILE = "manifest.json"
 FORMAT, VERSION = "tracformer-data", 1
@@ -94,7 +94,7 @@ class Manifest:
         """Return the text of `manifest.json`."""
         document = {"format": FORMAT, "version": VERSION, **asdict(self)}
         # ASCII, because the name of a source file may not be UTF-8
-        return json.dumps({**document, CHECKSUM: _digest(document)}, indent=2) + "\n"
+        return json.dumps({**document, CHECKSUM: digest_of(document)}, indent=2) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -125,7 +125,7 @@ class Manifest:
             if manifest.dtype not in DTYPES:
                 raise ValueError(f"its dtype is {manifest.dtype!r}; allowed: {', '.join(DTYPES)}")
             known = document.pop(CHECKSUM, None)
-            if known not in (None, _digest(document)):
+            if known not in (None, digest_of(document)):
                 raise ValueError("it does not match its SHA-256; prepare the data again")
             # Older folders have no SHA-256, and one whose key is damaged must not pass for them.
             names = {"format", "version", *(each.name for each in fields(cls))}
@@ -145,7 +145,7 @@ class Manifest:
         hashes = {
             name: facts["sha256"] for name, facts in self.files.items() if name != CONFIG_FILE
         }
-        return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+        return digest_of(hashes)
 
     def shards(self, split: str) -> list[tuple[str, int]]:
         """Return the names and lengths of a split's shards."""
@@ -192,10 +192,6 @@ class Manifest:
     def _size(self, name: str) -> int | None:
         size: int | None = self.files.get(name, {}).get("bytes")
         return size
-
-
-def _digest(document: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 class SplitTokens(NamedTuple):

@@ -248,7 +248,10 @@ def run_steps(
             except Exception as error:
                 if ranks.world > 1:  # the other ranks would wait for this one
                     raise
-                traceback.print_exc(file=sys.stderr)
+                if isinstance(error, (OSError, ValueError, ImportError)):
+                    print(f"{step.name} failed: {error}", file=sys.stderr)
+                else:  # a bug of ours; --debug would show the first one only
+                    traceback.print_exc(file=sys.stderr)
                 failures.append(error)
                 signal = None
             if step in left:

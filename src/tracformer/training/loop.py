@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tracformer.data.examples import Examples
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import Ranks
-from tracformer.files import write_atomically
+from tracformer.files import read_record, write_atomically, write_record
 from tracformer.generation.generation_config import settings_for, write_generation_config
 from tracformer.model import ConditionalModel, storage
 from tracformer.training import checkpoint as ckpt
@@ -54,12 +54,8 @@ VALIDATED = "validation.json"
 
 def exported_step(run: Path) -> int:
     """Return the step of the weights in RUN/model; 0 if there are none."""
-    path = run / EXPORTED
-    return (
-        int(json.loads(path.read_text())["step"])
-        if path.is_file() and (run / "model" / storage.CONFIG_FILE).is_file()
-        else 0
-    )
+    exported = (run / "model" / storage.CONFIG_FILE).is_file()
+    return int(read_record(run / EXPORTED).get("step", 0)) if exported else 0
 
 
 class TrainingError(RuntimeError):
@@ -217,7 +213,7 @@ class Trainer:
         finished = state.step == (clock.end if clock.limited else config.steps)
         self._export("model")
         if self.ranks.first:
-            write_atomically(self.run / EXPORTED, json.dumps({"step": state.step}) + "\n")
+            write_record(self.run / EXPORTED, {"step": state.step})
         if line is not None:
             line.say(
                 f"{'finished' if finished else 'stopped'} at step {state.step}; model in "
@@ -355,8 +351,7 @@ class Trainer:
             self.clock.before = max(self.clock.before, *spent, 0.0)  # a crash lost the steps only
             if self.ranks.first:
                 print(f"resuming from {path} (step {self.state.step})", flush=True)
-        record = self.run / VALIDATED
-        saved = json.loads(record.read_text()) if record.is_file() else {}
+        saved = read_record(self.run / VALIDATED)  # without it the validation is repeated
         if saved.get("step") == self.state.step:
             self._validated, self.state.best = saved["step"], saved["best"]
 
@@ -430,10 +425,8 @@ class Trainer:
             for sample in samples:
                 log.write("sample", self.state.step, text=sample)
                 line.say(f"  {sample}")
-            write_atomically(
-                self.run / VALIDATED,
-                json.dumps({"step": self.state.step, "best": self.state.best}) + "\n",
-            )
+            found = {"step": self.state.step, "best": self.state.best}
+            write_record(self.run / VALIDATED, found)
         self._validated = self.state.step
         # the validation after the last step and the summary, which costs about as much
         self.clock.reserve = max(self.clock.reserve, 2.5 * (time.monotonic() - began) + 2.0)
