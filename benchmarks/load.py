@@ -5,7 +5,8 @@
     python -m benchmarks.load runs/stories --against ../before/src    # another version's server
 
 It starts `tracformer serve` in another process, on the loopback interface. Tasks are drawn from a
-pool whose answers the library computes first, in this process.
+pool whose answers the library computes first, in this process. The model is served without its
+generation settings, so that its fills are plain samples, streamed or not.
 
 1. The gain of batching is measured in rounds, because the speed of a machine varies: one client;
    all clients with a second server that answers one request at a time (`--rows 1`); all clients
@@ -26,17 +27,22 @@ import json
 import math
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.load_tasks import Library, Task, make_pool
+from tracformer.generation import generation_config
+from tracformer.loading import find_folder
 
 HANG_UP = 0.2  # of the requests
 ROUNDS = 5
@@ -360,6 +366,15 @@ def main(words: Sequence[str] | None = None) -> int:
         "--against", metavar="SRC", help="compare with another version's server; its source folder"
     )
     arguments = parser.parse_args(words)
+    found = find_folder(arguments.model)
+    with tempfile.TemporaryDirectory() as place:
+        arguments.model = str(Path(place) / found.name)
+        shutil.copytree(found, arguments.model, ignore=lambda *_: [generation_config.FILE])
+        return run(arguments)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the load test as the arguments say; return the exit code."""
     library = Library(arguments.model)
     pool, seconds = make_pool(library, arguments.pool, arguments.seed)
     print(
