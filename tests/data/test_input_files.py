@@ -223,6 +223,17 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         find_files("s3://bucket/a.txt", [".txt"])
 
 
+def test_missing_packages_of_a_protocol_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(address: str) -> None:
+        raise ImportError("HTTPFileSystem requires aiohttp")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
+    with pytest.raises(
+        ImportError, match=r"requires aiohttp; .*pip install 'tracformer\[remote\]'"
+    ):
+        find_files("https://example.org/a.txt", [".txt"])
+
+
 BROKEN = {
     "a.jsonl": (b'{"text": "one"}\n{"text": "t\n\xff\n{"body": 1}\n[1]\n{"text": "two"}\n', 4),
     "a.txt": (b"one\nt\xffwo\ntwo\n", 1),

@@ -221,8 +221,10 @@ def add_adapt_arguments(parser: argparse.ArgumentParser) -> None:
 def run_adapt(arguments: argparse.Namespace) -> int:
     """Run `tracformer adapt`."""
     from tracformer.devices import cpu_has_bfloat16, pick_device
+    from tracformer.files import optional_package
     from tracformer.training.train_config import load_config
 
+    optional_package("transformers", "tracformer adapt", "adapt")
     fixed = {"init": arguments.model, "data": arguments.data, "run": arguments.out}
     words = [f"{key}={value}" for key, value in fixed.items()]
     words += ["model.rank=0"] if arguments.full else []

@@ -119,7 +119,9 @@ def _file_system(address: str) -> tuple[Any, str]:
     try:
         return cast(tuple[Any, str], fsspec.url_to_fs(address))
     except ImportError as error:
-        raise ImportError(f"reading {address}: {error}") from error
+        remedy = "; install them with: pip install 'tracformer[remote]'"
+        needed = remedy if address.startswith(("http:", "https:")) else ""
+        raise ImportError(f"reading {address}: {error}{needed}") from error
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from error
 
