@@ -182,6 +182,7 @@ TEMPLATE = re.compile(r"[A-Z]{3,}|\.\.\.|<")
 SHORT = ("README", "tutorials/fill", "kernels")
 LONG = (
     "tutorials/train",
+    "tutorials/proteins",
     "tutorials/compare",
     "tutorials/extend",
     "infilling",

@@ -209,7 +209,33 @@ def test_nothing_held_out_resembles_training(tmp_path: Path) -> None:
         "rule": "clusters by identity in columns",
         "threshold": 0.6,
         "fraction": 0.1,
+        "distinct": False,
+        "records": 540,
+        "copies": 40,
+        "other_letters": {},
     }
+
+
+def test_copies_are_left_out_and_counted(tmp_path: Path) -> None:
+    """Insertions are not read with gaps, but a held-out sequence with them stays held out."""
+    rows = [row[:5] + "xz" + row[5:] if i % 3 else row for i, row in enumerate(family(30, 10))]
+    path = tmp_path / "family.a3m"
+    write_family(path, [*rows, *rows[:25]])
+    read = {
+        distinct: prepare(
+            tmp_path / str(distinct), path, "protein-aligned", identity=0.6, distinct=distinct
+        )
+        for distinct in (False, True)
+    }
+    for distinct, data in read.items():
+        facts = data.manifest.carving["train"]
+        assert (facts["records"], facts["copies"]) == (325, 25)
+        assert facts["other_letters"] == {"X": 216, "Z": 216}
+        sides = {name: set(texts(data, name)) for name in data.manifest.splits}
+        assert not sides["train"] & (sides["validation"] | sides["test"])
+        assert sum(s.documents for s in data.manifest.splits.values()) == (300 if distinct else 325)
+    with pytest.raises(ValueError, match="distinct is for aligned sequences"):
+        prepare(tmp_path / "other", path, "protein", distinct=True)
 
 
 def test_families_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
@@ -265,8 +291,11 @@ def test_sequences_are_those_that_prepare_reads(tmp_path: Path) -> None:
 
 
 def test_unaligned_records_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not an alignment: its records have from 2 to 3 columns"):
-        read_alignment(write_alignment(tmp_path, ">a\nACD\n>b\nAC\n"))
+    message = "not an alignment: line 5: record c has 2 columns, but most have 3"
+    with pytest.raises(ValueError, match=message):
+        read_alignment(write_alignment(tmp_path, ">a\nACD\n>b\nA-E\n>c x\nAC\n"))
+    with pytest.raises(ValueError, match="line 1: record a has 3 columns, but most have 2"):
+        read_alignment(write_alignment(tmp_path, ">a\nacd\n>b\nac\n>c\nac\n"))
     with pytest.raises(ValueError, match="line 1 is 'ACGT'"):
         read_alignment(write_alignment(tmp_path, "ACGT\n"))
 

@@ -1,15 +1,18 @@
 """`tracformer mutants` and `tracformer design`, from an alignment to files, and their errors."""
 
 import csv
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import tracformer
 from tests.proteins.test_mutants import family_file
-from tracformer import Tracformer, TracformerConfig
+from tracformer import Batch, Tracformer, TracformerConfig
 from tracformer.cli import main
-from tracformer.data import build_tokenizer
+from tracformer.data import PreparedData, Records, build_tokenizer
 from tracformer.data.alignment import read_alignment
 from tracformer.proteins.wild_type import family_hmm, save_hmm
 
@@ -52,7 +55,8 @@ def test_mutants_from_table_to_files(
         "--score-column", "activity", "--rivals", *files,
     )  # fmt: skip
     assert code == 0, err
-    for method in ("tracformer", "sum of singles", "profile", "hmm", "ardca"):
+    methods = ("tracformer car", "tracformer ac", "tracformer whole", "sum of singles")
+    for method in (*methods, "profile", "hmm", "ardca"):
         assert f"\n{method} " in out
     with open(tmp_path / "scores.csv", newline="") as file:
         assert [row["mutant"] for row in csv.DictReader(file)] == names
@@ -66,6 +70,55 @@ def test_mutants_from_table_to_files(
     code, out, err = ran(capsys, *common, "--all-singles")
     assert code == 0, err
     assert f"the 10 highest of {8 * 19}" in out
+
+
+def test_a_family_is_trained_by_the_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of columns starts at their frequencies, and aligns a wild type by its own profile."""
+    pytest.importorskip("pyhmmer")
+    rows = [f"M{a}{b}{c}W" for a in "ACD" for b in "EFGHK" for c in "LMNPQ"]
+    family = tmp_path / "family.fasta"
+    family.write_text("".join(f">s{i}\n{row}\n" for i, row in enumerate([*rows, *rows[:9]])))
+    code, out, err = ran(
+        capsys, "prepare", family, "--identity", 0.85, "--distinct", "--validation", 0.1,
+        "--tokenizer", "protein-aligned", "--out", tmp_path / "data",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "84 records, 9 copies of another left out" in out
+    run = tmp_path / "run"
+    code, out, err = ran(
+        capsys, "train", "protein-family", f"data={tmp_path / 'data'}", f"run={run}", "steps=2",
+        "batch=4", "model.d_model=16", "eval_every=2", "optimizer.lr=1e-9",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "family.hmm: profile of 5 columns" in out
+    lm = tracformer.load(run)
+    assert (lm.model.config.max_length, lm.model.config.n_layer) == (5, 3)
+    data = PreparedData.open(tmp_path / "data")
+    examples = Records(data.split("train"), 5, identity_weights=0.8)
+    shares = examples.column_shares(lm.tokenizer.vocab_size)
+    found = lm.model(Batch(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 5).bool()))
+    np.testing.assert_allclose(found[0].softmax(1).detach(), shares, atol=0.3)
+    assert found[0, 0].argmax() == lm.tokenizer.encode("M")[0]
+    [score] = lm.score_mutants("maelw", ["A2C:L4M"], first=1)
+    assert math.isfinite(score.log_ratio)
+    assert len(lm.score_mutants("MAELW")) == 5 * 19
+    with pytest.raises(ValueError, match="rows of an alignment, which all have 5"):
+        lm.infill("MA[[1]]L")
+    assert len(lm.infill("MA[[1]]LW")[0].text) == 5  # without an end of text
+
+
+def test_columns_need_an_alignment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "a.fasta"
+    text.write_text(">a\nACDE\n>b\nACD\n>c\nAC\n>d\nACDEF\n" * 10)
+    words = ("train", f"data={text}", f"run={tmp_path / 'run'}", "steps=2", "model.columns=true")
+    code, _, err = ran(capsys, *words)
+    assert code == 2
+    assert "model.columns needs one sequence per row: data.rows=records" in err
+    code, _, err = ran(capsys, *words, "data.rows=records")
+    assert code == 2
+    assert "but those of an alignment have one length" in err
 
 
 def test_design_writes_fasta(

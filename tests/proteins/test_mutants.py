@@ -20,6 +20,7 @@ from tracformer.proteins.mutants import (
     parse_mutant,
     read_mutants,
     score_mutants,
+    whole_ratios,
     write_scores,
 )
 from tracformer.proteins.rivals import LETTERS, family_rows, fit_ardca, numbered, rival_scores
@@ -53,6 +54,14 @@ def test_a_double_mutant_equals_enumeration(model: Tracformer, tokenizer: Tokeni
     expected = at[ids["W"], ids["K"]] - at[ids["C"], ids["E"]]
     assert score.log_ratio == pytest.approx(expected, abs=1e-9)
     assert abs(score.sum_of_singles - expected) > 1e-3  # mutations interact
+
+
+def test_whole_sequences_differ_by_the_chain_rule(model: Tracformer, tokenizer: Tokenizer) -> None:
+    mutant = Mutant("C11W:E13K", parse_mutant("C11W:E13K", WILD))
+    [ratio] = whole_ratios(model, tokenizer, WILD, [mutant])
+    rows = torch.tensor([tokenizer.encode(row) for row in ("AWDKF", "ACDEF")])
+    both = model.log_prob(Batch(rows, torch.zeros_like(rows).bool()), "car").sum(1)
+    assert ratio == pytest.approx(float((both[0] - both[1]).detach()), abs=1e-9)
 
 
 @pytest.mark.parametrize("mode", ["car", "ac"])
@@ -175,6 +184,8 @@ def test_a_wild_type_is_aligned_to_the_columns(tmp_path: Path) -> None:
     assert aligned == named
     with pytest.raises(ValueError, match="no record named 'other'"):
         from_family("other", path)
+    with pytest.raises(ValueError, match="7 residues in the alignment and 8 by its name"):
+        from_family("s7", path)
 
 
 def test_ardca_is_a_distribution_and_finds_the_coupling(tmp_path: Path) -> None:

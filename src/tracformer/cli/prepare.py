@@ -21,9 +21,12 @@ kill, the same command continues where the run stopped.
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracformer.workers import cores
+
+if TYPE_CHECKING:
+    from tracformer.data import PreparedData
 
 DRAWN = "exact:"  # sources of the exact benchmark
 
@@ -63,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "aligned FASTA: hold out records that share at most this fraction of residues with any "
             "training record, for validation and as many for test"
         ),
+    )
+    parser.add_argument(
+        "--distinct",
+        action="store_true",
+        help="with --identity: keep only the first of equal sequences",
     )
     parser.add_argument(
         "--from",
@@ -138,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.tokenizer,
             validation=fraction,
             identity=arguments.identity,
+            distinct=arguments.distinct,
             skip_bad=arguments.skip_bad,
             **common,
         )
@@ -153,11 +162,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         left_out = data.manifest.left_out
         found = {"tokenizer": tokenizer, "splits": counts, "left_out": left_out}
+        found |= {"family": rule} if (rule := _family(data)) else {}
         print(json.dumps({"folder": str(data.folder), **found}))
         return 0
     print(f"{data.folder}: tokenizer {name_of(data.tokenizer)}, {tokenizer['vocab_size']} tokens")
     for name, count in counts.items():
         print(f"  {name}: " + ", ".join(f"{value:,} {unit}" for unit, value in count.items()))
+    if rule := _family(data):
+        copies = "left out" if rule["distinct"] else "kept (--distinct leaves them out)"
+        print(f"  {rule['records']:,} records, {rule['copies']:,} copies of another {copies}")
+        if rule["other_letters"]:
+            counted = ", ".join(f"{letter} {n:,}" for letter, n in rule["other_letters"].items())
+            print(f"  letters other than the 20 amino acids, read as they are: {counted}")
     if data.manifest.left_out:
         print(f"  {data.manifest.left_out:,} records left out")
     return 0
+
+
+def _family(data: "PreparedData") -> dict[str, Any]:
+    """Return what was found in the alignment of a family; empty for other data."""
+    rule: dict[str, Any] = data.manifest.carving.get("train", {})
+    return rule if "records" in rule else {}

@@ -68,7 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rivals",
         action="store_true",
-        help="also score by a profile, a profile HMM and arDCA, fitted to --family (minutes)",
+        help=(
+            "compare with a profile, a profile HMM and arDCA, fitted to --family (minutes), and "
+            "with the model's other scores"
+        ),
     )
     shared.add_job(parser, "mutant")
 
@@ -101,10 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         else table.read_mutants(arguments.mutants, wild, arguments.score_column)
     )
     scores = _mean_scores(models, wild, mutants, arguments.mode)
-    columns = {"tracformer": [score.log_ratio for score in scores]}
+    columns = {f"tracformer {arguments.mode}": [score.log_ratio for score in scores]}
     if any(len(mutant.changes) > 1 for mutant in mutants):
         columns["sum of singles"] = [score.sum_of_singles for score in scores]
     if arguments.rivals:
+        columns |= _other_scores(models, wild, mutants, arguments.mode)
         columns |= _rivals(arguments.family, wild, mutants)
     if arguments.out:
         table.write_scores(arguments.out, scores)
@@ -305,13 +309,33 @@ def _mean_scores(
     ]
 
 
+def _other_scores(
+    models: "list[LanguageModel]", wild: "WildType", mutants: "list[Mutant]", mode: str
+) -> dict[str, list[float]]:
+    """Return what else the models say: the other mode, whole sequences, and each model alone."""
+    from tracformer.proteins.mutants import whole_ratios
+
+    found = {}
+    other = "ac" if mode == "car" else "car"
+    if all(other in lm.model.config.modes for lm in models):
+        scores = _mean_scores(models, wild, mutants, other)
+        found[f"tracformer {other}"] = [score.log_ratio for score in scores]
+    if all("car" in lm.model.config.modes for lm in models):
+        each = [whole_ratios(lm.model, lm.tokenizer, wild, mutants) for lm in models]
+        found["tracformer whole"] = [sum(same) / len(same) for same in zip(*each, strict=True)]
+    for lm in models if len(models) > 1 else []:
+        scores = _mean_scores([lm], wild, mutants, mode)
+        found[lm.name] = [score.log_ratio for score in scores]
+    return found
+
+
 def _rivals(family: str, wild: "WildType", mutants: "list[Mutant]") -> dict[str, list[float]]:
     from tracformer.data.alignment import read_alignment
     from tracformer.progress import ProgressBar
     from tracformer.proteins.rivals import family_rows, rival_scores
 
     rows = family_rows(read_alignment(family))
-    with ProgressBar("fitting arDCA", total=60) as bar:
+    with ProgressBar("fitting arDCA", total=70) as bar:
         return rival_scores(rows, wild, mutants, progress=bar.update)
 
 

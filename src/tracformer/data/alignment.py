@@ -7,12 +7,13 @@ to no column.
 """
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,14 @@ class AlignedRecord:
     columns: str
     sequence: str
     places: tuple[int, ...]
+
+
+class WrittenRow(NamedTuple):
+    """A row of an alignment as its file has it."""
+
+    name: str
+    text: str
+    line: int = 0  # of its header; 0: not known
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,8 @@ def read_alignment(where: str | PathLike[str] | RemoteFile) -> Alignment:
         )
     stockholm = plain_name(path.name).endswith(STOCKHOLM)
     written = list(_stockholm_rows(path) if stockholm else _fasta_rows(path))
-    texts = _unified([text for _, text in written], path)
-    names = [name for name, _ in written]
+    texts = _unified(written, path)
+    names = [row.name for row in written]
     records = [aligned_record(name, text) for name, text in zip(names, texts, strict=True)]
     records = [record for record in records if record.sequence]
     if not records:
@@ -113,14 +122,14 @@ def sequence_weights(rows: Bytes, identity: float = 0.8) -> NDArray[np.float64]:
     return np.asarray(1.0 / np.concatenate(neighbours)[origin.ravel()], np.float64)
 
 
-def _fasta_rows(path: InputFile) -> Iterator[tuple[str, str]]:
+def _fasta_rows(path: InputFile) -> Iterator[WrittenRow]:
     name, parts = "", list[str]()
-    begun = False
+    begun = 0  # line of the header
     for number, line in enumerate(lines_of(read_text(path)), 1):
         if line.startswith(">"):
             if begun:
-                yield name, "".join(parts).rstrip("*")
-            name, parts, begun = (line[1:].split() or ["without a name"])[0], [], True
+                yield WrittenRow(name, "".join(parts).rstrip("*"), begun)
+            name, parts, begun = (line[1:].split() or ["without a name"])[0], [], number
         elif begun:
             parts.append("".join(line.split()))
         elif line.strip() and not line.startswith((";", "#")):
@@ -129,10 +138,10 @@ def _fasta_rows(path: InputFile) -> Iterator[tuple[str, str]]:
                 "as '>name' is expected"
             )
     if begun:
-        yield name, "".join(parts).rstrip("*")
+        yield WrittenRow(name, "".join(parts).rstrip("*"), begun)
 
 
-def _stockholm_rows(path: InputFile) -> Iterable[tuple[str, str]]:
+def _stockholm_rows(path: InputFile) -> Iterable[WrittenRow]:
     pyhmmer = optional_package("pyhmmer", "reading a Stockholm alignment", "proteins")
     content = "".join(read_text(path)).encode()
     try:
@@ -143,22 +152,28 @@ def _stockholm_rows(path: InputFile) -> Iterable[tuple[str, str]]:
     if alignment is None:
         raise ValueError(f"{path} holds no alignment")
     names = [name.decode() if isinstance(name, bytes) else str(name) for name in alignment.names]
-    return zip(names, alignment.alignment, strict=True)
+    return [WrittenRow(*row) for row in zip(names, alignment.alignment, strict=True)]
 
 
-def _unified(texts: list[str], path: InputFile) -> list[str]:
+def _unified(rows: list[WrittenRow], path: InputFile) -> list[str]:
     """Return the rows in A2M notation, in which every letter shows whether it is in a column."""
-    widths = {sum(letter.isupper() or letter == GAP for letter in text) for text in texts}
+    texts = [row.text for row in rows]
+    columns = [sum(letter.isupper() or letter == GAP for letter in text) for text in texts]
+    widths = set(columns)
     if len(widths) == 1 and widths != {0}:
         return texts
     if len({len(text) for text in texts}) == 1:
         return [text.upper().replace(".", GAP) for text in texts]
     if not texts:
         raise ValueError(f"{path} has no record: no line begins with '>'")
+    columns = [len(text) for text in texts] if widths == {0} else columns
+    usual = Counter(columns).most_common(1)[0][0]
+    odd = next(number for number, width in enumerate(columns) if width != usual)
+    line = f"line {rows[odd].line}: " if rows[odd].line else ""
     raise ValueError(
-        f"{path} is not an alignment: its records have from {min(widths)} to {max(widths)} "
-        "columns, but all must have the same number; align the sequences first (hmmalign, MAFFT, "
-        "Clustal Omega)"
+        f"{path} is not an alignment: {line}record {rows[odd].name} has {columns[odd]} columns, "
+        f"but most have {usual}; all must have the same number: align the sequences first "
+        "(hmmalign, MAFFT, Clustal Omega)"
     )
 
 

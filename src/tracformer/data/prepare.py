@@ -58,6 +58,7 @@ def prepare(
     *,
     validation: float = 0.05,
     identity: float | None = None,
+    distinct: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     quiet: bool = False,
@@ -79,6 +80,7 @@ def prepare(
         validation: Fraction of `train` to hold out if there is no source for `validation`.
         identity: For aligned FASTA files: hold out sequences with at most this identity to any
             training sequence, and as many again for `test` (see `split`).
+        distinct: With `identity`: keep only the first of equal sequences.
         shard_tokens: Number of tokens per shard.
         overwrite: Replace a prepared folder.
         quiet: Show no progress.
@@ -121,6 +123,7 @@ def prepare(
         "tokenizer": asked or getattr(tokenizer, "fingerprint", ""),
         "validation": validation,
         "identity": identity,
+        **({"distinct": True} if distinct else {}),
         "shard_tokens": shard_tokens,
         "sources": {name: source.describe() for name, source in by_split.items()},
         "changed files": [
@@ -145,7 +148,7 @@ def prepare(
                 by_split = {
                     name: with_gaps_of(tokenizer, source) for name, source in by_split.items()
                 }
-                rules = _rules(by_split, identity, validation)
+                rules = _rules(by_split, identity, validation, distinct)
                 if progress is None:
                     tokenizer.save(part)
                     progress = _Progress(begun_with)
@@ -273,16 +276,21 @@ def _build_tokenizer(spec: str, by_split: Mapping[str, DataSource]) -> Tokenizer
 
 
 def _rules(
-    by_split: Mapping[str, DataSource], identity: float | None, validation: float
+    by_split: Mapping[str, DataSource],
+    identity: float | None,
+    validation: float,
+    distinct: bool,
 ) -> dict[str, SplitRule]:
     rules: dict[str, SplitRule] = {name: WholeSource(name) for name in by_split}
+    if distinct and identity is None:
+        raise ValueError("distinct is for aligned sequences: give identity too (--identity 0.6)")
     if identity is not None:
         if set(by_split) != {"train"}:
             raise ValueError(
                 "identity holds out records of one source, but there are sources for "
                 f"{', '.join(by_split)}; give only train, or leave identity out"
             )
-        rules["train"] = identity_rule(by_split["train"], identity, validation)
+        rules["train"] = identity_rule(by_split["train"], identity, validation, distinct)
     elif "train" in by_split and "validation" not in by_split:
         rules["train"] = choose_rule(by_split["train"].pieces(), validation)
     return rules

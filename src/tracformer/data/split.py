@@ -20,6 +20,7 @@ guarantee it. A cluster that is too large for its split stays in training.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -163,6 +164,7 @@ def choose_rule(pieces: Iterable[TextPiece], fraction: float) -> SplitRule:
 
 BLOCK = 1024  # rows compared with all others at a time
 HELD = ("validation", "test")
+AMINO_ACIDS = frozenset("ACDEFGHIKLMNPQRSTVWY")
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -195,30 +197,41 @@ class ByIdentity:
         threshold: Largest identity of a held-out sequence to a training sequence.
         fraction: Share of the sequences for each of the two splits.
         sides: The split of each held-out sequence, gaps removed.
+        distinct: Keep only the first of equal sequences.
+        found: Number of records, of copies of another sequence, and of each letter other than the
+            20 amino acids.
     """
 
     threshold: float
     fraction: float
     sides: Mapping[str, str] = field(repr=False)
+    distinct: bool = False
+    found: Mapping[str, Any] = field(default_factory=dict)
     splits = ("train", *HELD)
 
     def route(self, pieces: Iterable[TextPiece]) -> Iterator[tuple[str, TextPiece]]:
+        seen: set[str] = set()
         for document in _documents(pieces):
-            split = self.sides.get(
-                "".join(piece.text for piece in document).replace(GAP, ""), "train"
-            )
+            sequence = "".join(piece.text for piece in document).replace(GAP, "")
+            if self.distinct and sequence in seen:
+                continue
+            seen.add(sequence)
             for piece in document:
-                yield split, piece
+                yield self.sides.get(sequence, "train"), piece
 
     def describe(self) -> dict[str, Any]:
         return {
             "rule": "clusters by identity in columns",
             "threshold": self.threshold,
             "fraction": self.fraction,
+            "distinct": self.distinct,
+            **self.found,
         }
 
 
-def identity_rule(source: DataSource, threshold: float, fraction: float) -> ByIdentity:
+def identity_rule(
+    source: DataSource, threshold: float, fraction: float, distinct: bool = False
+) -> ByIdentity:
     """Return the rule that holds out sequences of aligned FASTA files by identity.
 
     Each file is a family; families are not compared with each other.
@@ -227,6 +240,7 @@ def identity_rule(source: DataSource, threshold: float, fraction: float) -> ById
         source: The files.
         threshold: Largest identity of a held-out sequence to a training sequence.
         fraction: Share of the sequences for `validation`, and again for `test`.
+        distinct: Keep only the first of equal sequences.
     """
     if not 0.0 < threshold < 1.0:
         raise ValueError(
@@ -243,9 +257,20 @@ def identity_rule(source: DataSource, threshold: float, fraction: float) -> ById
             "by a fraction or a file"
         )
     sides: dict[str, str] = {}
+    letters: Counter[str] = Counter()
+    records: list[str] = []
     for path in source.files:
-        sides |= _held_out(read_alignment(path), threshold, fraction)
-    return ByIdentity(threshold, fraction, sides)
+        alignment = read_alignment(path)
+        records += [record.sequence for record in alignment.records]
+        sides |= _held_out(alignment, threshold, fraction)
+    for sequence in records:
+        letters.update(sequence)
+    found = {
+        "records": len(records),
+        "copies": len(records) - len(set(records)),
+        "other_letters": {x: n for x, n in sorted(letters.items()) if x not in AMINO_ACIDS},
+    }
+    return ByIdentity(threshold, fraction, sides, distinct, found)
 
 
 def _held_out(alignment: Alignment, threshold: float, fraction: float) -> dict[str, str]:
@@ -268,6 +293,9 @@ def _held_out(alignment: Alignment, threshold: float, fraction: float) -> dict[s
         if len(each) <= room[split]:
             room[split] -= len(each)
             sides |= dict.fromkeys(each, split)
+            # as read with gaps: without insertions
+            columns = (alignment.by_sequence[sequence].columns for sequence in each)
+            sides |= {row.replace(GAP, ""): split for row in columns}
     if empty := [name for name in HELD if name not in sides.values()]:
         raise ValueError(
             f"{alignment.name}: at an identity of {threshold:g} its {len(sequences)} sequences "

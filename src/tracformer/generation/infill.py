@@ -146,7 +146,7 @@ class InfillRequest:
         """
         try:
             template = parse(text)
-            given = tokenize(template, spelling, options.whole)
+            given = tokenize(template, spelling, options.whole and not model.config.fixed_length)
             ranges, room = given.length_ranges(
                 template.lengths, model.config.max_length, options.max_blank
             )

@@ -74,7 +74,7 @@ class ScoreRequest:
                 template = Template(("", ""), template.pieces)
                 mode = "ar" if mode is None and "ar" in model.config.modes else mode
             options = replace(options, mode=mode or preferred_mode(model.config))
-            given = tokenize(template, spelling, options.whole)
+            given = tokenize(template, spelling, options.whole and not model.config.fixed_length)
             fills = marked_parts(template, given, spelling)
             layout = given.with_fills([ids for _, ids in fills])
             if len(layout.tokens) > model.config.max_length:
@@ -150,7 +150,7 @@ def marginals(
                 f"a blank holds {content!r}; candidates need a fixed number of tokens, for "
                 "instance [[1]]"
             )
-    given = tokenize(template, spelling, whole)
+    given = tokenize(template, spelling, whole and not model.config.fixed_length)
     given.length_ranges(template.lengths, model.config.max_length, model.config.max_length)
     layout = given.with_blanks([low for low, _ in template.lengths])
     if model.answers[mode] == EXACT and sum(layout.lengths) > 1:

@@ -70,11 +70,7 @@ def check_batch(config: ModelConfig, batch: Batch, mode: str) -> None:
             f"sequences are {batch.width} tokens long; this model takes at most max_length = "
             f"{config.max_length}"
         )
-    if config.fixed_length and (short := int(batch.lengths.min())) < config.max_length:
-        raise ValueError(
-            f"a sequence has {short} tokens; this model reads rows of an alignment, which all have "
-            f"{config.max_length}: align the sequence to its columns, with gaps"
-        )
+    batch.check_length(config)
     low, high = (int(x) for x in batch.tokens.masked_fill(~batch.inside(), 0).aminmax())
     if low < 0 or high >= config.vocab_size:
         wrong = low if low < 0 else high

@@ -11,6 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tracformer.model.config import ModelConfig
+
 IDS = (torch.int32, torch.int64)  # dtypes that embeddings accept
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -85,6 +87,14 @@ class Batch:
     def device(self) -> torch.device:
         """The device that holds the batch."""
         return self.tokens.device
+
+    def check_length(self, config: ModelConfig) -> None:
+        """Raise a ValueError if a sequence is shorter than a model requires."""
+        if config.fixed_length and (short := int(self.lengths.min())) < config.max_length:
+            raise ValueError(
+                f"a sequence has {short} tokens; this model reads rows of an alignment, which all "
+                f"have {config.max_length}: align the sequence to its columns, with gaps"
+            )
 
     def inside(self) -> Tensor:
         """Return (B, T) bool, False in the padding."""

@@ -143,6 +143,7 @@ class Cache:
         Equal sequences (several samples of one prompt) are read once. Tokens at targets are
         ignored.
         """
+        batch.check_length(self.model.config)
         lengths, N, T = batch.lengths, len(batch), int(batch.lengths.max())
         tokens, context = batch.tokens[:, :T], batch.given()[:, :T]
         if N > len(self.free) or T > self.length:

@@ -241,6 +241,33 @@ def _log_ratios(
     return [value - reference[at] for value, at in zip(sums[len(hidden) :], places, strict=True)]
 
 
+def mutated_row(wild: WildType, mutant: Mutant) -> str | None:
+    """Return the mutant's row; None if one of its positions has no column."""
+    letters = list(wild.row)
+    for change in mutant.changes:
+        place = wild.place(change.position)
+        if place == INSERTED:
+            return None
+        letters[place] = change.new
+    return "".join(letters)
+
+
+def whole_ratios(
+    model: ConditionalModel, tokenizer: Tokenizer, wild: WildType, mutants: Sequence[Mutant]
+) -> list[float]:
+    """Return log p(whole mutant) minus log p(whole wild type), as models without holes score.
+
+    By the chain rule from the first letter to the last, in mode `car`; NaN for a mutant with a
+    position outside of the columns.
+    """
+    rows = [mutated_row(wild, mutant) for mutant in mutants]
+    known = [tokenizer.encode(row) for row in (wild.row, *rows) if row is not None]
+    whole = tuple(range(len(wild.row)))
+    reference, *sums = log_probs(model, known, [whole] * len(known), "car", 64)
+    ratios = iter(value - reference for value in sums)
+    return [math.nan if row is None else next(ratios) for row in rows]
+
+
 @torch.no_grad()
 def log_probs(
     model: ConditionalModel,

@@ -10,10 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tracformer.data import Examples, Tokenizer, name_of
 from tracformer.data.alignment import INSERTED, AlignedRecord, aligned_record, read_alignment
 from tracformer.files import optional_package, write_atomically
 
@@ -219,6 +223,26 @@ def save_hmm(hmm: Any, folder: str | PathLike[str]) -> None:
     write_atomically(Path(folder) / HMM_FILE, write)
 
 
+def save_profile(rows: Examples, tokenizer: Tokenizer, folders: Sequence[Path]) -> str:
+    """Write `family.hmm`, made of the training rows, into model folders; return what to report.
+
+    Nothing is written if the rows are no proteins, or without the package pyhmmer.
+    """
+    if name_of(tokenizer) != "protein-aligned":
+        return "no family.hmm: the tokenizer is not protein-aligned"
+    if find_spec("pyhmmer") is None:
+        return "no family.hmm: pyhmmer is missing; `mutants` and `design` then need --family"
+    letters = np.array(tokenizer.tokens()[:-1])
+    columns = ["".join(row) for row in letters[rows.get(np.arange(len(rows)))[0]]]
+    try:
+        hmm = family_hmm(list(dict.fromkeys(columns)))
+    except ValueError as error:
+        return f"no family.hmm: {error}"
+    for folder in folders:
+        save_hmm(hmm, folder)
+    return f"{HMM_FILE}: profile of {hmm.M} columns, to which a wild type is aligned"
+
+
 def load_hmm(folder: str | PathLike[str]) -> Any:
     """Read `family.hmm` of a model's folder.
 
@@ -240,4 +264,10 @@ def _from_record(record: AlignedRecord, first: int | None) -> WildType:
     if first is None:
         numbers = RANGE.search(record.name)
         first = int(numbers[1]) if numbers else 1
+        if numbers and int(numbers[2]) - first + 1 > len(record.sequence):
+            raise ValueError(
+                f"{record.name} has {len(record.sequence)} residues in the alignment and "
+                f"{int(numbers[2]) - first + 1} by its name: insertions were removed, so positions "
+                "are unknown; give the wild type's sequence and the number of its first residue"
+            )
     return WildType(record.sequence, record.columns, record.places, first)

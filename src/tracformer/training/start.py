@@ -35,9 +35,10 @@ from tracformer.data.input_files import fixed_part
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.devices import Ranks, join_ranks, use_threads
 from tracformer.files import lock_folder, write_atomically
-from tracformer.loading import find_folder, read_causal_lm, tokenizer_of
+from tracformer.loading import PLACES, find_folder, read_causal_lm, tokenizer_of
 from tracformer.model import ConditionalModel, ModelConfig, TracformerConfig
 from tracformer.model.storage import load_document
+from tracformer.proteins.wild_type import save_profile
 from tracformer.training import summary
 from tracformer.training.checkpoint import list_checkpoints
 from tracformer.training.clock import Clock
@@ -143,6 +144,9 @@ def start(
             if ranks.first:
                 write_atomically(Path(run) / PLANNED, json.dumps(config.to_dict(), indent=1) + "\n")
             outcome = trainer.train()
+            if outcome.finished and ranks.first and getattr(model.config, "columns", False):
+                folders = [Path(run) / place for place in PLACES if (Path(run) / place).is_dir()]
+                say(save_profile(train, data.tokenizer, folders))
             if clock.limited and outcome.finished and ranks.first:
                 _conclude(config, trainer, valid, yardstick, data, say)
             return outcome
