@@ -51,6 +51,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
 model = AutoModelForMaskedLM.from_pretrained("{name}", trust_remote_code=True)
 text = "text before" + 5 * tokenizer.mask_token + " text after"
+text += tokenizer.eos_token or ""  # a whole text; leave it out for a part of one
 filled = model.infill(
     tokenizer(text, return_tensors="pt").input_ids, forbidden=[tokenizer.eos_token_id]
 )
