@@ -23,12 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from tracformer import LanguageModel, load
-from tracformer.data import PreparedData, Records
 from tracformer.data.alignment import GAP, as_rows, sequence_weights
 from tracformer.evaluation.domains import as_indices, core_profile
 from tracformer.proteins.mutants import log_probs
 from tracformer.proteins.rivals import LETTERS, FamilyRows, fit_ardca, letter_shares, numbered
-from tracformer.proteins.wild_type import build_hmm
+from tracformer.proteins.wild_type import build_hmm, family_columns
 
 Places = tuple[int, ...]
 Floats = NDArray[np.float64]
@@ -36,13 +35,10 @@ Joint = Callable[[Sequence[str]], Floats]  # log-probabilities of whole rows
 ASKED = 4  # residues of each row that are hidden one by one
 
 
-def distinct_rows(data: PreparedData, split: str) -> list[str]:
+def distinct_rows(folder: str, split: str) -> list[str]:
     """Return the distinct rows of a split that use the 20 amino acids and gaps alone."""
-    part = data.split(split)
-    examples = Records(part, Records(part, 1).columns)
-    letters = np.array(data.tokenizer.tokens()[:-1])
-    rows = ["".join(row) for row in letters[examples.get(np.arange(len(examples)))[0]]]
-    return [row for row in dict.fromkeys(rows) if not set(row) - set(LETTERS)]
+    rows = dict.fromkeys(family_columns(folder, split))
+    return [row for row in rows if not set(row) - set(LETTERS)]
 
 
 def hidden_places(rows: Sequence[str]) -> list[Places]:
@@ -101,8 +97,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", default=[], help="trained model; repeatable")
     parser.add_argument("--split", default="validation", help="validation or test")
     arguments = parser.parse_args()
-    data = PreparedData.open(arguments.data)
-    rows, training = (distinct_rows(data, split) for split in (arguments.split, "train"))
+    rows, training = (distinct_rows(arguments.data, s) for s in (arguments.split, "train"))
     places = hidden_places(rows)
     columns = len(rows[0])
     residues = sum(len(row.replace(GAP, "")) for row in rows)

@@ -14,7 +14,7 @@ from tracformer import Batch, Tracformer, TracformerConfig
 from tracformer.cli import main
 from tracformer.data import PreparedData, Records, build_tokenizer
 from tracformer.data.alignment import read_alignment
-from tracformer.proteins.wild_type import family_hmm, save_hmm
+from tracformer.proteins.wild_type import family_columns, family_hmm, save_hmm
 
 WILD = "MWRDWHCF"
 
@@ -104,6 +104,11 @@ def test_a_family_is_trained_by_the_preset(
     [score] = lm.score_mutants("maelw", ["A2C:L4M"], first=1)
     assert math.isfinite(score.log_ratio)
     assert len(lm.score_mutants("MAELW")) == 5 * 19
+    training = family_columns(tmp_path / "data")
+    assert len(training) == data.manifest.splits["train"].documents
+    assert set(training) < set(rows)
+    [again] = lm.score_mutants("maelw", ["A2C:L4M"], family=tmp_path / "data")
+    assert again.log_ratio == score.log_ratio
     with pytest.raises(ValueError, match="rows of an alignment, which all have 5"):
         lm.infill("MA[[1]]L")
     assert len(lm.infill("MA[[1]]LW")[0].text) == 5  # without an end of text

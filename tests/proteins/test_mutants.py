@@ -201,7 +201,7 @@ def test_ardca_is_a_distribution_and_finds_the_coupling(tmp_path: Path) -> None:
 def test_rivals_score_the_same_mutants(tmp_path: Path) -> None:
     pytest.importorskip("pyhmmer")
     path = family_file(tmp_path)
-    family = family_rows(read_alignment(path))
+    family = family_rows(path)
     assert family.dropped["letters other than the 20 amino acids"] == 1
     assert len(family.columns) + sum(family.dropped.values()) == 61
     assert numbered(["A-"]).tolist() == [[LETTERS.index("A"), LETTERS.index("-")]]

@@ -274,7 +274,9 @@ def _add_wild_type(parser: argparse.ArgumentParser) -> None:
         help="number of the first residue (default: that in the record's name, else 1)",
     )
     parser.add_argument(
-        "--family", metavar="FILE", help="alignment of the family that the model was trained on"
+        "--family",
+        metavar="FILE|FOLDER",
+        help="alignment of the model's family, or folder of `prepare`: its training rows",
     )
 
 
@@ -330,11 +332,10 @@ def _other_scores(
 
 
 def _rivals(family: str, wild: "WildType", mutants: "list[Mutant]") -> dict[str, list[float]]:
-    from tracformer.data.alignment import read_alignment
     from tracformer.progress import ProgressBar
     from tracformer.proteins.rivals import family_rows, rival_scores
 
-    rows = family_rows(read_alignment(family))
+    rows = family_rows(family)
     with ProgressBar("fitting arDCA", total=70) as bar:
         return rival_scores(rows, wild, mutants, progress=bar.update)
 

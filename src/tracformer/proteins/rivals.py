@@ -16,15 +16,18 @@ log-likelihood with a quadratic penalty by L-BFGS; the problem is convex.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tracformer.data.alignment import GAP, Alignment, as_rows, sequence_weights
+from tracformer.data.alignment import GAP, as_rows, sequence_weights
 from tracformer.proteins.mutants import Mutant, mutated_row
-from tracformer.proteins.wild_type import RESIDUES, WildType, family_hmm
+from tracformer.proteins.wild_type import RESIDUES, WildType, family_columns, family_hmm
+
+BLOCK = 12  # columns that arDCA computes together
 
 
 class Ardca(nn.Module):
@@ -40,18 +43,23 @@ class Ardca(nn.Module):
         L, V = len(order), letters
         self.fields = nn.Parameter(torch.zeros(L, V))
         self.couplings = nn.Parameter(torch.zeros(L, V, L, V))  # from column j and its letter
-        rank = torch.empty(L, dtype=torch.long)
-        rank[torch.from_numpy(order)] = torch.arange(L)
-        self.earlier: Tensor
-        self.register_buffer("earlier", (rank[:, None] < rank)[:, None, :, None])
+        self.order = torch.from_numpy(order)
+        self.rank = self.order.argsort()
+        self.earlier = (self.rank[:, None] < self.rank)[:, None, :, None]
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return (N, L) the log-probability of each letter given the earlier columns."""
         L, V = self.fields.shape
+        rows = rows[:, self.order]
         letters = nn.functional.one_hot(rows, V).to(self.fields.dtype).flatten(1)
-        couplings = (self.couplings * self.earlier).reshape(L * V, L * V)
-        scores = (letters @ couplings).view(-1, L, V) + self.fields
-        return scores.log_softmax(2).gather(2, rows[..., None])[..., 0]
+        couplings = (self.couplings * self.earlier)[self.order][:, :, self.order]
+        couplings = couplings.reshape(L * V, L * V)
+        parts = []
+        for start in range(0, L, BLOCK):  # columns after a block add nothing to it
+            first, last = start * V, min(start + BLOCK, L) * V
+            parts.append(letters[:, :last] @ couplings[:last, first:last])
+        scores = torch.cat(parts, 1).view(-1, L, V) + self.fields[self.order]
+        return scores.log_softmax(2).gather(2, rows[..., None])[:, self.rank, 0]
 
     @torch.no_grad()
     def log_prob(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -147,13 +155,13 @@ class FamilyRows:
         return numbered(self.columns)
 
 
-def family_rows(alignment: Alignment) -> FamilyRows:
-    """Return the rows of a family that models are fitted to.
+def family_rows(family: str | PathLike[str]) -> FamilyRows:
+    """Return the rows of an alignment, or of prepared training data, that rivals are fitted to.
 
     Raises:
         ValueError: No record is left.
     """
-    columns = [record.columns for record in alignment.records]
+    columns = family_columns(family)
     known = [row for row in columns if not set(row) - set(LETTERS)]
     distinct = list(dict.fromkeys(known))
     dropped = {
@@ -161,7 +169,7 @@ def family_rows(alignment: Alignment) -> FamilyRows:
         "copies of another row": len(known) - len(distinct),
     }
     if not distinct:
-        raise ValueError(f"{alignment.name} has no sequence of the 20 amino acids")
+        raise ValueError(f"{family} has no sequence of the 20 amino acids")
     return FamilyRows(distinct, sequence_weights(as_rows(distinct)), dropped)
 
 

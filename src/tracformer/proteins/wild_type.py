@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tracformer.data import Examples, Tokenizer, name_of
+from tracformer.data import Examples, PreparedData, Records, Tokenizer, name_of
 from tracformer.data.alignment import INSERTED, AlignedRecord, aligned_record, read_alignment
 from tracformer.files import optional_package, write_atomically
 
@@ -99,7 +99,7 @@ def find_wild_type(
         given: Residues, a FASTA file with one record, or the name of a record of `family`.
         aligned: Whether the model reads the columns of a family.
         first: Number of the first residue; None: that in the record's name, else 1.
-        family: Alignment whose columns the model reads.
+        family: Alignment whose columns the model reads, or a folder of prepared data.
         folder: The model's folder, whose `family.hmm` is used without `family`.
 
     Raises:
@@ -128,10 +128,7 @@ def find_wild_type(
         )
     if not aligned:
         return unaligned(sequence, first)
-    if family:
-        hmm = family_hmm([record.columns for record in read_alignment(family).records])
-    else:
-        hmm = load_hmm(folder or "")
+    hmm = family_hmm(family_columns(family)) if family else load_hmm(folder or "")
     return align(sequence, hmm, first)
 
 
@@ -186,6 +183,23 @@ def align(sequence: str, hmm: Any, first: int = 1) -> WildType:
     return _from_record(aligned_record("wild type", msa.alignment[0]), first)
 
 
+def family_columns(family: str | PathLike[str], split: str = "train") -> list[str]:
+    """Return the rows of an alignment, or those of a split of prepared aligned data."""
+    if not Path(family).is_dir():
+        return [record.columns for record in read_alignment(family).records]
+    data = PreparedData.open(family)
+    if not data.tokenizer.has_gaps:
+        raise ValueError(f"{family} was prepared without gaps; give an alignment")
+    part = data.split(split)
+    return rows_as_text(Records(part, Records(part, 1).columns), data.tokenizer)
+
+
+def rows_as_text(rows: Examples, tokenizer: Tokenizer) -> list[str]:
+    """Return each row as a text of one letter per column."""
+    letters = np.array(tokenizer.tokens()[:-1])
+    return ["".join(row) for row in letters[rows.get(np.arange(len(rows)))[0]]]
+
+
 def build_hmm(columns: Sequence[str], name: str = "family", **options: Any) -> Any:
     """Return HMMER's model (`pyhmmer.plan7.HMM`) of the rows of an alignment.
 
@@ -232,10 +246,8 @@ def save_profile(rows: Examples, tokenizer: Tokenizer, folders: Sequence[Path]) 
         return "no family.hmm: the tokenizer is not protein-aligned"
     if find_spec("pyhmmer") is None:
         return "no family.hmm: pyhmmer is missing; `mutants` and `design` then need --family"
-    letters = np.array(tokenizer.tokens()[:-1])
-    columns = ["".join(row) for row in letters[rows.get(np.arange(len(rows)))[0]]]
     try:
-        hmm = family_hmm(list(dict.fromkeys(columns)))
+        hmm = family_hmm(list(dict.fromkeys(rows_as_text(rows, tokenizer))))
     except ValueError as error:
         return f"no family.hmm: {error}"
     for folder in folders:
