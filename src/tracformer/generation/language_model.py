@@ -97,7 +97,8 @@ class LanguageModel:
     def lean(self, weights: str) -> Self:
         """Round a Tracformer's weights in place to "bfloat16" or "int8".
 
-        Generation from left to right then reads less. All answers are those of rounded weights.
+        Generation from left to right then reads fewer bytes. Scores and fills are those of the
+        rounded weights.
         """
         self.model.lean(weights)
         return self
