@@ -116,7 +116,7 @@ def test_a_bundled_model_is_small_at_half_precision_and_has_a_card(name: str) ->
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert {file.get_tensor(tensor).dtype for tensor in file.keys()} == {torch.float16}  # noqa: SIM118
     card = (folder / "README.md").read_text()
-    for part in ("## Data", "## Recipe", "## Evaluation", "## Limits", "licence"):
+    for part in ("## Data", "## Recipe", "## Evaluation", "## Limits", "license"):
         assert part in card
     assert tracformer.load(name).model.config.modes == ("car", "ac", "ar")
 
