@@ -4,7 +4,7 @@
     tracformer infill -n 3 --top-p 0.9 'Mia carried the [[]] to the market.'
     tracformer infill --quality raw --seed 7 'Mia carried the [[5]] to the market.'
     tracformer infill --order entropy --stream 'Mia carried the [[5]] home.'
-    tracformer infill --file holes.txt --json > filled.jsonl
+    tracformer infill --file blanks.txt --json > filled.jsonl
     tracformer infill --file many.parquet --field story --out filled --workers 4
 
 A blank is [[]] (any length), [[5]] (5 tokens) or [[3-8]] (3 to 8 tokens). In a text without any of

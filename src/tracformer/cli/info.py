@@ -18,7 +18,7 @@ from tracformer.cli import arguments as shared
 if TYPE_CHECKING:
     from tracformer.generation.language_model import LanguageModel
 
-MODELS_DESCRIPTION = """List the systems that can be trained, evaluated and asked: their modes, the
+MODELS_DESCRIPTION = """List the systems that can be trained and evaluated: their modes, the
 kind of each answer, limitations, and the size at the paper's scale.
 
     tracformer models

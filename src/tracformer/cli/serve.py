@@ -1,6 +1,6 @@
 """Serve a model over HTTP.
 
-The server speaks its own protocol and those of OpenAI (completions), llama.cpp (infill) and Mistral
+The server has its own protocol and those of OpenAI (completions), llama.cpp (infill) and Mistral
 (FIM), and has a web page to try the model on.
 
     tracformer serve runs/stories

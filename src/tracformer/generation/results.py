@@ -64,7 +64,7 @@ class Span(Record):
         tokens: Text of each token; a part of a UTF-8 character is shown as U+FFFD.
         log_probs: Log-probability of each token.
         first_token: Position of its first token in the sequence.
-        candidates: Most likely tokens at each position, if they were asked for.
+        candidates: Most likely tokens at each position, if requested.
     """
 
     start: int
@@ -215,7 +215,7 @@ class Sampled(Record):
         mode: Mode that was used.
         note: What a reader of this result must know.
         stopped: The stop string that ended the text, if one did.
-        candidates: Most likely tokens at each position, if they were asked for.
+        candidates: Most likely tokens at each position, if requested.
 
     Example:
         >>> Sampled("a cat", (2,), (-0.5,), -0.5, 0, False, "ar").ended
@@ -249,7 +249,7 @@ class Token(Record):
         position: Position in the sequence, from 0.
         token_id: Id of the token.
         log_prob: Log-probability of the token when it was filled in.
-        candidates: Most likely tokens at this position, if they were asked for.
+        candidates: Most likely tokens at this position, if requested.
         draft: The token may still change: it is the most likely one at a position that is still
             open, or belongs to a sample that may not be among the best.
         text: Number of the text, from 0.

@@ -22,11 +22,11 @@ class Batch:
     """Token sequences, and which of their tokens are given.
 
     The tokens that are not given are the targets: a model predicts them. Sequences of different
-    lengths are padded on the right; what stands in the padding is never read.
+    lengths are padded on the right; the padding is never read.
 
     Args:
         tokens: (B, T) token ids, int64 or int32. Models that score or train read the true tokens at
-            the targets; generation ignores what stands there.
+            the targets; generation ignores them.
         context: (B, T) bool, True where a token is given.
         lengths: (B,) true lengths, integers in 1..T. None: no sequence is padded.
 

@@ -1,6 +1,6 @@
 """An HTTP server for one model.
 
-It speaks its own protocol and those of OpenAI, llama.cpp and Mistral, and has a web page. This
+It has its own protocol and those of OpenAI, llama.cpp and Mistral, and has a web page. This
 module holds the settings of a server, which the command line is derived from; it imports none
 of the server's libraries.
 """
