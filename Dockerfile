@@ -16,5 +16,6 @@ WORKDIR /home/tracformer
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+# Without a C++ compiler in the image, generation runs on PyTorch alone: see docs/kernels.md.
 # Without a key in TRACFORMER_API_KEY, the server refuses to listen to other machines.
 ENTRYPOINT ["tracformer", "serve", "--host", "0.0.0.0", "--port", "8000"]
