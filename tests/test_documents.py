@@ -179,7 +179,7 @@ TEMPLATE = re.compile(r"[A-Z]{3,}|\.\.\.|<")
 
 
 # Where the code and the commands of each page run. Pages without any need no entry.
-SHORT = ("README", "tutorials/fill", "kernels")
+SHORT = ("README", "tutorials/fill", "install", "kernels")
 LONG = (
     "tutorials/train",
     "tutorials/proteins",

@@ -1,6 +1,7 @@
 """Project files: version, citation, changelog, workflows and the contents of the wheel."""
 
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -20,6 +21,13 @@ def test_citation_has_the_fields_of_the_format_and_the_version() -> None:
     paper = citation["preferred-citation"]
     assert paper["title"] == "Tractable Transformers for Flexible Conditional Generation"
     assert len(paper["authors"]) == 6
+
+
+def test_the_page_on_installation_has_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = re.findall(r"^\| (`.+?) \|", (ROOT / "docs/install.md").read_text(), re.M)
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(named) == sorted(project["optional-dependencies"])
 
 
 def test_the_changelog_has_the_sections_of_its_form() -> None:
