@@ -1,9 +1,11 @@
 """Configuration of the documentation site: `make docs`.
 
-Beside Sphinx's settings there are three hooks:
+Beside Sphinx's settings there are four hooks:
 
 - links from a page to a file of the repository outside docs/ become the file's name, after a check
   that it exists, since the site does not hold these files;
+- the drawing of layers, which GitHub draws by Mermaid, becomes a list from top to bottom, since the
+  site loads no scripts from elsewhere;
 - the directive `command-line` prints the help of every command, from its parser;
 - backticks in docstrings are Markdown's: one on each side is enough for code.
 """
@@ -16,7 +18,6 @@ from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
@@ -49,6 +50,7 @@ nitpicky = False
 
 logger = logging.getLogger(__name__)
 OUTSIDE = re.compile(r"\[([^\]\n]+)\]\((\.\./[^)#\s]+)(?:#[^)\s]*)?\)")
+DRAWING = re.compile(r"```mermaid\n(.*?)^```", re.M | re.S)
 SINGLE = re.compile(r"(?<![`\\:])`([^`\n]+)`(?!`)(\w?)")
 
 
@@ -65,6 +67,17 @@ def name_outside_files(app: Sphinx, page: str, source: list[str]) -> None:
         return f"{match[1]} (`{path}`)" if match[1].strip("`") not in path else f"`{path}`"
 
     source[0] = OUTSIDE.sub(name, source[0])
+
+
+def layers_as_text(app: Sphinx, page: str, source: list[str]) -> None:
+    """Replace a Mermaid drawing by one line for each of its layers, the highest first."""
+
+    def text(match: re.Match[str]) -> str:
+        layers = match[1].split("subgraph")[1:]
+        lines = [", ".join(re.findall(r'\w+\["(\w[^"]*)"\]', layer)) for layer in layers]
+        return "\n".join(["```text", *reversed(lines), "```"])
+
+    source[0] = DRAWING.sub(text, source[0])
 
 
 def code_in_docstrings(
@@ -98,6 +111,6 @@ class CommandLine(Directive):
 def setup(app: Sphinx) -> None:
     """Connect the hooks."""
     app.connect("source-read", name_outside_files)
+    app.connect("source-read", layers_as_text)
     app.connect("autodoc-process-docstring", code_in_docstrings, priority=400)
     app.add_directive("command-line", CommandLine)
-    app.add_lexer("mermaid", TextLexer)
