@@ -26,16 +26,21 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python examples/fill_stories.py
 
-# One thread per process: the models are tiny, and some tests run several processes.
+# One thread per process: the models are tiny, and some tests run several processes, which read
+# compiled modules if Python may write them. Neighbouring tests run in one worker, as far as the
+# work is balanced, and share their fixtures.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+IN_PARALLEL := -n auto --dist worksteal
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(PYTEST) $(IN_PARALLEL)
 
 soak: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m soak
+	$(PYTEST) $(IN_PARALLEL) -m soak
 
 ray: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,ray]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak tests/test_ray.py
+	$(PYTEST) -m soak tests/test_ray.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -149,8 +149,8 @@ def train(model: ConditionalModel, source: ExactSource, objective: str, steps: i
         maskings = masks.draw_all(range(step * BATCH, (step + 1) * BATCH), lengths.tolist())
         optimizer.set_rate(learning_rate(step, steps, config))
         optimizer.zero_grad()
-        for asked in group_by_mode(tokens, lengths, maskings, []):
-            total, _ = model.nll(asked.batch, asked.mode)
+        for part in group_by_mode(tokens, lengths, maskings, []):
+            total, _ = model.nll(part.batch, part.mode)
             (total / sum(question.count for question in maskings)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
         optimizer.step()
@@ -165,7 +165,12 @@ def frequencies(source: ExactSource) -> np.ndarray[Any, Any]:
 
 
 def gains(
-    model: ConditionalModel, mode: str, source: ExactSource, pattern: Pattern, sequences: int
+    model: ConditionalModel,
+    mode: str,
+    source: ExactSource,
+    pattern: Pattern,
+    sequences: int,
+    draws: int = DRAWS,
 ) -> dict[str, float]:
     """Return nats per hidden symbol: gain over frequencies, the exact gain, KL from the truth."""
     subject = Subject(model=model, tokenizer=None, name="", mode=mode)
@@ -175,7 +180,7 @@ def gains(
     for start in range(0, sequences, 64):
         rows = slice(start, min(start + 64, sequences))
         parts.append(
-            compare(subject, source, tokens[rows], context[rows], range(start, rows.stop), DRAWS, 0)
+            compare(subject, source, tokens[rows], context[rows], range(start, rows.stop), draws, 0)
         )
     sums = {name: float(sum(part[name].sum() for part in parts)) for name in parts[0]}
     base, targets = -float(frequencies(source)[tokens[~context]].sum()), sums["targets"]
@@ -187,7 +192,9 @@ def gains(
     }
 
 
-def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, Any]:
+def measure(
+    name: str, steps: int = STEPS, sequences: int = 500, draws: int = DRAWS
+) -> dict[str, Any]:
     """Train one system and measure it on every kind of holes."""
     source, system = find_source(SOURCE), SYSTEMS[name]
     model = small_model(name, source)
@@ -195,7 +202,7 @@ def measure(name: str, steps: int = STEPS, sequences: int = 500) -> dict[str, An
     train(model, source, system.trained_by, steps)
     seconds = time.process_time() - began
     holes = {
-        hole: gains(model, system.mode, source, pattern, sequences)
+        hole: gains(model, system.mode, source, pattern, sequences, draws)
         for hole, pattern in HOLES.items()
     }
     return {

@@ -39,7 +39,7 @@ FLIPS = 50
 KILLS = 20
 DISKS = 8
 WRITES = 12  # that fail, of each command
-NOBODY = 65534  # the user whom files are made unreadable for, if the tests run as root
+UNPRIVILEGED = 65534  # the user whom files are made unreadable for, if the tests run as root
 
 Record = Callable[[str, object], None]
 
@@ -84,7 +84,7 @@ def damages(path: Path, rng: random.Random) -> Iterator[str]:
     path.chmod(0)
     root = os.geteuid() == 0
     if root:  # may read everything
-        os.seteuid(NOBODY)
+        os.seteuid(UNPRIVILEGED)
     try:
         yield "unreadable"
     finally:

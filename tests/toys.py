@@ -121,7 +121,7 @@ class Chain(ConditionalModel):
         return logits.flatten(0, 1)[rows], rows
 
     def _ahead(self, tokens: Tensor, context: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, V): log p(all that is given behind t | x_t = v)."""
+        """(B, T, V): log p(all that is given after t | x_t = v)."""
         B, T = tokens.shape
         V = len(self.steps)
         ahead = torch.zeros(B, T, V, dtype=torch.float64)

@@ -61,11 +61,11 @@ LATER = (
     # systems to compare with, and causal language models with adapters
     *("baselines.aligned", "baselines.as_arm", "baselines.given_first", "baselines.modern"),
     *("baselines.row_cache", "baselines.sigma_gpt", "model.blocks", "evaluation.flops"),
-    *("baselines.causal_lm", "baselines.causal_networks"),
+    *("baselines.causal_lm", "baselines.causal_networks", "baselines.causal_training"),
     # protein families
-    *("proteins", "cli.proteins"),
+    *("proteins", "cli.proteins", "data.alignment"),
     # default quality of fills
-    *("generation.generation_config", "generation.ranking"),
+    *("generation.generation_config", "generation.ranking", "bench.fill_latency"),
     # files with names that have changed since
     "renames",
     # training within a number of minutes
@@ -74,9 +74,9 @@ LATER = (
     "plugins",
     # large inputs: several processes, batch jobs, formats of files, limits of connections
     *("workers", "splitmix", "data.input_files", "data.token_batches"),
-    *("generation.batch_job", "server.connections"),
-    # publishing to the Hugging Face hub, claims of a study
-    *("cli.export", "model.modeling_tracformer", "report.claims"),
+    *("generation.batch_job", "generation.job_rows", "server.connections"),
+    # publishing to the Hugging Face hub, completion in shells, claims of a study
+    *("cli.export", "cli.completion", "model.modeling_tracformer", "report.claims"),
 )
 
 

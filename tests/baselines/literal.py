@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tracformer.baselines.diffusion import DiffusionModel
-from tracformer.baselines.gaussian import RATE
 from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.baselines.plaid import Plaid, PlaidConfig
+from tracformer.baselines.reverse_process import RATE
 from tracformer.baselines.sedd import D3PM, SEDD, D3PMConfig, SEDDConfig
 
 

@@ -26,8 +26,14 @@ from tests.baselines.literal import (
 )
 from tests.toys import PLAID_SHAPE, random_question, small_plaid
 from tracformer.baselines import load_model, plaid
-from tracformer.baselines.gaussian import Schedule, alpha_sigma, gaussians, prior_kl, step_back
 from tracformer.baselines.plaid import Plaid, PlaidConfig
+from tracformer.baselines.reverse_process import (
+    Schedule,
+    alpha_sigma,
+    gaussians,
+    prior_kl,
+    step_back,
+)
 from tracformer.model.batch import Batch
 from tracformer.rng import TIME, derived_seed, uniforms
 

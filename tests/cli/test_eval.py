@@ -15,7 +15,7 @@ from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.evaluation import Result, ResultRow, read_results
 from tracformer.report import printed_tables
 
-ASKED = ["--length", "16", "--sequences", "70", "--out", "out"]
+LIMITS = ["--length", "16", "--sequences", "70", "--out", "out"]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluated(tracformer: Caller, *words: str) -> str:
-    code, out, err = tracformer.call("eval", *words, "--data", "text.txt", *ASKED)
+    code, out, err = tracformer.call("eval", *words, "--data", "text.txt", *LIMITS)
     assert (code, err) == (0, "")
     return out
 
@@ -267,7 +267,7 @@ def test_two_processes_give_the_figures_of_one(here: Path, tmp_path: Path) -> No
         "text.txt",
         "--dtype",
         "float64",
-        *ASKED[:4],
+        *LIMITS[:4],
     ]
     for out, launcher in (
         ("one", []),

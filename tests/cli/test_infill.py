@@ -493,7 +493,7 @@ def test_the_kind_of_a_score_is_printed(tracformer: Caller) -> None:
         "score", "abc [[de]]", "--mode", "ar"
     )
     ar = tracformer.json("score", "[[ab]]cd", "--mode", "ar")[0]["log_prob"]
-    # nothing behind the hole is seen
+    # the model sees nothing after the hole
     assert ar == pytest.approx(tracformer.json("score", "[[ab]]dc", "--mode", "ar")[0]["log_prob"])
 
 

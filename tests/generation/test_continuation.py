@@ -153,10 +153,10 @@ def test_stop_strings_count_after_required_text() -> None:
     )
     assert any("a" in sample.text for sample in samples)
     for whole, sample in zip(free, samples, strict=True):
-        behind = whole.text.find("a", whole.text.index("c"))
-        assert sample.text == (whole.text if behind < 0 else whole.text[:behind])
-        assert sample.stopped == (None if behind < 0 else "a")
-        assert len(sample.token_ids) == (len(whole.token_ids) if behind < 0 else behind + 1)
+        found = whole.text.find("a", whole.text.index("c"))
+        assert sample.text == (whole.text if found < 0 else whole.text[:found])
+        assert sample.stopped == (None if found < 0 else "a")
+        assert len(sample.token_ids) == (len(whole.token_ids) if found < 0 else found + 1)
 
 
 def test_a_callback_that_returns_false_is_detached_in_any_batch(lm: LanguageModel) -> None:

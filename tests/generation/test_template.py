@@ -30,7 +30,7 @@ from tracformer.generation.template import (
     tokenize,
     write,
 )
-from tracformer.generation.token_text import Spelling
+from tracformer.generation.token_text import Spelling, spelling_of
 from tracformer.server.streaming import PartialText, TokenNames
 
 WORDS = [
@@ -43,7 +43,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def bpe() -> Spelling:
-    return Spelling(train_bpe(WORDS, 300))
+    return spelling_of(train_bpe(WORDS, 300))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_space_before_a_blank_moves_into_it_where_tokens_begin_with_spaces(bpe
     "tokenizer", [byte_tokenizer(), char_tokenizer("abc ")], ids=["byte", "char"]
 )
 def test_no_space_moves_where_a_space_is_a_token_of_its_own(tokenizer: Tokenizer) -> None:
-    laid = tokenize(parse("a [[2]] b"), Spelling(tokenizer), whole=False)
+    laid = tokenize(parse("a [[2]] b"), spelling_of(tokenizer), whole=False)
     assert laid.texts == ("a ", " b")
     assert laid.spaced == (False,)
     assert laid.end == ()
@@ -170,15 +170,15 @@ def test_word_starts_are_the_tokens_of_one_space_and_more(bpe: Spelling) -> None
 
 def test_a_tokeniser_made_elsewhere_is_known_by_its_decoder(bpe: Spelling) -> None:
     backend = Backend.from_str(bpe.tokenizer.document)
-    assert Spelling(Tokenizer(backend.to_str(), "hf")).word_starts == bpe.word_starts
+    assert spelling_of(Tokenizer(backend.to_str(), "hf")).word_starts == bpe.word_starts
     backend.decoder = decoders.Sequence([decoders.ByteLevel()])
-    assert Spelling(Tokenizer(backend.to_str(), "hf")).word_starts == bpe.word_starts
+    assert spelling_of(Tokenizer(backend.to_str(), "hf")).word_starts == bpe.word_starts
 
 
 def test_every_special_token_but_the_mask_is_not_text() -> None:
     backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="?"))
     backend.add_special_tokens(["<|pad|>", "<|endoftext|>"])
-    assert Spelling(reserve(backend, "hf")).special == (2, 3)
+    assert spelling_of(reserve(backend, "hf")).special == (2, 3)
 
 
 def test_marked_text_takes_its_space_as_a_filling_would(bpe: Spelling) -> None:
@@ -192,7 +192,7 @@ def test_marked_text_takes_its_space_as_a_filling_would(bpe: Spelling) -> None:
 
 
 def test_layout_places_tokens_and_blanks() -> None:
-    of = tokenize(parse("ab[[2]]c[[1]]"), Spelling(char_tokenizer("abc")), whole=True)
+    of = tokenize(parse("ab[[2]]c[[1]]"), spelling_of(char_tokenizer("abc")), whole=True)
     laid = of.with_fills([[0, 0], [1]])
     assert laid.tokens == [0, 1, 0, 0, 2, 1, 3]
     assert laid.context == [True, True, False, False, True, False, True]
@@ -201,7 +201,9 @@ def test_layout_places_tokens_and_blanks() -> None:
 
 
 def test_ranges_are_cut_to_the_room() -> None:
-    of = tokenize(parse("ab[[]]c[[2-9]]"), Spelling(char_tokenizer("abc")), whole=True)  # 4 given
+    of = tokenize(
+        parse("ab[[]]c[[2-9]]"), spelling_of(char_tokenizer("abc")), whole=True
+    )  # 4 given
     wanted = [Lengths(1, None), Lengths(2, 9)]
     assert of.length_ranges(wanted, 10, 32) == ([(1, 4), (2, 5)], 6)
     assert of.length_ranges(wanted, 100, 32) == ([(1, 32), (2, 9)], 96)
@@ -242,7 +244,7 @@ def fixed(tokenizer: Tokenizer, *words: str) -> list[int]:
 )
 def test_marked_tokens_are_those_of_the_whole_text(maker: Maker, text: str) -> None:
     tokenizer = maker()
-    spelling, template = Spelling(tokenizer), parse(text)
+    spelling, template = spelling_of(tokenizer), parse(text)
     of = tokenize(template, spelling, whole=False)
     laid = of.with_fills([ids for _, ids in marked_parts(template, of, spelling)])
     assert laid.tokens == tokenizer.encode(text.replace("[[", "").replace("]]", ""))
@@ -252,7 +254,7 @@ def test_marked_tokens_are_those_of_the_whole_text(maker: Maker, text: str) -> N
 def test_no_space_is_put_before_a_continued_word(maker: Maker) -> None:
     tokenizer = maker()
     for text in ("the ca[[t]] the", "the c[[at]]s", "[[the c]]ats"):
-        template, spelling = parse(text), Spelling(tokenizer)
+        template, spelling = parse(text), spelling_of(tokenizer)
         of = tokenize(template, spelling, whole=False)
         laid = of.with_fills([ids for _, ids in marked_parts(template, of, spelling)])
         assert tokenizer.decode(laid.tokens) == text.replace("[[", "").replace("]]", "")
@@ -397,9 +399,9 @@ def test_bytes_of_a_character_make_it_wherever_they_stand() -> None:
     assert lm.tokenizer.decode(lm.tokenizer.encode(f"the {word}")) == f"the {word}"
     assert lm.spelling.filling(f"the {word}", lm.tokenizer.encode(f"the {word}"), ids) == "本"
     given = lm.tokenizer.encode("the 日本")
-    assert lm.spelling.behind("the 日本", given, ids[:1]) == ("the 日本", "\ufffd")
+    assert lm.spelling.text_after("the 日本", given, ids[:1]) == ("the 日本", "\ufffd")
     text = lm.tokenizer.decode([*given, *ids[:2]])
-    assert lm.spelling.behind(text, [*given, *ids[:2]], ids[2:]) == ("the 日本", "本")
+    assert lm.spelling.text_after(text, [*given, *ids[:2]], ids[2:]) == ("the 日本", "本")
     assert TokenNames(lm).raw(ids[0]) == "本".encode()[:1]
     growing = PartialText(lambda tokens: lm.spelling.filling("", [], tokens), eot=-1)
     for token in lm.tokenizer.encode("日本"):

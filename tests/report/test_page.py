@@ -16,8 +16,7 @@ from tracformer.cli import main
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.report import MOST_NOTES
 from tracformer.report.collect import sections, tables
-from tracformer.report.paper_figures import find_paper_figure, paper_tables
-from tracformer.report.tables import HIGHER, Cell, Line, Table
+from tracformer.report.tables import HIGHER, Cell, Line, Table, find_paper_figure, paper_tables
 
 VOID = ("meta", "br", "hr", "img", "link", "input")
 

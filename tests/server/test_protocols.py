@@ -195,8 +195,8 @@ def test_only_unset_values_take_the_models_settings(
         fields = [protocol.fields(None, **changes) | seed for seed in seeds]
         return [protocol.text(there.good(protocol.path, each)) for each in fields]
 
-    asked = {"temperature": 1.1, "top_p": 0.95}
-    assert texts(text_server, **asked) == texts(server, **asked)
+    sampling = {"temperature": 1.1, "top_p": 0.95}
+    assert texts(text_server, **sampling) == texts(server, **sampling)
     assert texts(text_server) == texts(server, temperature=0.5, top_p=0.7)
     assert texts(text_server, top_p=1) == texts(server, temperature=0.5, top_p=1)
     assert texts(text_server) != texts(server)

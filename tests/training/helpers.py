@@ -1,5 +1,7 @@
-"""Small training runs, started from the command line."""
+"""Small training runs, started from the command line or by the same words in this process."""
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -7,7 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from tests.toy_stories import write_story
+from tracformer.cli import main
 from tracformer.data import prepare
 from tracformer.training.log import read_log
 
@@ -54,17 +59,31 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def train(data: Path, run: Path, *words: str, ranks: int = 1, code: int = 0) -> str:
+def train(data: Path, run: Path, *words: str, code: int = 0) -> str:
+    """Run `tracformer train` in this process, on one thread; return everything it prints."""
+    output, threads = io.StringIO(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            found = main(["train", f"data={data}", f"run={run}", *small(*words)])
+    finally:
+        torch.set_num_threads(threads)
+    assert found == code, output.getvalue()
+    return output.getvalue()
+
+
+def train_on_ranks(data: Path, run: Path, *words: str, ranks: int = 2) -> None:
+    """Run `tracformer train` under torchrun."""
     done = subprocess.run(
         command(data, run, *words, ranks=ranks),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env=environment(),
         timeout=300,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
 
 
 def losses(run: Path) -> list[float]:

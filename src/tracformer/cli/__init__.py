@@ -4,8 +4,8 @@
 when their command is called, so that `tracformer --help` stays fast.
 
 A module of a command has `add_arguments(parser)` and `run(arguments)`, which returns the exit code;
-its docstring is the description that `--help` shows. A module with two commands holds a `Command`
-for the second.
+its docstring is the description that `--help` shows. A module with several commands holds a
+`Command` for each further one.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from tracformer.options import did_you_mean
 # name: (module, what it does)
 COMMANDS = {
     "infill": ("infill", "fill the blanks of a text, with the probability of each fill"),
-    "score": ("score", "log-probability of marked parts of a text, given the rest"),
-    "sample": ("sample", "generate text from nothing or from a prompt"),
+    "score": ("infill", "log-probability of marked parts of a text, given the rest"),
+    "sample": ("infill", "generate text from nothing or from a prompt"),
     "mutants": ("proteins", "score mutants of a protein"),
     "design": ("proteins", "redesign regions of a protein"),
     "info": ("info", "show a model's system, size, modes, tokenizer and training"),
@@ -34,8 +34,8 @@ COMMANDS = {
     "plot": ("train", "draw the training curves of runs"),
     "eval": ("eval", "evaluate models: perplexity, infilling quality, exact benchmark and more"),
     "serve": ("serve", "serve a model over HTTP, with a web page"),
-    "report": ("reproduce", "write an HTML page with tables and pictures of results"),
-    "reproduce": ("reproduce", "reproduce a table or figure of the paper"),
+    "report": ("eval", "write an HTML page with tables and pictures of results"),
+    "reproduce": ("eval", "reproduce a table or figure of the paper"),
     "bench": ("bench", "measure speed and memory on this machine"),
     "completion": ("completion", "print a script that completes commands and flags in your shell"),
 }

@@ -22,12 +22,14 @@ prints objects that name their line.
 """
 
 import argparse
+import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tracformer.cli import Command, output
 from tracformer.cli import arguments as shared
-from tracformer.cli import output
-from tracformer.generation.request_options import InfillOptions
+from tracformer.generation.request_options import InfillOptions, SampleOptions, ScoreOptions
 from tracformer.options import add_arguments as add_options
 from tracformer.options import from_arguments
 from tracformer.progress import ProgressBar
@@ -35,7 +37,31 @@ from tracformer.progress import ProgressBar
 if TYPE_CHECKING:
     from tracformer.generation.infill import InfillRequest
     from tracformer.generation.language_model import LanguageModel
-    from tracformer.generation.results import Infilled
+    from tracformer.generation.results import Infilled, Sampled, Scored, Span
+    from tracformer.generation.token_text import Spelling
+
+SCORE_DESCRIPTION = """Score the [[marked]] parts of texts, given the rest, or whole texts.
+
+    tracformer score 'Mia carried the [[blue lamp]] to the market.'
+    tracformer score 'Mia carried the blue lamp to the market.'
+    tracformer score --mode ac --file marked.txt --json > scores.jsonl
+    tracformer score --file many.jsonl --out scores --workers 4
+
+Prints the natural log-probability of each marked token, their sum, the perplexity per token and the
+bits per byte of the marked text; and whether the sum is the exact joint log-probability, a sum of
+marginals or a bound. All texts are checked before the first is scored. Empty lines of a file are
+skipped; --json prints objects that name their line.
+"""
+
+SAMPLE_DESCRIPTION = """Write texts from nothing, or continue a prompt.
+
+    tracformer sample -n 3
+    tracformer sample --prompt 'Mia carried' --max-tokens 40 --stream
+
+A text ends where the model ends it, or at --max-tokens. On a terminal, what was written is shaded
+by probability and followed by a line of numbers. Elsewhere each text is followed by a newline;
+--json keeps newlines inside a text apart from those between texts.
+"""
 
 GENERAL = ("quality", "n", "seed", "mode", "whole", "top", "batch")
 ORDER = ("order", "k", "threshold", "steps")
@@ -225,3 +251,175 @@ def _stream(lm: "LanguageModel", request: "InfillRequest", arguments: argparse.N
         [result] = lm.infill(request)
         output.put(_plain(result, marks))
     _put_numbers(result, colour)
+
+
+# ---- score
+
+KINDS = {
+    "exact": "exact joint",
+    "marginal": "sum of marginals, each token given the unmarked text alone",
+    "bound": "lower bound on the joint",
+}
+
+
+def add_score_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer score`."""
+    shared.add_texts(parser)
+    shared.add_model(parser)
+    shared.add_weights(parser)
+    shared.add_device(parser)
+    add_options(parser, ScoreOptions)
+    output.add_output(parser)
+    shared.add_job(parser)
+
+
+def run_score(arguments: argparse.Namespace) -> int:
+    """Run `tracformer score`."""
+    options = ScoreOptions.make(**from_arguments(ScoreOptions, arguments))
+    if arguments.out is not None:
+        return shared.run_job(arguments, "score", options)
+    shared.check_no_job(arguments)
+    lines = [line for line in shared.read_texts(arguments) if line.text]
+    lm = shared.open_model(
+        arguments.model or shared.default_model(),
+        arguments.weights,
+        arguments.device,
+        arguments.verify,
+    )
+    requests = lm.score_requests(
+        [line.text for line in lines], options=options, where=[line.where for line in lines]
+    )
+    colour = output.wants_colour(arguments)
+    quiet = len(lines) == 1 or output.is_terminal(sys.stdout)
+    scores = shared.by_batch(requests, options.batch, lm.score)
+    with ProgressBar("scoring", len(lines), enabled=not quiet) as bar:
+        for line, scored in zip(lines, scores, strict=True):
+            if arguments.json:
+                output.put_json({"line": line.number, **scored.to_dict()})
+            else:
+                output.put(_shown_score(scored, colour))
+            bar.update()
+    return 0
+
+
+def _shown_score(scored: "Scored", colour: bool) -> str:
+    """Return a score as lines of text."""
+    if colour:
+        text = output.shaded(scored.text, scored.spans)
+    else:
+        text = output.visible(output.marked(scored.text, scored.spans))
+    rows = [("token", "log p", "p")]
+    for span in scored.spans:
+        rows += [
+            (repr(token), f"{log_prob:.4f}", f"{math.exp(log_prob):.4f}")
+            for token, log_prob in zip(span.tokens, span.log_probs, strict=True)
+        ]
+    count = f"{scored.tokens} token{'s' if scored.tokens != 1 else ''}"
+    error = f" ± {scored.standard_error:.4f}" if scored.standard_error is not None else ""
+    whole = [(span.start, span.stop) for span in scored.spans] == [(0, len(scored.text))]
+    total = (
+        f"{'whole text: ' if whole else ''}log p {scored.log_prob:.4f}{error} nats ({scored.mode}: "
+        f"{KINDS.get(scored.kind, scored.kind)}), {count}, "
+        f"perplexity {scored.perplexity:.4g}, {scored.bits_per_byte:.4g} bits per byte"
+    )
+    table = [f"  {line}" for line in output.table(rows)]
+    return "\n".join([text, *table, total + (f" ({scored.note})" if scored.note else "")])
+
+
+# ---- sample
+
+
+def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `tracformer sample`."""
+    shared.add_model(parser)
+    shared.add_weights(parser)
+    shared.add_device(parser)
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="beginning of the text (default: none)"
+    )
+    add_options(parser, SampleOptions)
+    output.add_output(parser)
+    parser.add_argument(
+        "--stream", action="store_true", help="print tokens as they arrive (one text)"
+    )
+    shared.add_sampling(parser)
+
+
+def run_sample(arguments: argparse.Namespace) -> int:
+    """Run `tracformer sample`."""
+    given = from_arguments(SampleOptions, arguments) | shared.sampler_options(arguments)
+    options = SampleOptions.make(**given)
+    if arguments.stream and (arguments.json or options.n > 1):
+        raise ValueError(
+            "--stream shows one text as it is written, so it cannot be combined with "
+            f"{'--json' if arguments.json else f'-n {options.n}'}"
+        )
+    prompt = shared.argument_text(arguments.prompt, "--prompt")
+    lm = shared.open_model(
+        arguments.model or shared.default_model(),
+        arguments.weights,
+        arguments.device,
+        arguments.verify,
+    )
+    options = SampleOptions.make(options, **shared.token_rules(arguments, lm.tokenizer))
+    colour = output.wants_colour(arguments)
+    if arguments.stream:
+        _stream_text(lm, prompt, options, colour)
+        return 0
+    for result in lm.sample(prompt=prompt, options=options):
+        if arguments.json:
+            output.put_json(result.to_dict())
+        else:
+            span = written(result, lm.spelling, prompt)
+            text = output.shaded(result.text, [span]) if colour else output.for_stdout(result.text)
+            output.put(text)
+            _put_facts(result, colour)
+    return 0
+
+
+def _stream_text(lm: "LanguageModel", prompt: str, options: SampleOptions, colour: bool) -> None:
+    """Write one text and print its tokens as they arrive."""
+    from tracformer.generation.continuation import prompted
+
+    given = prompted(prompt, lm.spelling)  # its last space may belong to what is written
+
+    def read(fills: Sequence[Sequence[int]]) -> str:
+        return given.reader(lm.spelling)([[i for i in fills[0] if i not in lm.spelling.special]])
+
+    writer = output.StreamWriter(given.texts, read, colour)
+    [result] = lm.sample(prompt=prompt, options=options, callback=writer)
+    writer.finish(result.text)
+    _put_facts(result, colour)
+
+
+def written(result: "Sampled", spelling: "Spelling", prompt: str) -> "Span":
+    """Return what was written after the prompt, without the end of text."""
+    from tracformer.generation.continuation import prompted
+    from tracformer.generation.results import Span
+
+    count = len(result.token_ids) - result.ended
+    ids = result.token_ids[:count]
+    given = prompted(prompt, spelling)
+    text = given.reader(spelling)([ids])
+    start = len(result.text) - len(text) if result.text.endswith(text) else 0
+    tokens = tuple(
+        spelling.token(token, first=i == 0 and not given.ids[0]) for i, token in enumerate(ids)
+    )
+    return Span(start, len(result.text), result.text[start:], ids, tokens, result.log_probs[:count])
+
+
+def _put_facts(result: "Sampled", colour: bool) -> None:
+    """Print a line of numbers about a text, on a terminal."""
+    tokens = len(result.token_ids)
+    facts = [
+        f"log p {result.log_prob:.3f}",
+        output.per_token(result.log_prob, tokens),
+        f"{tokens} tokens, {'ended' if result.ended else 'cut off'}",
+        result.mode,
+        f"seed {result.seed}",
+    ]
+    output.put_facts(facts, result.note, colour)
+
+
+score = Command(SCORE_DESCRIPTION, add_score_arguments, run_score)
+sample = Command(SAMPLE_DESCRIPTION, add_sample_arguments, run_sample)

@@ -312,4 +312,4 @@ class SampleRequest:
     def _read(self, ids: Sequence[int]) -> tuple[str, str]:
         """Return the prompt's text, and what these tokens add to it."""
         prompt = self.prompt
-        return self.spelling.behind(prompt.texts[0], prompt.ids[0], ids, prompt.spaced[0])
+        return self.spelling.text_after(prompt.texts[0], prompt.ids[0], ids, prompt.spaced[0])

@@ -38,7 +38,7 @@ from tracformer.generation.results import (
 )
 from tracformer.generation.scoring import ScoreRequest, marginals, score, top_tokens
 from tracformer.generation.template import Template
-from tracformer.generation.token_text import Spelling
+from tracformer.generation.token_text import spelling_of
 from tracformer.model.base import ConditionalModel, check_mode, preferred_mode
 from tracformer.model.batch import Batch
 from tracformer.model.fast_step import check_kind
@@ -76,7 +76,7 @@ class LanguageModel:
     ) -> None:
         loading.require_fit(model, tokenizer)
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
-        self.spelling = Spelling(tokenizer)
+        self.spelling = spelling_of(tokenizer)
         self.runner, self.generation = Runner(model), generation
 
     def on(self, runner: Runner) -> Self:

@@ -1,7 +1,8 @@
 """Token ids to text: spaces, bytes, and the bytes of each token.
 
-- `Spelling`: how a tokenizer's tokens are written: which begin with a space, which are not text,
-  what tokens add to a text.
+- `spelling_of`: how a tokenizer's tokens are written (which begin with a space, which are not text,
+  what tokens add to a text), one class for each family: `Spelling` (bytes, characters),
+  `ByteLevelSpelling`, `WordSpelling` (SentencePiece), `WordPieceSpelling`.
 - `spelled_bytes`: how many bytes of text each token stands for, for bits per byte.
 
 Byte-level BPE (ours, GPT-2's) and SentencePiece write a word together with the space before it;
@@ -36,12 +37,28 @@ UNSPACED = (
 NEAR = 16  # number of tokens before others that may change their text
 
 
+def spelling_of(tokenizer: Tokenizer) -> "Spelling":
+    """Return how the tokens of a tokenizer are written, by its family."""
+    decoder = json.loads(tokenizer.document).get("decoder")
+    if tokenizer.kind != "byte" and is_byte_level(decoder):
+        return ByteLevelSpelling(tokenizer)
+    if tokenizer.kind != FOREIGN:
+        return Spelling(tokenizer)
+    return WordSpelling(tokenizer) if spells_spaces(decoder) else WordPieceSpelling(tokenizer)
+
+
 class Spelling:
-    """How the tokens of a tokenizer are written.
+    """How the tokens of bytes and of characters are written, and what all families share.
+
+    Here the text of several tokens is their texts joined, and no token begins with the space before
+    a word.
 
     Args:
         tokenizer: The tokenizer.
     """
+
+    dropped = False
+    """White space has no token, so tokens do not say what stood between two words."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         document = json.loads(tokenizer.document)
@@ -57,16 +74,11 @@ class Spelling:
             )
         )
         self._texts: dict[int, str] = {}
-        self._byte_level = tokenizer.kind != "byte" and is_byte_level(document.get("decoder"))
-        # True: the text of several tokens is their texts joined. False: the text of a token depends
-        # on the tokens before it (WordPiece).
-        self.apart = tokenizer.kind != FOREIGN or spells_spaces(document.get("decoder"))
-        # True: white space has no token, so tokens do not say what stood between two words
-        self.dropped = (
-            tokenizer.kind == FOREIGN
-            and not self._byte_level
-            and not set(self._ids(" ")) - {tokenizer.unknown_id}
-        )
+
+    @cached_property
+    def word_starts(self) -> tuple[int, ...]:
+        """Tokens that begin with one space, followed by something that is not white space."""
+        return ()
 
     @property
     def moves_spaces(self) -> bool:
@@ -78,25 +90,7 @@ class Spelling:
 
         Some tokenizers drop a space before the first token of a text.
         """
-        return self._byte_level or bool(self.tokenizer.encode(text))
-
-    @cached_property
-    def word_starts(self) -> tuple[int, ...]:
-        """Tokens that begin with one space, followed by something that is not white space."""
-        if self._byte_level:
-            spelled = bytes_of(self.tokenizer.tokens())
-            starts = [
-                i
-                for i, token in enumerate(spelled)
-                if token[:1] == b" " and len(token) > 1 and not token[1:2].isspace()
-            ]
-        elif self.tokenizer.kind == FOREIGN:
-            starts = [
-                i for i in range(self.tokenizer.vocab_size) if re.match(r" \S", self.token(i))
-            ]
-        else:
-            starts = []
-        return tuple(i for i in starts if i not in self.added)
+        return bool(self.tokenizer.encode(text))
 
     def token(self, token_id: int, first: bool = False) -> str:
         """Return a token's text. A part of a UTF-8 character is shown as U+FFFD.
@@ -108,9 +102,7 @@ class Spelling:
         if first:
             return self.tokenizer.decode([token_id])
         if token_id not in self._texts:
-            self._texts[token_id] = self._added(
-                [] if self.apart else self._word, [token_id], inside=True
-            )
+            self._texts[token_id] = self._inner_text(token_id)
         return self._texts[token_id]
 
     def filling(
@@ -124,16 +116,9 @@ class Spelling:
             ids: The tokens that follow.
             moved: A space was removed from the end of the text and belongs to these tokens.
         """
-        added = self._added(given, ids, inside=bool(given))
-        if not moved:
-            return (
-                added.removeprefix(" ")
-                if self.dropped and not self._apart_from(text, added)
-                else added
-            )
-        return " " + added.removeprefix(" ") if self.dropped else added
+        return self._added(given, ids)
 
-    def behind(
+    def text_after(
         self, text: str, given: Sequence[int], ids: Sequence[int], moved: bool = False
     ) -> tuple[str, str]:
         """Return a text and what tokens add to it.
@@ -151,40 +136,6 @@ class Spelling:
                 )
                 return whole[:kept], whole[kept:]
         return text, self.filling(text, given, ids, moved)
-
-    def _added(self, given: Sequence[int], ids: Sequence[int], inside: bool) -> str:
-        if self.apart:
-            return self.tokenizer.decode(ids, inside=inside)
-        near = given[-NEAR:]
-        before, whole = self.tokenizer.decode(near), self.tokenizer.decode([*near, *ids])
-        return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(ids)
-
-    def _apart_from(self, text: str, added: str) -> bool:
-        """Return whether a space stands between a text and what is added, if no token says so."""
-        if not text or text[-1].isspace():
-            return False
-        return self.apart or (self._divides and _in_word(text[-1]) and _in_word(added[1:2]))
-
-    @cached_property
-    def _divides(self) -> bool:
-        """Whether two words joined without a space are tokenized as something else."""
-        return self._ids(self.tokenizer.decode(self._word) * 2) != self._word * 2
-
-    def _ids(self, text: str) -> list[int]:
-        try:
-            return self.tokenizer.encode(text, inside=True)
-        except ValueError:
-            return []
-
-    @cached_property
-    def _word(self) -> list[int]:
-        """A token that is a word, to decode others after it."""
-        words = (
-            i
-            for i in range(self.tokenizer.vocab_size)
-            if i not in self.added and self.tokenizer.decode([i]).isalpha()
-        )
-        return list(islice(words, 1))
 
     def candidates(self, token_ids: Tensor, log_probs: Tensor) -> list[Candidates]:
         """Return candidates from token ids and log-probabilities (B, T, top); id -1 has none."""
@@ -222,10 +173,106 @@ class Spelling:
             token=self.token(token.token_id, first=token.position == 0),
         )
 
+    def _inner_text(self, token_id: int) -> str:
+        """Return the text of a token that is not the first of its sequence."""
+        return self.tokenizer.decode([token_id], inside=True)
+
+    def _added(self, given: Sequence[int], ids: Sequence[int]) -> str:
+        """Return what tokens add to the text of the tokens before them."""
+        return self.tokenizer.decode(ids, inside=bool(given))
+
     def _listed(self, likely: Iterable[tuple[int, float]]) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(i, self.token(i), math.exp(value), value) for i, value in likely if i >= 0
         )
+
+
+class ByteLevelSpelling(Spelling):
+    """Byte-level BPE (ours, GPT-2's): every byte has a token, and a space belongs to its word."""
+
+    @cached_property
+    def word_starts(self) -> tuple[int, ...]:
+        return tuple(
+            i
+            for i, token in enumerate(bytes_of(self.tokenizer.tokens()))
+            if token[:1] == b" "
+            and len(token) > 1
+            and not token[1:2].isspace()
+            and i not in self.added
+        )
+
+    def may_move_from(self, text: str) -> bool:
+        return True
+
+
+class WordSpelling(Spelling):
+    """SentencePiece, and other tokenizers of the library whose tokens hold the space before a word.
+
+    Where white space has no token, a space is put between two words that no token separates.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.dropped = not set(self._ids(" ")) - {tokenizer.unknown_id}
+
+    @cached_property
+    def word_starts(self) -> tuple[int, ...]:
+        return tuple(
+            i
+            for i in range(self.tokenizer.vocab_size)
+            if re.match(r" \S", self.token(i)) and i not in self.added
+        )
+
+    def filling(
+        self, text: str, given: Sequence[int], ids: Sequence[int], moved: bool = False
+    ) -> str:
+        added = self._added(given, ids)
+        if not self.dropped:
+            return added
+        if moved:
+            return " " + added.removeprefix(" ")
+        ends_open = text and not text[-1].isspace()
+        return added if ends_open and self._separates(text, added) else added.removeprefix(" ")
+
+    def _separates(self, text: str, added: str) -> bool:
+        """Return whether a space stands between a text and what is added to it."""
+        return True
+
+    def _ids(self, text: str) -> list[int]:
+        try:
+            return self.tokenizer.encode(text, inside=True)
+        except ValueError:
+            return []
+
+
+class WordPieceSpelling(WordSpelling):
+    """WordPiece, and other tokenizers whose tokens are written according to those before them."""
+
+    def _inner_text(self, token_id: int) -> str:
+        return self._added(self._word, [token_id])
+
+    def _added(self, given: Sequence[int], ids: Sequence[int]) -> str:
+        near = given[-NEAR:]
+        before, whole = self.tokenizer.decode(near), self.tokenizer.decode([*near, *ids])
+        return whole[len(before) :] if whole.startswith(before) else self.tokenizer.decode(ids)
+
+    def _separates(self, text: str, added: str) -> bool:
+        return self._divides and _in_word(text[-1]) and _in_word(added[1:2])
+
+    @cached_property
+    def _divides(self) -> bool:
+        """Whether two words joined without a space are tokenized as something else."""
+        return self._ids(self.tokenizer.decode(self._word) * 2) != self._word * 2
+
+    @cached_property
+    def _word(self) -> list[int]:
+        """A token that is a word, to decode others after it."""
+        words = (
+            i
+            for i in range(self.tokenizer.vocab_size)
+            if i not in self.added and self.tokenizer.decode([i]).isalpha()
+        )
+        return list(islice(words, 1))
 
 
 def _in_word(character: str) -> bool:

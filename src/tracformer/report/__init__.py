@@ -5,7 +5,6 @@
   difference is known far better than either figure: what makes a sequence hard for both cancels.
 - `collect.py` groups results into sections.
 - `tables.py` writes a table in any format, `figures.py` draws the pictures.
-- `paper_figures.py` holds the numbers that the paper prints.
 
 The page needs no network, no script and no other file.
 """
@@ -45,8 +44,16 @@ from tracformer.report.collect import (
     setting_of,
     tables,
 )
-from tracformer.report.paper_figures import PaperTable, paper_tables, place_name
-from tracformer.report.tables import NEITHER, Cell, Line, Table, number
+from tracformer.report.tables import (
+    NEITHER,
+    Cell,
+    Line,
+    PaperTable,
+    Table,
+    number,
+    paper_tables,
+    place_name,
+)
 
 OPEN_FILLS = 2  # sequences of each context whose fills are shown; the others are folded
 MOST_NOTES = 12  # per section: more would bury the tables, and all are in the CSV files

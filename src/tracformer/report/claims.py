@@ -335,11 +335,11 @@ class Judge:
                 not answer with a joint probability or a bound.
         """
         found: dict[str, Result] = {}
-        asked = [each for each in self._by_model.get(model, []) if question.asks(each)]
+        answers = [each for each in self._by_model.get(model, []) if question.asks(each)]
         if kinds:
-            asked = [each for each in asked if each.rows[0].kind in kinds]
+            answers = [each for each in answers if each.rows[0].kind in kinds]
         # a joint probability comes last, and replaces a marginal
-        for result in sorted(asked, key=lambda each: each.rows[0].kind != MARGINAL):
+        for result in sorted(answers, key=lambda each: each.rows[0].kind != MARGINAL):
             seed = SEED.search(result.model)
             found[seed[0] if seed else " #0"] = result
         return found

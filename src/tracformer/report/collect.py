@@ -18,13 +18,18 @@ from tracformer.baselines import find_family
 from tracformer.evaluation.bootstrap import t_quantile
 from tracformer.evaluation.result_files import Result, ResultRow
 from tracformer.model.base import BOUND
-from tracformer.report.paper_figures import (
+from tracformer.report.tables import (
     FULL_ENCODER,
+    HIGHER,
+    LOWER,
+    NEITHER,
     PAPER_TOKENS,
+    Cell,
+    Line,
     PaperFigure,
+    Table,
     find_paper_figure,
 )
-from tracformer.report.tables import HIGHER, LOWER, NEITHER, Cell, Line, Table
 
 SEED = re.compile(r" #\d+$")
 HIGHER_IS_BETTER = (
@@ -440,8 +445,8 @@ def paper_figure(result: Result, row: ResultRow) -> PaperFigure | None:
     if config.get("vocab_size") != PAPER_TOKENS or config.get("decoder", "strided") != "strided":
         return None
     full = result.family == "tracformer" and config.get("encoder") == "full"
-    asked = {**result.options, **row.setting, "mode": result.mode}
-    return find_paper_figure(FULL_ENCODER if full else result.family, row.metric, asked)
+    question = {**result.options, **row.setting, "mode": result.mode}
+    return find_paper_figure(FULL_ENCODER if full else result.family, row.metric, question)
 
 
 def metric_name(metric: str) -> str:

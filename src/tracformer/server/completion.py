@@ -308,7 +308,7 @@ def complete(
     before, moved = prompt.text[: prompt.base], prompt.skip > 0
 
     def decode(ids: Sequence[int]) -> str:
-        return lm.spelling.behind(before, prompt.ids, ids, moved=moved)[1]
+        return lm.spelling.text_after(before, prompt.ids, ids, moved=moved)[1]
 
     texts = [
         PartialText(decode, lm.tokenizer.eot_id, options.stop, prompt.skip)
