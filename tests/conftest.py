@@ -1,6 +1,13 @@
-"""Show the counts of long tests, such as numbers of requests, at the end of a test run."""
+"""The order of tests, and the counts of long ones, such as numbers of requests, at the end."""
 
 from typing import Any
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of training first: they are the longest, and workers should end together."""
+    items.sort(key=lambda item: "tests/training/" not in item.nodeid)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
