@@ -6,6 +6,7 @@
 import importlib
 import re
 from dataclasses import replace
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -69,10 +70,12 @@ def find_folder(where: str | PathLike[str]) -> Path:
         # do not download.
         if HUB_ID.fullmatch(str(where)) and not path.parent.is_dir():
             return _download(str(where))
+        near = get_close_matches(str(where), bundled_models(), n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
         raise FileNotFoundError(
-            f"{where} does not exist; give a model's folder, a run's folder, the name of a bundled "
-            f"model ({', '.join((*bundled_models(), SMOLLM2))}), or an id OWNER/NAME of the "
-            "Hugging Face hub"
+            f"{where} does not exist{guess}; give a model's folder, a run's folder, the name of a "
+            f"bundled model ({', '.join((*bundled_models(), SMOLLM2))}), or an id OWNER/NAME of "
+            "the Hugging Face hub"
         )
     if not path.is_dir():
         raise FileNotFoundError(

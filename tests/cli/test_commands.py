@@ -137,7 +137,9 @@ def test_missing_files_and_presets_are_errors(
     assert "no training data" in refused(capsys, "train")
     assert "nothere.txt" in refused(capsys, "train", "data=nothere.txt")
     assert "no log.jsonl" in refused(capsys, "plot", "nowhere")
-    assert "'huge' is no file or folder here" in refused(capsys, "train", "huge", "data=x")
+    assert "'huge' is no file or folder here, no preset" in refused(
+        capsys, "train", "huge", "data=x"
+    )
 
 
 def test_a_tokenizer_that_does_not_match_the_model_is_an_error(

@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple, NoReturn
 
 from tracformer.options import did_you_mean
@@ -71,7 +72,13 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, like all errors of the command line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise the message as a ValueError instead of printing the usage."""
+        """Raise the message, with advice, as a ValueError instead of printing the usage."""
+        if message.startswith("unrecognized arguments: "):
+            word = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
+            near = get_close_matches(word, self._option_string_actions, n=1)
+            message += f"; did you mean {near[0]}?" if near else f"; {self.prog} --help lists all"
+        elif message.startswith("the following arguments are required: "):
+            message += f"; {self.prog} --help describes them"
         raise ValueError(message)
 
 

@@ -94,7 +94,7 @@ def add_job(parser: argparse.ArgumentParser, field: str = "text") -> None:
     """Add the flags of a batch job, but for its files."""
     group = parser.add_argument_group(
         "large files",
-        "With --out FOLDER, --file is JSONL, CSV, Parquet or text of any size, plain or packed. "
+        "With --out FOLDER, --file is JSONL, CSV, Parquet or text of any size, plain or packed.\n"
         "Output is JSON lines with the input's ids. Repeat a stopped command to continue.",
     )
     if field == "text":

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracformer.cli import FAILED, USAGE_ERRORS, Command
 from tracformer.cli import arguments as shared
+from tracformer.options import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -168,8 +169,8 @@ def _sorted_words(words: list[str]) -> tuple[list[str], list[str]]:
             presets.append(word)
         else:
             raise ValueError(
-                f"{word!r} is no file or folder here, and not of the form KEY=VALUE; presets: "
-                f"{', '.join(preset_names())}, or a YAML file"
+                f"{word!r} is no file or folder here, no preset, and not of the form KEY=VALUE"
+                f"{did_you_mean(word, preset_names())}"
             )
     if len(presets) > 1:
         raise ValueError(

@@ -276,9 +276,9 @@ class TokenizedText:
         least = sum(low for low, _ in wanted)
         if least > room:
             raise ValueError(
-                f"the blanks ask for {least} tokens where {room} fit: the given text has "
-                f"{self.given} of the model's {max_length}; "
-                "ask for fewer or shorten the text"
+                f"the blanks ask for {least} tokens where {room} fit: the given text takes "
+                f"{self.given} of the {max_length} tokens that this model reads; ask for fewer "
+                "or shorten the text"
             )
         return [
             (low, min(max(low, max_blank) if high is None else high, room - least + low))
