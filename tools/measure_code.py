@@ -19,6 +19,7 @@ import json
 import re
 import tokenize
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the parsed code of a module."""
+    return ast.parse(path.read_text())
+
+
 def layer_of(module: str) -> int:
     """Return the number of the layer that a module belongs to."""
     folder = module.split(".")[0]
@@ -103,7 +110,7 @@ def layer_of(module: str) -> int:
 def imports_of(module: str, path: Path, known: dict[str, Path]) -> set[str]:
     """Return the modules of the package that a module imports at its top level."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tracformer":
             base = (node.module or "").removeprefix("tracformer").lstrip(".")
             for alias in node.names:
@@ -204,7 +211,7 @@ def name_problems() -> list[str]:
     """
     classes, stems = defaultdict(list), defaultdict(list)
     for module, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(module)
         if path.stem != "__init__" and not module.startswith("cli."):
@@ -266,7 +273,7 @@ def measure() -> dict[str, Any]:
         "lines": sum(lengths),
         "tokens": sum(count_tokens(text) for text in texts),
         "statements": sum(
-            isinstance(node, ast.stmt) for text in texts for node in ast.walk(ast.parse(text))
+            isinstance(node, ast.stmt) for path in paths for node in ast.walk(tree_of(path))
         ),
         "longest file": max(lengths),
         f"files over {LONGEST} lines": sum(length > LONGEST for length in lengths),
