@@ -11,6 +11,7 @@ import pytest
 from tests.cli.helpers import Caller, save_model
 from tests.training.helpers import environment
 from tracformer.baselines.mdlm import MDLM, MDLMConfig
+from tracformer.cli import main
 from tracformer.data import byte_tokenizer, char_tokenizer
 from tracformer.evaluation import Result, ResultRow, read_results
 from tracformer.report import printed_tables
@@ -256,29 +257,30 @@ def test_tasks_are_listed(tracformer: Caller) -> None:
     assert "ratios=0.1/0.2/0.3" in out
 
 
-def test_two_processes_give_the_figures_of_one(here: Path, tmp_path: Path) -> None:
+def test_two_processes_give_the_figures_of_one(
+    here: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     save_model(tmp_path / "m", char_tokenizer("abcdefgh .\n"), max_length=16, n_layer=4)
-    words = [
-        "tracformer",
-        "eval",
-        "m",
-        "ratios:mean=3,ratios=0.5",
-        "--data",
-        "text.txt",
-        "--dtype",
-        "float64",
-        *LIMITS[:4],
-    ]
-    for out, launcher in (
-        ("one", []),
-        ("two", ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]),
-    ):
-        called = [sys.executable, "-m", *launcher, *words, "--out", out]
-        done = subprocess.run(
-            called, capture_output=True, text=True, env=environment(), timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("ratios: perplexity") == 1  # one rank prints
+    words = ["tracformer", "eval", "m", "ratios:mean=3,ratios=0.5", "--data", "text.txt"]
+    words += ["--dtype", "float64", *LIMITS[:4], "--out"]
+    monkeypatch.setattr(sys, "argv", [*words, "one"])
+    assert main() == 0
+    alone = capsys.readouterr().out
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, "-m", *words, "two"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for out in (alone, done.stdout):
+        assert out.count("ratios: perplexity") == 1  # one rank prints
     [one], [two] = read_results("one"), read_results("two")
     assert (one.manifest["processes"], two.manifest["processes"]) == (1, 2)
     for name in ("weights", "tokenizer", "data", "contexts"):
