@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+gc.disable()  # until everything is imported
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of training first: they are the longest, and workers should end together."""
@@ -13,8 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt imported modules from garbage collection: going through them takes a tenth of the time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -269,7 +269,7 @@ CONTRADICTIONS = [
     (["--temperature", "nan"], "--temperature is nan; it must be finite and at least 0"),
     (["--lengths", "long"], "--lengths is 'long'; it must be one of sample, rank"),
     (["--nonsense"], "unrecognized arguments: --nonsense; tracformer infill --help lists all"),
-    (["--temprature", "2"], "unrecognized arguments: --temprature; did you mean --temperature?"),
+    (["--temprature", "2"], "arguments: --temprature 2; did you mean --temperature?"),
     (["--mode", "mlm"], "mode is 'mlm'"),
     (["--ban", "abc"], "--ban 'abc'"),
     (["--ban", ""], "--ban is empty"),

@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         """Raise the message, with advice, as a ValueError instead of printing the usage."""
         if message.startswith("unrecognized arguments: "):
             word = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
-            near = get_close_matches(word, self._option_string_actions, n=1)
+            near = get_close_matches(word, self._option_string_actions, n=1, cutoff=0.75)
             message += f"; did you mean {near[0]}?" if near else f"; {self.prog} --help lists all"
         elif message.startswith("the following arguments are required: "):
             message += f"; {self.prog} --help describes them"
