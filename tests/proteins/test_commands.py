@@ -1,6 +1,7 @@
 """`tracformer mutants` and `tracformer design`, from an alignment to files, and their errors."""
 
 import csv
+import sys
 import math
 from pathlib import Path
 
@@ -124,6 +125,21 @@ def test_columns_need_an_alignment(tmp_path: Path, capsys: pytest.CaptureFixture
     code, _, err = ran(capsys, *words, "data.rows=records")
     assert code == 2
     assert "but those of an alignment have one length" in err
+
+
+def test_a_heat_map_without_matplotlib_is_refused_before_scoring(
+    aligned: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ("mutants", "-m", aligned / "model", "--wild-type", WILD, "--all-singles")
+    files = ("--out", tmp_path / "scores.csv", "--heat-map", tmp_path / "map.png")
+    code, _, err = ran(capsys, *words, *files)
+    assert code == 2
+    assert "pip install 'tracformer[plot]'" in err
+    assert not (tmp_path / "scores.csv").exists()
 
 
 def test_design_writes_fasta(

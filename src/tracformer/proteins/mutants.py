@@ -375,9 +375,10 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def check_path(path: str | PathLike[str]) -> None:
-    """Raise ValueError if the name of a picture does not end with one of its formats."""
+    """Raise an error if a picture with this name cannot be drawn: ValueError or ImportError."""
     if Path(path).suffix.lower() not in FORMATS:
         raise ValueError(f"{path}: the name of a picture must end with {', '.join(FORMATS)}")
+    optional_package("matplotlib", "a heat map", "plot").use("Agg")
 
 
 def draw_heat_map(
@@ -394,7 +395,6 @@ def draw_heat_map(
         title: Text above the picture.
     """
     check_path(path)
-    optional_package("matplotlib", "a heat map", "plot").use("Agg")
     from matplotlib import pyplot
 
     values = [[math.nan] * len(wild.sequence) for _ in BY_PROPERTY]
