@@ -265,6 +265,15 @@ def test_commands_on_pages_parse(page: Path) -> None:
             assert words[0] in COMMANDS, words
 
 
+def test_files_that_pages_name_exist() -> None:
+    places = ("src", "tests", "docs", "tools", "benchmarks", "examples", ".github")
+    files = [path.relative_to(ROOT) for place in places for path in (ROOT / place).rglob("*.*")]
+    known = {"/".join(file.parts[start:]) for file in files for start in range(len(file.parts))}
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]:
+        named = re.findall(r"`((?:[\w-]+/)+[\w-]+\.(?:py|cpp|yaml|yml|md))\b", page.read_text())
+        assert {name for name in named if not TEMPLATE.search(name)} <= known, page
+
+
 def test_every_page_is_on_the_site_and_short_ones_stay_short() -> None:
     index = (DOCS / "index.md").read_text()
     listed = re.findall(
