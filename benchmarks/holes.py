@@ -1,18 +1,20 @@
 """How much the text after a hole helps: perplexity and accuracy in holes of 8 to 16 tokens.
 
-    python benchmarks/holes.py stories ar=runs/gpt2 --data held-out.txt
-    python benchmarks/holes.py stories --data held-out.txt --fills 50 --beam 16 --reread > fills.md
+    python -m benchmarks.holes stories ar=runs/gpt2 --data held-out.txt
+    python -m benchmarks.holes stories --data held-out.txt --train train.txt
+    python -m benchmarks.holes stories --data held-out.txt --fills 50 --beam 16 --reread > fills.md
 
 Each window of held-out text has one hole in its middle. Every model is measured in each of its
 modes on the same windows; models must have the same tokenizer. Accuracy is how often the most
 likely token is the true one; in `car` and `ar`, given the true tokens before it. Intervals are 95%,
-over windows. With --fills, fills are printed instead.
+over windows. With --train, windows that share 12 words in a row with the training text are left
+out. With --fills, fills are printed instead.
 """
 
 import argparse
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import tracformer
+from benchmarks.fluency import documents_of, seen
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.devices import keep_freed_memory
 from tracformer.evaluation.bootstrap import ratio, ratio_interval, share_interval
@@ -51,19 +54,33 @@ class Holes:
         yield from zip(self.tokens.split(BATCH), self.context.split(BATCH), strict=True)
 
 
-def cut(text: str, tokenizer: Tokenizer, windows: int, length: int) -> Holes:
-    """Return the first windows of the text, with holes of all lengths in turn."""
+def cut(
+    text: str, tokenizer: Tokenizer, windows: int, length: int, training: Sequence[str] = ()
+) -> Holes:
+    """Return the first windows of the text, with holes of all lengths in turn.
+
+    Args:
+        text: Held-out text.
+        tokenizer: Makes its tokens.
+        windows: Maximum number of windows.
+        length: Number of tokens of each.
+        training: Documents; windows that share words in a row with them are left out.
+    """
     ids = torch.tensor(tokenizer.encode(text))
     available = len(ids) // length
     if available < 2:
         raise ValueError(f"the text has {len(ids)} tokens; give at least two windows of {length}")
-    count = min(windows, available)
-    context = torch.ones(count, length, dtype=torch.bool)
-    for row in range(count):
+    tokens = ids[: available * length].view(available, length)
+    if training:
+        shared = seen([tokenizer.decode(row) for row in tokens.tolist()], training)
+        tokens = tokens[~torch.tensor(shared)]
+    tokens = tokens[:windows]
+    context = torch.ones_like(tokens, dtype=torch.bool)
+    for row in range(len(tokens)):
         hole = SHORTEST + row % (LONGEST - SHORTEST + 1)
         start = (length - hole) // 2
         context[row, start : start + hole] = False
-    return Holes(ids[: count * length].view(count, length), context)
+    return Holes(tokens, context)
 
 
 @torch.no_grad()
@@ -158,6 +175,7 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="+", metavar="[NAME=]MODEL")
     parser.add_argument("--data", required=True, type=Path, help="held-out text")
+    parser.add_argument("--train", type=Path, nargs="*", default=[], help="training texts")
     parser.add_argument("--windows", type=int, default=500)
     parser.add_argument("--length", type=int, default=128, help="tokens of a window")
     parser.add_argument(
@@ -199,6 +217,7 @@ def main() -> None:
         first.tokenizer,
         arguments.fills or arguments.windows,
         arguments.length,
+        documents_of(arguments.train),
     )
     if arguments.fills:
         filled = (
@@ -207,6 +226,7 @@ def main() -> None:
             else sampled(first, holes, arguments.seed)
         )
         return show_fills(first, holes, filled)
+    print(f"{len(holes.tokens)} windows")
     rows = []
     for name, lm in models.items():
         # a bound has no guess for a token
@@ -216,7 +236,7 @@ def main() -> None:
             shown = [f"{value:.2f}" for value in (row["perplexity"], *row["perplexity_interval"])]  # type: ignore[misc,str-format]
             print(
                 f"{name:>12} {mode:>4}  perplexity {shown[0]} [{shown[1]}, {shown[2]}]{kind}  "
-                f"accuracy {row['accuracy']:.3f}"
+                f"accuracy {row['accuracy']:.3f} {np.round(row['accuracy_interval'], 3).tolist()}"  # type: ignore[call-overload]
             )
     if arguments.json:
         write_atomically(arguments.json, json.dumps(rows, indent=1) + "\n")

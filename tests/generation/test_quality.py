@@ -149,8 +149,8 @@ def test_precedence() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"order": "entropy"}, "order has no meaning"),
-        ({"required": (1,)}, "required has no meaning"),
+        ({"order": "entropy"}, "order is 'entropy', which has no meaning"),
+        ({"required": (1,)}, r"required is \(1,\), which has no meaning"),
         ({"temperature": 0}, "temperature is 0"),
         ({"search": "best-first:10"}, "beam:WIDTH only"),
     ],

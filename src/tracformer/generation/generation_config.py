@@ -140,9 +140,11 @@ class GenerationConfig:
                 "quality fast or raw, or do not stream"
             )
         for name in sorted(NOT_SEARCHED & options.given):
+            holder = options if hasattr(options, name) else options.sampler
             raise ValueError(
-                f"quality is 'best', which searches from left to right; {name} has no meaning "
-                "there: leave it out, or use quality fast or raw"
+                f"quality is 'best', which searches from left to right; {name} is "
+                f"{getattr(holder, name)!r}, which has no meaning there: leave it out, or use "
+                "quality fast or raw"
             )
         if options.sampler.temperature == 0:
             raise ValueError(
