@@ -5,18 +5,19 @@ python examples/fill_stories.py --seed 7 "Tom lost his [[1-3]]. He cried until [
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 
 import tracformer
 from tracformer import Infilled
 
 TEXTS = (
-    "Once upon a time, there was a little girl named Lily. She wanted to [[6]], but the rain would "
-    "not stop. So she stayed at home.",
+    "Anna and her grandma baked [[3]]. It smelled so good that everyone wanted a piece.",
     "Tom saw a big red ball in the park. [[8-14]] Then they played together all day and became "
     "best friends.",
     "The dog was hungry. It looked for [[]] and then it fell asleep.",
     "Mia was sad because [[]]. Her mom gave her a hug.",
+    "Ben and his dad went [[]]. They caught a big fish and took it home.",
 )
 ENDS = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
 
@@ -25,7 +26,9 @@ def brackets(result: Infilled) -> str:
     """Return the text with each fill in brackets."""
     text, last = "", 0
     for span in result.spans:
-        text += f"{result.text[last : span.start]}[{span.text}]"
+        words = span.text.lstrip()
+        space = span.text[: len(span.text) - len(words)]
+        text += f"{result.text[last : span.start]}{space}[{words}]"
         last = span.stop
     return text + result.text[last:]
 
@@ -39,9 +42,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     lm = tracformer.load("stories")
-    for text in arguments.texts or TEXTS:
+    texts, start = arguments.texts or TEXTS, time.perf_counter()
+    for text in texts:
         [result] = lm.infill(text, seed=arguments.seed)
         print(f"{text}\n  {brackets(result)}    log p = {result.log_prob:.1f}\n")
+    print(f"{len(texts)} texts filled in {time.perf_counter() - start:.1f} s\n")
     if arguments.texts:
         return
     print("The text after a blank matters: the same beginning with three endings.")
