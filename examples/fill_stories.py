@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 
 import tracformer
-from tracformer import Infilled
 
 TEXTS = (
     "Anna and her grandma baked [[3]]. It smelled so good that everyone wanted a piece.",
@@ -20,17 +19,6 @@ TEXTS = (
     "Ben and his dad went [[]]. They caught a big fish and took it home.",
 )
 ENDS = ("was afraid of the dark.", "could fly very high in the sky.", "loved to swim in the pond.")
-
-
-def brackets(result: Infilled) -> str:
-    """Return the text with each fill in brackets."""
-    text, last = "", 0
-    for span in result.spans:
-        words = span.text.lstrip()
-        space = span.text[: len(span.text) - len(words)]
-        text += f"{result.text[last : span.start]}{space}[{words}]"
-        last = span.stop
-    return text + result.text[last:]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts, start = arguments.texts or TEXTS, time.perf_counter()
     for text in texts:
         [result] = lm.infill(text, seed=arguments.seed)
-        print(f"{text}\n  {brackets(result)}    log p = {result.log_prob:.1f}\n")
+        print(f"{text}\n  {result.text}    log p = {result.log_prob:.1f}\n")
     print(f"{len(texts)} texts filled in {time.perf_counter() - start:.1f} s\n")
     if arguments.texts:
         return
     print("The text after a blank matters: the same beginning with three endings.")
     for end in ENDS:
         [result] = lm.infill(f"Once upon a time, there was a [[3]] who {end}", seed=arguments.seed)
-        print(f"  {brackets(result)}")
+        print(f"  {result.text}")
     print("\nHow probable is a word, given the text on both sides?")
     for word in ("played", "slept"):
         scored = lm.score(f"Sam and Mia went to the park with a ball. They [[{word}]] together.")

@@ -218,7 +218,8 @@ def test_commands_use_the_default_model(
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example("fill_stories").main([])
     out = capsys.readouterr().out
-    assert out.count("log p =") == 4 + 2
+    assert out.count("log p =") == 5 + 2
+    assert "5 texts filled in" in out
     played, slept = (
         float(line.rsplit("=", 1)[1])
         for line in out.splitlines()
