@@ -1,18 +1,22 @@
 """Throughput of `prepare` and of batch jobs, and what large amounts of data cost.
 
-    python -m benchmarks.scale prepare wikipedia-2006.txt --megabytes 14 --rounds 5
-    python -m benchmarks.scale job stories.txt --rows 4000 --rounds 3 [--verb infill] [--ray]
-    python -m benchmarks.scale job PF00595.fasta --model proteins --rows 4000
+    python -m benchmarks.scale prepare wikipedia-2006.txt --rounds 3
+    python -m benchmarks.scale job stories.txt --rows 100000 [--verb infill] [--ray]
+    python -m benchmarks.scale overhead stories.txt --rows 10000
+    python -m benchmarks.scale overhead PF00595.fasta --model proteins --rows 4000
     python -m benchmarks.scale cost --tokens 0.6e6 --residues 2e4
 
 `prepare` takes turns between the tokenizer library alone, which encodes all texts at once with 2
 threads, and `tracformer prepare` with 1 and 2 workers; `job` between a batch job with 1 and with 2
-workers (and on a local Ray cluster of 2). Both stop if the files differ. Times are wall-clock
-seconds and processor seconds of all processes; on a machine with other work, compare only times of
-one round, and trust processor seconds. Ray's processes are not counted in the latter.
+workers (and on a local Ray cluster of 2). Both stop if the files differ, and print one SHA-256 of
+the SHA-256 of all files. Times are wall-clock seconds and processor seconds of all processes; on a
+machine with other work, compare only times of one round, and trust processor seconds. Ray's
+processes are not counted in the latter.
 
-`cost` turns the throughput of one core, and operations that are counted by running each network
-(`tracformer.evaluation.flops`), into core-hours and GPU-hours.
+`overhead` scores rows in one process as a batch job does, and runs only the model on the same
+batches, in turns. It counts the operations of these batches too, as `tracformer.evaluation.flops`
+does. `cost` turns the throughput of one core, and operations that are counted by running each
+network, into core-hours and GPU-hours.
 """
 
 import argparse
@@ -31,16 +35,34 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tracformer import Batch, LanguageModel, TracformerConfig, load
 from tracformer.data import build_tokenizer, open_sources
+from tracformer.evaluation.flops import (
+    FORWARD_AND_BACKWARD,
+    OPERATIONS,
+    CountedAttention,
+    flops_per_token,
+)
+from tracformer.generation.batch_job import PART_ROWS, BatchJob, make_work
+from tracformer.generation.job_rows import parts_of, rows_of
+from tracformer.generation.request_options import ScoreOptions
+from tracformer.generation.scoring import batches_of
+from tracformer.generation.template import to_batch
+from tracformer.loading import find_folder
+from tracformer.model.storage import load_config
 
 SENTENCE = re.compile(r"[^.!?\n\[\]]+[.!?]")
 VOCABULARY = 8192
+LEARNED = 8_000_000  # characters from which the tokenizer is learned
 A100 = 312e12  # operations per second in bfloat16, without sparsity: NVIDIA's data sheet
 USE_TRAINING, USE_SCORING = 0.4, 0.01  # assumed shares of it; so small a network fills no GPU
 HALF = "random:0.5"  # half of the tokens are predicted
 RESIDUES = 96  # of a sequence; all of them are predicted
 
-# prints seconds, and bytes of text
+# these print seconds, wall-clock and of the processor, and the number of tokens
 LIBRARY = """
 import json, sys, time
 from tokenizers import Tokenizer
@@ -49,8 +71,9 @@ source = open_sources(sys.argv[1], documents="blank-line")["train"]
 texts = [piece.text for piece in source.pieces()]
 tokenizer = Tokenizer.from_file(sys.argv[2] + "/tokenizer.json")
 begin, used = time.perf_counter(), time.process_time()
-tokens = sum(len(each.ids) for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-print(json.dumps([time.perf_counter() - begin, time.process_time() - used, tokens]))
+found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+wall, used = time.perf_counter() - begin, time.process_time() - used
+print(json.dumps([wall, used, sum(len(each.ids) for each in found)]))
 """
 PREPARE = """
 import json, resource, sys, time
@@ -91,6 +114,11 @@ def hashes(folder: Path, pattern: str = "*") -> dict[str, str]:
     }
 
 
+def digest_of(files: dict[str, str]) -> str:
+    """Return one hash of the names and hashes of files."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
 def show(name: str, timings: Sequence[Timing], unit: str) -> None:
     """Print the medians of several runs."""
     wall, processor = (statistics.median(each[i] for each in timings) for i in (0, 1))
@@ -116,10 +144,12 @@ def measure_prepare(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         text, tokenizer = Path(folder, "text.txt"), Path(folder, "tokenizer")
         with open(arguments.text, "rb") as file:
-            content = file.read(int(arguments.megabytes * 1e6)).decode(errors="ignore")
+            content = file.read(
+                int(arguments.megabytes * 1e6) if arguments.megabytes else -1
+            ).decode(errors="ignore")
         text.write_text(content, encoding="utf-8")
         tokenizer.mkdir()
-        build_tokenizer(f"bpe:{VOCABULARY}", lambda: iter([content])).save(tokenizer)
+        build_tokenizer(f"bpe:{VOCABULARY}", lambda: iter([content[:LEARNED]])).save(tokenizer)
         timings: dict[str, list[Timing]] = {"library": [], "1 worker": [], "2 workers": []}
         for number in range(arguments.rounds):
             timings["library"].append(run_script("library", LIBRARY, text, tokenizer, threads=2))
@@ -131,7 +161,10 @@ def measure_prepare(arguments: argparse.Namespace) -> None:
                 made.append(hashes(out))
             if made[0] != made[1]:
                 raise SystemExit("the files of 1 and 2 workers differ")
-    print(f"{len(content.encode()):,} bytes, {arguments.rounds} rounds; all files are identical")
+    print(
+        f"{len(content.encode()):,} bytes, {arguments.rounds} rounds; all {len(made[0])} files are "
+        f"identical, SHA-256 of all {digest_of(made[0])}"
+    )
     for name, measured in timings.items():
         show(name, measured, "tokens")
     show_ratio("speed of 2 workers over 1 worker", timings["1 worker"], timings["2 workers"])
@@ -187,7 +220,10 @@ def measure_job(arguments: argparse.Namespace) -> None:
                 made.append(hashes(out, "part-*"))
             if any(each != made[0] for each in made):
                 raise SystemExit("the files differ")
-    print(f"{arguments.verb}, {rows:,} rows, {arguments.rounds} rounds; all files are identical")
+    print(
+        f"{arguments.verb}, {rows:,} rows, {arguments.rounds} rounds; all {len(made[0])} files are "
+        f"identical, SHA-256 of all {digest_of(made[0])}"
+    )
     for name, found in timings.items():
         show(name, found, "rows")
     for name in list(ways)[1:]:
@@ -203,16 +239,70 @@ def timed(command: Sequence[str], amount: float) -> Timing:
     return Timing(wall, used, amount)
 
 
+def measure_overhead(arguments: argparse.Namespace) -> None:
+    """Compare scoring as in a batch job with the model alone on the same batches."""
+    torch.set_num_threads(1)
+    timings: dict[str, list[Timing]] = {"job": [], "model": []}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "rows.jsonl")
+        rows = write_rows(texts_of(arguments.text, blanks=False), arguments.rows, file)
+        job = BatchJob("score", arguments.model, file, ScoreOptions())
+        work = make_work(job, threads=1)
+        lm = load(arguments.model)
+        batches = list(batches_like(lm, job))
+        work(next(parts_of(file, 32)))  # the first batch compiles and fills caches
+        for _ in range(arguments.rounds):
+            begin = time.perf_counter(), time.process_time()
+            for part in parts_of(file, PART_ROWS):
+                work(part)
+            timings["job"].append(since(begin, rows))
+            begin = time.perf_counter(), time.process_time()
+            with torch.no_grad():
+                for batch, mode in batches:
+                    lm.model.estimate(batch, mode)
+            timings["model"].append(since(begin, rows))
+    for name, found in timings.items():
+        show(name, found, "rows")
+    show_ratio("speed of the job over the model alone", timings["model"], timings["job"])
+    tokens = sum(int(batch.lengths.sum()) for batch, _ in batches)
+    products, seconds = operations(lm, batches), timings["job"][0].processor
+    print(
+        f"{tokens:,} tokens, {tokens / rows:.1f} of a row; {tokens / seconds:,.0f} tokens/s per "
+        f"core; {products / tokens / 1e6:.2f} MFLOP per token, {products / seconds / 1e9:.1f} "
+        "GFLOP/s per core"
+    )
+
+
+def batches_like(lm: LanguageModel, job: BatchJob) -> Iterator[tuple[Batch, str]]:
+    """Yield the batches that a batch job runs the model on, with their modes."""
+    for part in parts_of(job.file, PART_ROWS):
+        texts = [str(text) for _, _, text in rows_of(job.file, job.field, part)]
+        requests = lm.score_requests(texts)
+        for some in batches_of(requests):
+            layouts = [requests[i].layout for i in some]
+            yield to_batch(layouts, torch.device("cpu")), str(requests[some[0]].options.mode)
+
+
+def since(begin: tuple[float, float], amount: float) -> Timing:
+    """Return the timing of what began at these times, of the wall clock and of the processor."""
+    return Timing(time.perf_counter() - begin[0], time.process_time() - begin[1], amount)
+
+
+def operations(lm: LanguageModel, batches: Sequence[tuple[Batch, str]]) -> float:
+    """Return the operations of forward passes on batches."""
+    attention = CountedAttention()
+    lm.model.attention = attention  # type: ignore[assignment]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for batch, mode in batches:
+            lm.model.estimate(batch, mode)
+    return counter.get_total_flops() + OPERATIONS * attention.multiplies
+
+
 # ---- cost
 
 
 def show_cost(arguments: argparse.Namespace) -> None:
     """Print the cost of large amounts of data, as rows of a Markdown table."""
-    from tracformer import TracformerConfig
-    from tracformer.evaluation.flops import FORWARD_AND_BACKWARD, flops_per_token
-    from tracformer.loading import find_folder
-    from tracformer.model.storage import load_config
-
     small, web = (
         flops_per_token(TracformerConfig.preset(name, modes=("car",)), "car", HALF, rows=1)
         for name in ("paper-small", "paper-owt")
@@ -255,7 +345,7 @@ def main() -> None:
     verbs = parser.add_subparsers(required=True)
     prepare = verbs.add_parser("prepare")
     prepare.add_argument("text", type=Path)
-    prepare.add_argument("--megabytes", type=float, default=1e6, help="of its beginning")
+    prepare.add_argument("--megabytes", type=float, help="of its beginning (default: all of it)")
     prepare.add_argument("--rounds", type=int, default=3)
     prepare.set_defaults(run=measure_prepare)
     job = verbs.add_parser("job")
@@ -267,6 +357,12 @@ def main() -> None:
     job.add_argument("--rounds", type=int, default=1)
     job.add_argument("--ray", action="store_true")
     job.set_defaults(run=measure_job)
+    overhead = verbs.add_parser("overhead")
+    overhead.add_argument("text", type=Path)
+    overhead.add_argument("--model", default="stories")
+    overhead.add_argument("--rows", type=int, default=10_000)
+    overhead.add_argument("--rounds", type=int, default=1)
+    overhead.set_defaults(run=measure_overhead)
     cost = verbs.add_parser("cost")
     cost.add_argument("--tokens", type=float, required=True, help="that a core prepares per second")
     cost.add_argument("--residues", type=float, required=True, help="that a core scores per second")

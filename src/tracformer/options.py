@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -136,12 +136,21 @@ def check_options(instance: Any, prefix: str = "") -> None:
         instance: An instance of a dataclass with `option` fields.
         prefix: Put before the names in messages, such as "optimizer.".
     """
-    for name, info in option_fields(instance).items():
+    # mypy does not take a class for hashable
+    for name, bounds, default in _bounded_fields(type(instance)):  # type: ignore[arg-type]
         value = getattr(instance, name)
-        if info.bounds is None or value is None or value == default_of(type(instance), name):
-            continue
-        if not info.bounds.allow(value):
-            raise ValueError(f"{prefix}{name} is {value!r}; it must be {info.bounds.describe()}")
+        if value is not None and value != default and not bounds.allow(value):
+            raise ValueError(f"{prefix}{name} is {value!r}; it must be {bounds.describe()}")
+
+
+@lru_cache
+def _bounded_fields(kind: type[Any]) -> tuple[tuple[str, Bounds, Any], ...]:
+    """Return name, bounds and default of each option that has bounds."""
+    return tuple(
+        (name, info.bounds, default_of(kind, name))
+        for name, info in option_fields(kind).items()
+        if info.bounds is not None
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

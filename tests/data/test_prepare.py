@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -397,7 +398,7 @@ def descendants(process: int) -> set[int]:
 
 
 @pytest.mark.soak
-def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     """All of the killed run's processes end, and the repeated run gives the same files."""
     (tmp_path / "run.py").write_text(KILLED)
     with gzip.open(tmp_path / "lines.jsonl.gz", "wt", encoding="utf-8") as file:
@@ -405,9 +406,10 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
             for story in STORIES:
                 file.write(json.dumps({"text": f"{number} {story}"}) + "\n")
     subprocess.run([sys.executable, "run.py", "whole"], cwd=tmp_path, check=True)
-    progress, moments = tmp_path / ".out.part" / "progress.json", random.Random(0)
-    words, resumed, children = [sys.executable, "run.py", "out"], 0, set[int]()
-    for _ in range(10):
+    out, progress = tmp_path / "out", tmp_path / ".out.part" / "progress.json"
+    words, moments, children = [sys.executable, "run.py", "out"], random.Random(0), set[int]()
+    kills = resumed = pieces = 0
+    while kills < 10:
         process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL)
         records, wanted = set[int](), moments.randrange(12)
         while process.poll() is None and len(records) < wanted:
@@ -417,13 +419,21 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
         time.sleep(moments.uniform(0.0, 0.1))
         if process.poll() is None:
             children |= descendants(process.pid)
-        process.kill()
+            process.kill()
+            kills += 1
         process.wait()
-        resumed += progress.exists()
-    if not (tmp_path / "out").exists():
-        subprocess.run(words, cwd=tmp_path, check=True)
+        if out.exists():  # before ten kills: begin again
+            assert contents(out) == contents(tmp_path / "whole")
+            shutil.rmtree(out)
+            pieces = 0
+        elif progress.exists():
+            resumed += 1
+            now = json.loads(progress.read_text())["pieces"]
+            assert now >= pieces  # what was written is not written again
+            pieces = now
+    subprocess.run(words, cwd=tmp_path, check=True)
     assert resumed > 3
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert contents(out) == contents(tmp_path / "whole")
     for child in children:
         while Path(f"/proc/{child}").exists():
             time.sleep(0.1)

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -305,27 +306,54 @@ def children_of(process: int) -> list[int]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("target", ["job", "worker"])
-def test_kills_at_random_moments_change_nothing(tmp_path: Path, model: Path, target: str) -> None:
-    file = write_rows(tmp_path / "a.jsonl", 3000)
+def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path, model: Path) -> None:
+    """Finished parts are kept as they are, and no process survives its job."""
+    file, out, moments = write_rows(tmp_path / "a.jsonl", 3000), tmp_path / "out", random.Random(0)
     run_job(BatchJob("score", str(model), file, SCORE), tmp_path / "whole", quiet=True)
-    script = tmp_path / "job.py"
-    script.write_text(COMMAND)
-    out, moments = tmp_path / "out", random.Random(0)
-    words = [sys.executable, str(script), str(model), str(file), str(out), "2"]
-    for _ in range(10 if target == "job" else 1):
+    (tmp_path / "job.py").write_text(COMMAND)
+    words = [sys.executable, str(tmp_path / "job.py"), str(model), str(file), str(out), "2"]
+    kills, children = 0, set[int]()
+    while kills < 10:
+        kept = {path: path.stat().st_mtime_ns for path in out.glob("part-*")}
         process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-        wanted = len(parts(out)) + moments.randrange(1, 30)
+        wanted = len(kept) + moments.randrange(15)
         while process.poll() is None and len(list(out.glob("part-*"))) < wanted:
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0.0, 0.2))
-        if target == "worker":
-            os.kill(children_of(process.pid)[0], signal.SIGKILL)
-            assert process.wait() == 0
-        process.kill()
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0.0, 0.1))
+        if process.poll() is None:
+            children |= set(children_of(process.pid))
+            process.kill()
+            kills += 1
         process.wait()
+        assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+        if (out / "finished.json").exists():  # before ten kills: begin again
+            assert parts(out) == parts(tmp_path / "whole")
+            shutil.rmtree(out)
     subprocess.run(words, check=True)
     assert parts(out) == parts(tmp_path / "whole")
+    for child in children:
+        while Path(f"/proc/{child}").exists():
+            time.sleep(0.1)
+
+
+@pytest.mark.soak
+def test_a_killed_worker_is_replaced(tmp_path: Path, model: Path) -> None:
+    """Three times, in the middle of the job; no row is lost or repeated."""
+    file, out = write_rows(tmp_path / "a.jsonl", 3000), tmp_path / "out"
+    run_job(BatchJob("score", str(model), file, SCORE), tmp_path / "whole", quiet=True)
+    (tmp_path / "job.py").write_text(COMMAND)
+    words = [sys.executable, str(tmp_path / "job.py"), str(model), str(file), str(out), "2"]
+    process, killed = subprocess.Popen(words, stderr=subprocess.DEVNULL), set[int]()
+    for finished in (10, 60, 110):
+        while len(list(out.glob("part-*"))) < finished:
+            assert process.poll() is None
+            time.sleep(0.002)
+        worker = next(child for child in children_of(process.pid) if child not in killed)
+        os.kill(worker, signal.SIGKILL)
+        killed.add(worker)
+    assert process.wait() == 0
+    assert parts(out) == parts(tmp_path / "whole")
+    assert [each["line"] for each in read(out)] == [*range(1, 3001)]
 
 
 @pytest.mark.soak

@@ -11,6 +11,7 @@ import pytest
 from tests.toys import TEXT, Chain, make
 from tracformer import LanguageModel
 from tracformer.data import byte_tokenizer, char_tokenizer
+from tracformer.generation import scoring
 from tracformer.generation.infill import InfillRun
 from tracformer.generation.orders import ByConfidence, RandomOrder
 from tracformer.generation.ranking import left_to_right
@@ -103,6 +104,21 @@ def test_scores_in_their_units(lm: LanguageModel) -> None:
     assert lm.score("the [[cat]] sat", mode="ac").kind == "marginal"
     assert scored == lm.score("the[[ cat]] sat on[[ a mat]]")
     assert lm.score("the [[cat]] sat", whole=False).log_prob != lm.score("the [[cat]] sat").log_prob
+
+
+def test_long_texts_are_scored_in_smaller_batches(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = lm.score_requests([f"{'some ' * words}[[words]]" for words in (1, 5, 2, 1, 4)])
+    lengths = [len(request.layout.tokens) for request in requests]
+    monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", 2 * max(lengths) - 1)
+    batches = list(scoring.batches_of(requests))
+    assert [i for some in batches for i in some] == sorted(range(5), key=lengths.__getitem__)
+    for some in batches:
+        assert len(some) * max(lengths[i] for i in some) < 2 * max(lengths)
+    assert len(batches) < 5
+    one = [replace(each, options=replace(each.options, batch=1)) for each in requests]
+    assert [len(some) for some in scoring.batches_of(one)] == [1] * 5
 
 
 def test_scores_do_not_depend_on_the_batch(lm: LanguageModel) -> None:

@@ -1,6 +1,7 @@
 """What answers depend on, their log-probabilities, and the loss."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,60 @@ def test_equal_neighbouring_rows_are_encoded_once(
     context[:, 0] = torch.arange(6) % 2 == 0  # no two neighbours have the same given tokens
     model.log_prob(Batch(tokens[torch.tensor([0, 0, 0, 1, 1, 1])], context), mode)
     assert encoded == [rows]
+
+
+# ---- without gradients, only the features on which targets depend are computed
+
+
+def few_targets(model: Tracformer, rows: int, length: int) -> Batch:
+    """Return sequences of different lengths with one to three targets each."""
+    tokens, _, lengths = random_batch(model, rows, length)
+    generator = torch.Generator().manual_seed(5)
+    context = torch.ones_like(tokens, dtype=torch.bool)
+    for row, size in enumerate(lengths.tolist()):
+        context[row, torch.randint(size, (1 + row % 3,), generator=generator)] = False
+    return Batch(tokens, context, lengths)
+
+
+@pytest.mark.parametrize("attention", implementations())
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"n_max": 5}, {"encoder": "full"}, {"decoder": "dense"}, {"decoder": "neighbours"}],
+    ids=str,
+)
+def test_needed_features_give_what_all_features_give(
+    attention: str, variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(attention, **{"max_length": 32, "n_layer": 5, **variant})
+    batch = few_targets(model, 7, 29)
+    everything = {mode: model.log_prob(batch, mode).detach() for mode in MODES}
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("all features are computed")
+
+    monkeypatch.setattr(Tracformer, "_encode", refuse)
+    with torch.no_grad():
+        for mode, expected in everything.items():
+            found = model.log_prob(batch, mode)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", [{}, {"decoder": "dense"}], ids=str)
+def test_needed_features_are_those_on_the_paths_to_a_target(variant: dict[str, Any]) -> None:
+    """By gradients: a feature is needed if it is a key of the decoder or of a needed feature."""
+    model = small_model(max_length=32, n_layer=5, **variant)
+    T, target = 29, 17
+    layout = Layout(torch.tensor([T]), T, readings=2, rows=torch.tensor([target]))
+    needed = model.needed(layout)
+    assert needed.share < 0.7
+    context = torch.arange(T)[None] != target
+    kept: list[Tensor] = []
+    for layer in model.encoder:
+        layer.register_forward_hook(lambda *found: kept.append(found[-1]))
+    total = model.log_prob(Batch(torch.arange(T)[None] % 7, context), "car").sum()
+    gradients = torch.autograd.grad(total, kept)
+    for gradient, flags in zip(gradients, needed.features[1:], strict=True):
+        assert (gradient.abs().sum(-1) > 0).equal(flags)
 
 
 # ---- log-probabilities and the loss: exact, chunked, and the same under recomputation

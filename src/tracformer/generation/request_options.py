@@ -139,6 +139,8 @@ class TextOptions:
         Raises:
             ValueError: A name is unknown, a value is out of bounds, or options contradict.
         """
+        if options is not None and not changes:
+            return options
         known = {each.name for each in dataclasses.fields(cls)}  # type: ignore[arg-type]
         rules = set(fields_of(Sampler)) if "sampler" in known else set()
         for name in changes:
@@ -381,7 +383,7 @@ class ScoreOptions(TextOptions):
         draws: Number of random draws of an estimate, where the score is a bound.
         seed: Random seed of these draws.
         top: Number of most likely tokens to return for each position.
-        batch: Number of sequences processed at once.
+        batch: Largest number of texts processed at once; of long texts, it is smaller.
 
     Raises:
         ValueError: A value is out of bounds.
@@ -402,7 +404,7 @@ class ScoreOptions(TextOptions):
     )
     seed: int = option(0, "random seed of these draws", metavar="N")
     top: int = option(0, TOP, low=0, metavar="N")
-    batch: int = option(16, BATCH, low=1, metavar="N")
+    batch: int = option(64, "largest number of texts processed at once", low=1, metavar="N")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", int(self.seed))

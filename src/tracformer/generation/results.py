@@ -8,7 +8,6 @@ Log-probabilities are natural logarithms, the model's own, before temperature or
 the sampler.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON has them; infinite and undefined numbers become None."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
 class NonFiniteError(FloatingPointError):

@@ -8,7 +8,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Self
 
 from tracformer.generation.decode import Runner
@@ -26,6 +26,8 @@ from tracformer.generation.template import (
 from tracformer.generation.token_text import Spelling
 from tracformer.model.base import EXACT, ConditionalModel, preferred_mode
 from tracformer.model.batch import Batch
+
+TOKENS_AT_ONCE = 1 << 14  # of a batch, padding included
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ScoreRequest:
                     raise ValueError("the text is empty; there is nothing to score")
                 template = Template(("", ""), template.pieces)
                 mode = "ar" if mode is None and "ar" in model.config.modes else mode
-            options = replace(options, mode=mode or preferred_mode(model.config))
+            options = _with_mode(options, mode or preferred_mode(model.config))
             given = tokenize(template, spelling, options.whole and not model.config.fixed_length)
             fills = marked_parts(template, given, spelling)
             layout = given.with_fills([ids for _, ids in fills])
@@ -115,13 +117,22 @@ def score(runner: Runner, spelling: Spelling, requests: Sequence[ScoreRequest]) 
 
 
 def batches_of(requests: Sequence[ScoreRequest]) -> Iterator[list[int]]:
-    """Yield the numbers of requests with equal options and similar lengths."""
+    """Yield the numbers of requests with equal options and similar lengths.
+
+    A batch has at most `options.batch` requests, and fewer if they are long.
+    """
     alike: dict[ScoreOptions, list[int]] = {}
     for i in sorted(range(len(requests)), key=lambda i: len(requests[i].layout.tokens)):
         alike.setdefault(requests[i].options, []).append(i)
     for options, numbers in alike.items():
-        for start in range(0, len(numbers), options.batch):
-            yield numbers[start : start + options.batch]
+        some: list[int] = []
+        for i in numbers:
+            tokens = (len(some) + 1) * len(requests[i].layout.tokens)
+            if some and (len(some) == options.batch or tokens > TOKENS_AT_ONCE):
+                yield some
+                some = []
+            some.append(i)
+        yield some
 
 
 def top_tokens(
@@ -187,6 +198,11 @@ def marked_parts(
             )
         parts.append((text, ids))
     return parts
+
+
+@lru_cache(maxsize=16)
+def _with_mode(options: ScoreOptions, mode: str) -> ScoreOptions:
+    return replace(options, mode=mode)
 
 
 def _scored(

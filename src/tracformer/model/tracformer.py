@@ -7,16 +7,18 @@
   whose scopes tile the whole prefix and the whole suffix. No decoder position reads another one, so
   the decoder runs on the wanted positions alone.
 - `Tracformer`: the model, with its three modes.
+- `Needed`: the features on which a few targets depend. Without gradients, only these are computed.
 
 Key positions are in `geometry`, the attention itself in `attention`, generation with a cache in
 `model.cache`.
 """
 
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear as torch_linear
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from tracformer.attention import Attention, Layout, build_attention
@@ -35,6 +37,8 @@ from tracformer.model.cache import Cache
 from tracformer.model.config import TracformerConfig
 from tracformer.model.fast_step import Linear, Packed, round_weights
 
+NEEDED = 0.75  # share of features; if more are needed, all are computed
+
 
 class EncoderLayer(Block):
     """A block whose queries read keys at a few distances before them."""
@@ -47,10 +51,31 @@ class EncoderLayer(Block):
             else encoder_offsets(layer, config.n_max, config.key_set)
         )
 
-    def forward(self, x: Tensor, angles: Angles, layout: Layout, attention: Attention) -> Tensor:  # type: ignore[override]
-        """Return the layer's features (readings * B, T, d) from those of the layer below."""
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        angles: Angles,
+        layout: Layout,
+        attention: Attention,
+        slots: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Return the layer's features (readings * B, T, d) from those of the layer below.
+
+        Args:
+            x: (readings * B, T, d) features of the layer below; (N, d) if only some are computed.
+            angles: Their rotary angles.
+            layout: Lengths and readings of the batch.
+            attention: Implementation to use.
+            slots: (N,) places of x, as flat indices into (readings * B, T); None: it has all.
+            wanted: (N,) bool, True for those whose features (M, d) are returned.
+        """
         q, k, v = self.project(x, angles)
-        return self.finish(x, attention.encode(q, k, v, self.offsets, layout))
+        if slots is None:
+            return self.finish(x, attention.encode(q, k, v, self.offsets, layout))
+        q, k, v = (spread(each, slots, layout) for each in (q, k, v))
+        mixed = attention.encode(q, k, v, self.offsets, layout)
+        return self.finish(x[wanted], mixed.flatten(0, 1)[slots[wanted]])
 
 
 class DecoderLayer(nn.Module):
@@ -82,18 +107,23 @@ class DecoderLayer(nn.Module):
         key_angles: Angles,
         layout: Layout,
         attention: Attention,
+        slots: Tensor | None = None,
     ) -> Tensor:
         """Return new decoder states (N, d).
 
         Args:
             x: (N, d) states of the positions `layout.rows`.
-            feature: (readings * B, T, d) features of the paired encoder layer.
+            feature: (readings * B, T, d) features of the paired encoder layer; (M, d) if only some
+                were computed.
             query_angles: Rotary angles of the rows.
             key_angles: Rotary angles of the features.
             layout: Lengths and readings of the batch.
             attention: Implementation to use.
+            slots: (M,) places of the features, as flat indices; None: there are all.
         """
         k, v = self.keys(feature, key_angles)  # (rows, T, H, D)
+        if slots is not None:
+            k, v = spread(k, slots, layout), spread(v, slots, layout)
         return self.finish(
             x, attention.decode(self.query(x, query_angles), k, v, self.stride, layout)
         )
@@ -114,6 +144,44 @@ class DecoderLayer(nn.Module):
         """Return the layer's output from its attention result `mixed` (..., H, D)."""
         x = x + self.dropout(self.out(mixed.flatten(-2)))
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
+
+
+class Needed(NamedTuple):
+    """The slots (readings * B, T) on which the predictions of some rows depend, as flags.
+
+    Attributes:
+        features: For the embedding and each encoder layer, the features that are needed.
+        keys: For each encoder layer, those of them that the decoder reads.
+    """
+
+    features: list[Tensor]
+    keys: list[Tensor]
+
+    @property
+    def share(self) -> float:
+        """Return the share of the features that are needed."""
+        return float(torch.stack(self.features).float().mean())
+
+
+def spread(x: Tensor, slots: Tensor, layout: Layout) -> Tensor:
+    """Return x (N, ...) at flat slots of (readings * B, T, ...), and zero at all others."""
+    shape = (layout.readings * layout.batch, layout.length)
+    return (
+        x.new_zeros(shape[0] * shape[1], *x.shape[1:]).index_copy_(0, slots, x).unflatten(0, shape)
+    )
+
+
+def before(slots: Tensor, distance: int) -> Tensor:
+    """Return flags (B, T) of the slots at a distance before the given ones."""
+    return pad(slots[:, distance:], (0, distance))
+
+
+def every(slots: Tensor, stride: int) -> Tensor:
+    """Return flags (B, T) of the given slots, and of every stride-th slot before each of them."""
+    while stride < slots.shape[1]:
+        slots = slots | before(slots, stride)
+        stride *= 2
+    return slots
 
 
 class Columns(nn.Module):
@@ -248,6 +316,11 @@ class Tracformer(ConditionalModel):
             self.embedding.weight.dtype,
         )
         readings = self._readings(batch, mode, layout)
+        if not (self.training or torch.is_grad_enabled() or 4 * len(rows) > readings.numel()):
+            needed = self.needed(layout)
+            if needed.share < NEEDED:
+                features, slots = self._encode_needed(readings, angles, layout, needed)
+                return self._decode(features, angles, layout, slots), rows
         features = (
             self._encode(readings, angles, layout)
             if self.training
@@ -275,6 +348,45 @@ class Tracformer(ConditionalModel):
             return x
         shared = torch_linear(x, self.embedding.weight[: self.config.vocab_size])
         return shared + self.columns.logits(x, positions)
+
+    def needed(self, layout: Layout) -> Needed:
+        """Return the slots on which the rows of a layout depend, by the geometry of all layers."""
+        slots = layout.query_slots
+        queries = torch.zeros_like(layout.positions, dtype=torch.bool)
+        queries.view(-1)[slots[slots >= 0]] = True
+        everything = every(queries, 1)
+        decoder: list[Any] = [*self.decoder]
+        keys = [every(queries, layer.stride) for layer in reversed(decoder)]  # by encoder layer
+        features = [keys[-1]]
+        encoder: list[Any] = [*self.encoder]
+        for number in range(len(encoder) - 1, -1, -1):
+            above, offsets = features[-1], encoder[number].offsets
+            if offsets is None or above.equal(everything):
+                below = everything  # and so on all layers below
+            else:
+                below = above | keys[number - 1] if number else above
+                for offset in offsets[1:]:
+                    if offset < layout.length:
+                        below = below | before(above, offset)
+            features.append(below)
+        return Needed(features[::-1], keys)
+
+    def _encode_needed(
+        self, readings: Tensor, angles: Angles, layout: Layout, needed: Needed
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the features of layers 1..L that the decoder reads, (M, d), and their slots."""
+        flags = [each.flatten() for each in needed.features]
+        slots = flags[0].nonzero()[:, 0]
+        x = self.embed(readings.flatten()[slots], layout.positions.flatten()[slots])
+        features, places = [], []
+        for layer, above, keys in zip(self.encoder, flags[1:], needed.keys, strict=True):
+            wanted = above[slots]
+            x = self._run(layer, x, angles.at(slots), layout, self.attention, slots, wanted)
+            slots = slots[wanted]
+            read = keys.flatten()[slots]
+            features.append(x[read])
+            places.append(slots[read])
+        return features, places
 
     def _readings(self, batch: Batch, mode: str, layout: Layout) -> Tensor:
         """Return the encoders' inputs (readings * B, T): forwards, then mirrored for the suffix."""
@@ -326,10 +438,21 @@ class Tracformer(ConditionalModel):
             return checkpoint(layer, *inputs, use_reentrant=False)
         return layer(*inputs)
 
-    def _decode(self, features: list[Tensor], angles: Angles, layout: Layout) -> Tensor:
+    def _decode(
+        self,
+        features: list[Tensor],
+        angles: Angles,
+        layout: Layout,
+        slots: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Return the decoder's states (N, d) from features, of all slots or of some."""
         query_angles = angles.at(layout.rows)  # the first B rows of angles are the text's
         x = self.queries(layout.rows % layout.length).to(features[0].dtype)
         for number, layer in enumerate(self.decoder, start=1):
-            feature = features[paired_encoder_layer(number, self.config.n_layer) - 1]
-            x = self._run(layer, x, feature, query_angles, angles, layout, self.attention)
+            paired = paired_encoder_layer(number, self.config.n_layer) - 1
+            places = None if slots is None else slots[paired]
+            key_angles = angles if places is None else angles.at(places)
+            x = self._run(
+                layer, x, features[paired], query_angles, key_angles, layout, self.attention, places
+            )
         return self.norm(x)
