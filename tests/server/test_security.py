@@ -277,6 +277,8 @@ def test_other_machines_need_a_key(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--no-key" in capsys.readouterr().err
         assert Settings(host=host, api_key="key").host == host
         assert Settings(host=host, no_key=True).host == host
+    assert main(["serve", "stories", "--host", ""]) == 2
+    assert "host is empty" in capsys.readouterr().err
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         assert Settings(host=host).host == host
 

@@ -204,7 +204,10 @@ def load_tokenizer(where: str | PathLike[str]) -> Tokenizer:
             return _with_name(path, lambda: _from_merges(path))
         config = read_config(path)
         if not config or KIND_KEY in config:
-            raise FileNotFoundError(f"{path} has no tokenizer: there is no {TOKENIZER_FILE} in it")
+            raise FileNotFoundError(
+                f"{path} has no tokenizer: there is no {TOKENIZER_FILE} in it; copy the one that "
+                "the model was trained with into the folder"
+            )
         return _from_transformers(str(path), local=True)
     # A mistyped path also looks like an id of the hub.
     in_folder = len(path.parts) > 1 and path.parent.is_dir()

@@ -90,6 +90,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if not self.host:
+            raise ValueError("host is empty; give an address, such as 127.0.0.1 or 0.0.0.0")
         if self.api_key is not None and self.api_key.strip() != self.api_key:
             raise ValueError("the API key begins or ends with white space; leave that out")
         if self.api_key == "":
