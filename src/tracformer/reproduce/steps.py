@@ -47,6 +47,7 @@ from tracformer.evaluation.exact_sources import parse_exact
 from tracformer.files import lock_folder
 from tracformer.reproduce.experiment import NO_PILOTS, DataSet, Experiment, Run
 from tracformer.reproduce.pilots import chosen_rate, count_sizes
+from tracformer.training.loop import TrainingError
 
 if TYPE_CHECKING:
     from tracformer.reproduce import Reproduction
@@ -248,7 +249,7 @@ def run_steps(
             except Exception as error:
                 if ranks.world > 1:  # the other ranks would wait for this one
                     raise
-                if isinstance(error, (OSError, ValueError, ImportError)):
+                if isinstance(error, (OSError, ValueError, ImportError, TrainingError)):
                     print(f"{step.name} failed: {error}", file=sys.stderr)
                 else:  # a bug of ours; --debug would show the first one only
                     traceback.print_exc(file=sys.stderr)
