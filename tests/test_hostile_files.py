@@ -38,7 +38,7 @@ pytestmark = [
 FLIPS = 50
 KILLS = 20
 DISKS = 8
-WRITES = 12  # that fail, of each command
+WRITES = 8  # that fail, of each command
 UNPRIVILEGED = 65534  # the user whom files are made unreadable for, if the tests run as root
 
 Record = Callable[[str, object], None]
