@@ -299,11 +299,9 @@ def measure(lm: LanguageModel, judge: Judge, hole: Hole, seed: int) -> dict[str,
     truth, *judged = judge.log_probs([hole.filled(text) for text in (hole.true, *found.values())])
     return {
         "whole": hole.whole,
-        "true": hole.true,
         "repeated": repetition(hole.before, hole.true, hole.after),
         **{
             name: {
-                "fill": text,
                 "gap": round(truth - value, 4),
                 "right": accuracy(text, hole.true),
                 "repeated": repetition(hole.before, text, hole.after),
@@ -338,7 +336,7 @@ def table(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name in METHODS:
-        errors = [tokens - HOLE for _, tokens in record["open"].get(name, {}).values()]
+        errors = [tokens - HOLE for tokens in record["open"].get(name, {}).values()]
         less = ["-", "-"]
         if name != "raw":
             less = [shown(gaps["raw"] - gaps[name]), closed(gaps[name], gaps["raw"])]
@@ -357,7 +355,8 @@ def table(record: dict[str, Any]) -> str:
     counts = {len(each) for each in record["open"].values() if each}
     lines += [
         "",
-        f"{len(rows)} texts: {len(rows) - passages} stories and {passages} passages of what is "
+        f"{len(rows)} of {len(record['places'])} texts: {len(rows) - passages} stories and "
+        f"{passages} passages of what is "
         f"longer than the model reads; `[[]]` was filled in {max(counts, default=0)}. They were "
         f"drawn from {record['texts']}, without {record['seen']} that share {SEEN} words in a row "
         f"with the training text ({record['near_duplicates']} of these are near-duplicates of a "
@@ -406,7 +405,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         numbers = [number for number in range(len(holes)) if str(number) not in found]
         for number in track(numbers, f"{quality} [[]]"):
             own = derived_seed(seed, number)
-            found[str(number)] = fill(lm, holes[number], "", own, METHODS[quality])
+            found[str(number)] = fill(lm, holes[number], "", own, METHODS[quality])[1]
             save()
     return record
 

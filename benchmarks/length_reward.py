@@ -90,9 +90,15 @@ def main() -> None:
     keep_freed_memory()
     lm = tracformer.load(arguments.model)
     texts = texts_of(lm, arguments.data)
+    room = lm.model.config.max_length - max(LENGTHS)  # for the text with the longest candidate
+    fit = [
+        number
+        for number in divide(texts, arguments.train).seen
+        if len(lm.tokenizer.encode(texts[number].text)) < room
+    ]
     holes = [
         (Hole.at(texts, place), size)
-        for i, number in enumerate(divide(texts, arguments.train).seen)
+        for i, number in enumerate(fit)
         for size in [HOLES[i % len(HOLES)]]
         for place in cut(lm, texts, [number], number, size)
     ][: arguments.stories]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.fluency import table
 
 import tracformer
 from tests.toys import Chain, make
@@ -213,6 +214,13 @@ def test_text_gets_best_and_symbols_raw() -> None:
     assert settings_for(proteins.tokenizer) == FOR_SYMBOLS
     assert proteins.generation.quality == "raw"
     assert tracformer.load("stories").generation == FOR_TEXT
+
+
+def test_the_card_of_stories_has_the_table_of_its_fills() -> None:
+    root = Path(__file__).parents[2]
+    record = json.loads((root / "results/fluency/stories.json").read_text())
+    card = (root / "src/tracformer/bundled/stories/README.md").read_text()
+    assert table(record) in card
 
 
 # ---- lengths of blanks are chosen by the probability that the model gives them
