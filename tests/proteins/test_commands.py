@@ -1,8 +1,8 @@
 """`tracformer mutants` and `tracformer design`, from an alignment to files, and their errors."""
 
 import csv
-import sys
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
