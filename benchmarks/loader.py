@@ -14,7 +14,8 @@ from tests.toy_stories import write_story
 from tracformer import Tracformer
 from tracformer.contexts import draw_contexts
 from tracformer.contexts import parse as parse_strategy
-from tracformer.data import open_examples, prepare
+from tracformer.data import open_examples
+from tracformer.data.prepare import prepare
 from tracformer.devices import Ranks, keep_freed_memory
 from tracformer.training.objectives import MaskSampler, Stream, parse_objective
 from tracformer.training.optimizer import build_optimizer

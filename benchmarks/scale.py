@@ -77,7 +77,8 @@ print(json.dumps([wall, used, sum(len(each.ids) for each in found)]))
 """
 PREPARE = """
 import json, resource, sys, time
-from tracformer.data import load_tokenizer, open_sources, prepare
+from tracformer.data import load_tokenizer, open_sources
+from tracformer.data.prepare import prepare
 if __name__ == "__main__":
     source = open_sources(sys.argv[1], documents="blank-line")
     tokenizer = load_tokenizer(sys.argv[2])

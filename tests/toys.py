@@ -28,7 +28,8 @@ from tracformer.baselines import find_family
 from tracformer.baselines.diffusion import DiffusionModel
 from tracformer.baselines.mdlm import MDLM, MDLMConfig
 from tracformer.baselines.plaid import Plaid, PlaidConfig
-from tracformer.data import TextSource, Tokenizer, char_tokenizer, prepare
+from tracformer.data import TextSource, Tokenizer, char_tokenizer
+from tracformer.data.prepare import prepare
 from tracformer.data.tokenizer import reserve
 from tracformer.evaluation.exact_sources import ChainSource, HiddenMarkov, mixing_chain
 from tracformer.evaluation.task import Subject

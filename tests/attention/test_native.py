@@ -316,7 +316,37 @@ def test_processes_that_build_at_once_do_not_clash(
             for built in [pool.submit(native_build.library), pool.submit(native_build.library)]
         )
     assert first == second
-    assert [path.read_text() for path in unbuilt.iterdir()] == ["firstsecond"]
+    assert [path.read_text() for path in unbuilt.glob("*.so")] == ["firstsecond"]
+
+
+COUNTING_COMPILER = """#!/bin/sh
+echo run >>"$0.runs"
+echo "#define VERSION {version}"
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists(), reason="elsewhere the compiler is run each time"
+)
+def test_a_compiler_is_run_again_only_after_it_changed(
+    unbuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, runs = tmp_path / "compiler", tmp_path / "compiler.runs"
+
+    def install(version: int) -> None:
+        compiler.write_text(COUNTING_COMPILER.format(version=version))
+        compiler.chmod(0o755)
+        os.utime(compiler, (version, version))
+
+    install(1)
+    first, again = native_build.target(str(compiler)), native_build.target(str(compiler))
+    assert first == again == "#define VERSION 1\n"
+    assert len(runs.read_text().split()) == 1
+    install(2)
+    assert native_build.target(str(compiler)) == "#define VERSION 2\n"
+    monkeypatch.setattr(native_build, "processor_kind", lambda: "flags: another processor")
+    native_build.target(str(compiler))
+    assert len(runs.read_text().split()) == 3
 
 
 def test_importing_neither_compiles_nor_loads() -> None:

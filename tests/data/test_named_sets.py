@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import toy_stories
-from tracformer.data import PreparedData, corpora, open_sources, prepare, whole_documents
+from tracformer.data import PreparedData, corpora, open_sources, whole_documents
 from tracformer.data.corpora import (
     SHARED,
     Wikipedia2006,
@@ -25,6 +25,7 @@ from tracformer.data.corpora import (
     without_markup,
 )
 from tracformer.data.hub_sources import NAMED, PARQUET_BRANCH, HubSource, named_source
+from tracformer.data.prepare import prepare
 
 LONG = (
     "A paragraph that is long enough to be kept, for it goes on and on until it has more than "

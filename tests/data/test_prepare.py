@@ -355,7 +355,8 @@ def test_memory_does_not_grow_with_the_stream(
 
 PEAK = """
 import resource, sys
-from tracformer.data import open_sources, prepare
+from tracformer.data import open_sources
+from tracformer.data.prepare import prepare
 if __name__ == "__main__":
     source = open_sources(sys.argv[1], documents="line")
     prepare(sys.argv[2], source, "byte", validation=0.0, quiet=True, workers=2)
@@ -383,7 +384,8 @@ def test_memory_of_all_processes_is_bounded(tmp_path: Path) -> None:
 
 KILLED = """
 import importlib, sys
-from tracformer.data import open_sources, prepare, token_batches
+from tracformer.data import open_sources, token_batches
+from tracformer.data.prepare import prepare
 if __name__ == "__main__":
     token_batches.BATCH_CHARACTERS = 1 << 14
     importlib.import_module("tracformer.data.prepare").RECORD_EVERY = 2

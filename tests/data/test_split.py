@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracformer.data import PreparedData, open_source, prepare, whole_documents
+from tracformer.data import PreparedData, open_source, whole_documents
 from tracformer.data.alignment import INSERTED, as_rows, read_alignment, sequence_weights
 from tracformer.data.documents import TextPiece
+from tracformer.data.prepare import prepare
 from tracformer.data.split import (
     ByHash,
     SplitRule,

@@ -12,9 +12,10 @@ import torch
 
 from tests.data.test_split import family, write_family
 from tracformer import Tracformer, TracformerConfig
-from tracformer.data import char_tokenizer, prepare
+from tracformer.data import char_tokenizer
 from tracformer.data.alignment import read_alignment
 from tracformer.data.make_tokenizer import ALPHABETS
+from tracformer.data.prepare import prepare
 from tracformer.evaluation.domains import (
     UNKNOWN,
     Domains,

@@ -18,8 +18,9 @@ from tests.toys import (
     write_lines,
 )
 from tracformer.contexts import Prefix, draw_contexts, parse
-from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, prepare, train_bpe
+from tracformer.data import Tokenizer, byte_tokenizer, char_tokenizer, train_bpe
 from tracformer.data.make_tokenizer import ALPHABETS
+from tracformer.data.prepare import prepare
 from tracformer.evaluation import Subject, bootstrap, make_task, parse_task
 from tracformer.evaluation.exact_sources import log_joint
 from tracformer.evaluation.perplexity import PAPER_RANGES, FixedRanges, Perplexity, figures

@@ -21,8 +21,9 @@ from torch import Tensor
 from tests.data.test_split import family as protein_family
 from tests.data.test_split import write_family
 from tracformer.baselines import CAUSAL_LM, family_names, find_family, load_model, schema_of
-from tracformer.data import Tokenizer, char_tokenizer, prepare
+from tracformer.data import Tokenizer, char_tokenizer
 from tracformer.data.make_tokenizer import ALPHABETS
+from tracformer.data.prepare import prepare
 from tracformer.evaluation import Result, Subject, Task, make_task
 from tracformer.evaluation.exact import UniformModel
 from tracformer.evaluation.exact_sources import find_source

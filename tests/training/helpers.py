@@ -13,7 +13,7 @@ import torch
 
 from tests.toy_stories import write_story
 from tracformer.cli import main
-from tracformer.data import prepare
+from tracformer.data.prepare import prepare
 from tracformer.training.log import read_log
 
 SMALL = [

@@ -16,7 +16,8 @@ import pytest
 from tests.toy_stories import write_story
 from tests.training.helpers import environment, weights_of
 from tracformer.cli import main
-from tracformer.data import PreparedData, open_examples, prepare
+from tracformer.data import PreparedData, open_examples
+from tracformer.data.prepare import prepare
 from tracformer.training.clock import Clock, Decay, parse_decays, share_at
 from tracformer.training.log import read_log
 from tracformer.training.optimizer import learning_rate

@@ -12,7 +12,8 @@ import torch
 from tests.toys import small_model
 from tests.training.helpers import SMALL, losses, newest_state, small, weights_of
 from tracformer import Batch, Tracformer
-from tracformer.data import PreparedData, char_tokenizer, prepare
+from tracformer.data import PreparedData, char_tokenizer
+from tracformer.data.prepare import prepare
 from tracformer.training import loop
 from tracformer.training.log import RunLog, plot_runs, read_log
 from tracformer.training.optimizer import Optimizer

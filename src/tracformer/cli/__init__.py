@@ -9,6 +9,7 @@ its docstring is the description that `--help` shows. A module with several comm
 """
 
 import argparse
+import gc
 import importlib
 import os
 import shutil
@@ -40,6 +41,8 @@ COMMANDS = {
     "bench": ("bench", "measure speed and memory on this machine"),
     "completion": ("completion", "print a script that completes commands and flags in your shell"),
 }
+# Commands that compute with a model, whatever their arguments are.
+COMPUTING = ["infill", "score", "sample", "mutants", "design", "adapt", "train", "eval", "serve"]
 # Errors that the user can correct; everything else is a failure.
 USAGE_ERRORS = (
     ValueError,
@@ -121,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             for path in chosen.include:
                 include(path)
+        if name.split()[1] in COMPUTING and "torch" not in sys.modules:
+            import_torch()
         code = command.run(chosen)
         sys.stdout.flush()  # notice a closed pipe here rather than when the interpreter exits
         return code
@@ -156,6 +161,22 @@ def _message(error: Exception) -> str:
         return str(error)
     text = str(error).split("\n")[0]
     return f"internal error: {type(error).__name__}: {text}; --debug shows the traceback"
+
+
+def import_torch() -> None:
+    """Import torch without collecting garbage, now and later, among the objects of its modules.
+
+    They are many and stay. Searching them takes a tenth of the import, and as long again whenever
+    the interpreter searches everything.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("torch")
+        gc.freeze()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def find_command(name: str) -> Command:

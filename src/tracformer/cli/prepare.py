@@ -114,7 +114,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `tracformer prepare`."""
-    from tracformer.data import name_of, open_sources, parse_validation, prepare
+    from tracformer.data import name_of, open_sources, parse_validation
+    from tracformer.data.prepare import prepare
 
     names = ("format", "field", "documents", "gaps", "detokenize")
     options: dict[str, Any] = {

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice, takewhile
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from tracformer.data.sources import DataSource, FileSource
 from tracformer.data.tokenizer import (
     FOREIGN,
     KIND_KEY,
@@ -27,6 +27,9 @@ from tracformer.data.tokenizer import (
     reserve,
 )
 from tracformer.files import optional_package
+
+if TYPE_CHECKING:
+    from tracformer.data.sources import DataSource, FileSource
 
 UNALIGNED = {
     "dna": "ACGTN",
@@ -331,7 +334,7 @@ BPE_SIZES = ((100_000, None), (2_000_000, 1024), (20_000_000, 4096), (500_000_00
 LARGEST_BPE = 32768
 
 
-def choose_tokenizer(sources: Mapping[str, DataSource]) -> str:
+def choose_tokenizer(sources: "Mapping[str, DataSource]") -> str:
     """Return a tokenizer for data, in the form that `build_tokenizer` takes.
 
     For FASTA files it is an alphabet, chosen by the letters. For text it is `byte` if there is
@@ -340,6 +343,8 @@ def choose_tokenizer(sources: Mapping[str, DataSource]) -> str:
     Args:
         sources: One source per split.
     """
+    from tracformer.data.sources import FileSource  # not needed to read a tokenizer
+
     source = sources.get("train") or next(iter(sources.values()))
     if isinstance(source, FileSource) and source.format in ("fasta", "alignment"):
         kind = _nucleotides(source, sources) if _mostly_bases(source) else "protein"
@@ -353,7 +358,7 @@ def choose_tokenizer(sources: Mapping[str, DataSource]) -> str:
     return f"bpe:{LARGEST_BPE}"
 
 
-def _mostly_bases(source: FileSource) -> bool:
+def _mostly_bases(source: "FileSource") -> bool:
     texts = [piece.text.replace("-", "") for piece in islice(source.pieces(), SAMPLE_PIECES)]
     # short sequences may be of either kind
     clear = [text for text in texts if len(text) >= CLEAR]
@@ -369,7 +374,7 @@ def _mostly_bases(source: FileSource) -> bool:
     )
 
 
-def _nucleotides(source: FileSource, sources: Mapping[str, DataSource]) -> str:
+def _nucleotides(source: "FileSource", sources: "Mapping[str, DataSource]") -> str:
     # every letter of every split counts: a rare one would stop the tokenizer later
     found = set(
         read_alphabet(piece.text for each in sources.values() for piece in each.pieces())

@@ -23,6 +23,7 @@ from tracformer.generation.samplers import Pick
 from tracformer.model.base import check_batch
 from tracformer.model.batch import Batch
 from tracformer.model.config import ModelConfig
+from tracformer.rng import uniforms
 
 # (row, position) -> the tokens that are allowed there, or None for all
 Only = Callable[[int, int], Sequence[int] | None]
@@ -122,7 +123,7 @@ class Row:
         request: "FillRequest",
         number: int,
         tokens: list[int],
-        open_positions: list[int],
+        draws: dict[int, float],
         length: int,
         sampler: Sampler,
         seed: int,
@@ -131,7 +132,8 @@ class Row:
         self.request, self.number, self.length = request, number, length
         self.sampler, self.seed, self.order = sampler, seed, order
         self.tokens = tokens  # valid where not open
-        self.open = open_positions  # ascending
+        self.draws = draws  # the uniform number of each open position
+        self.open = list(draws)  # ascending
         self.slot = -1  # its row of the session, once admitted
         self.step = 0
         self.filled: list[Token] = []
@@ -167,16 +169,17 @@ class Row:
         turn: list[int] = self.order.turn(torch.tensor(self.open), logits, self.seed, most).tolist()
         return turn
 
-    def pick(self, position: int, uniform: float) -> Pick:
+    def pick(self, position: int) -> Pick:
         """Return how the token of a position is to be drawn."""
-        allowed = self._only(position)
+        uniform, allowed, never = self.draws[position], self._only(position), None
         if self.missing and not have_places(self.missing, *(others := self._others({position}))):
             # a missing token must come here
             due = self.missing if allowed is None else self.missing.intersection(allowed)
             allowed = sorted(token for token in due if have_places(self.missing - {token}, *others))
-        end = self.request.end
-        early = self.lacking(position) - {end} and (allowed is None or list(allowed[:2]) != [end])
-        never = end if early else None
+        if self.sampler.required:
+            end = self.request.end
+            if self.lacking(position) - {end} and (allowed is None or list(allowed[:2]) != [end]):
+                never = end
         if not self.sampler.needs_history:
             return Pick(self.sampler, uniform, only=allowed, never=never)
         place = bisect_left(self.open, position)
@@ -293,20 +296,19 @@ class FillRequest:
         self.rows: list[Row] = []
         if mode != "diffusion":
             orders = orders_in(mode, order, len(batch))
-            opens = batch.targets().cpu().numpy()
+            opens = [is_open.nonzero()[0].tolist() for is_open in batch.targets().cpu().numpy()]
+            seeds = [seed for seed, opened in zip(self.seeds, opens, strict=True) for _ in opened]
+            draws = iter(uniforms(seeds, [at for opened in opens for at in opened]).tolist())
             each = zip(
                 batch.tokens.tolist(),
-                opens,
+                [{at: next(draws) for at in opened} for opened in opens],
                 batch.lengths.tolist(),
                 self.samplers,
                 self.seeds,
                 orders,
                 strict=True,
             )
-            self.rows = [
-                Row(self, number, ids, is_open.nonzero()[0].tolist(), length, *rules)
-                for number, (ids, is_open, length, *rules) in enumerate(each)
-            ]
+            self.rows = [Row(self, number, *values) for number, values in enumerate(each)]
         self.left = sum(bool(row.open) for row in self.rows)  # rows that are not filled yet
 
     @property

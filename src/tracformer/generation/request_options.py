@@ -17,6 +17,7 @@ import operator
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tracformer.options import OptionInfo, check_options, default_of, did_you_mean, option
@@ -108,7 +109,7 @@ class Sampler:
         if self.allowed and set(self.allowed) <= set(self.banned):
             raise ValueError("every allowed token is banned")
 
-    @property
+    @cached_property
     def needs_history(self) -> bool:
         """Whether the distribution depends on the tokens that the sequence already has."""
         return self.repetition_penalty != 1.0 or self.no_repeat_ngram > 0

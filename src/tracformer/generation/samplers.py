@@ -9,7 +9,6 @@ float64: the batch changes a choice only where numbers are almost equal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,8 +28,7 @@ NOTHING_LEFT = (
 )
 
 
-@dataclass(frozen=True)
-class Pick:
+class Pick(NamedTuple):
     """How the token of one row is drawn from its logits."""
 
     sampler: Sampler
@@ -100,9 +98,10 @@ def _compiled(logits: Tensor, picks: Sequence[Pick]) -> Chosen:
     V = logits.shape[1]
     masks: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None], int] = {}
     which, rules = [], []
+    for sampler in {id(pick.sampler): pick.sampler for pick in picks}.values():
+        _check_ids(sampler, V)
     for pick in picks:
         sampler = pick.sampler
-        _check_ids(sampler, V)
         banned = sampler.banned if pick.never is None else (*sampler.banned, pick.never)
         restricted = banned or sampler.allowed or pick.only is not None
         limits = (banned, sampler.allowed, None if pick.only is None else tuple(pick.only))

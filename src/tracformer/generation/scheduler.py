@@ -15,6 +15,8 @@ any other model.
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -25,7 +27,6 @@ from tracformer.generation.results import Candidate, Token
 from tracformer.generation.samplers import choose, permitted
 from tracformer.model.base import EXACT, ConditionalModel
 from tracformer.model.batch import Batch
-from tracformer.rng import uniforms
 
 AT_ONCE = 16  # sequences per whole pass
 
@@ -143,6 +144,7 @@ def open_session(
 
 
 A = TypeVar("A")
+Places = tuple[Tensor, Tensor]  # (N,) rows of a session, (N,) positions
 
 
 class Scheduler:
@@ -162,6 +164,7 @@ class Scheduler:
         self, model: ConditionalModel, capacity: int, length: int, *, cached: bool = True
     ) -> None:
         self.model, self.capacity, self.length, self.cached = model, capacity, length, cached
+        self.device = model.head.device
         self.sessions: dict[str, Session] = {}  # by mode
         self.waiting: deque[Row] = deque()
         self.rows: list[Row] = []  # in flight
@@ -209,7 +212,7 @@ class Scheduler:
 
     def _admit(self, rows: Sequence[Row]) -> list[None]:
         """Give rows their places in the sessions of their modes."""
-        device = self.model.head.device
+        device = self.device
         for mode, mine in _by_mode(row for row in rows if row.slot < 0).items():
             if mode not in self.sessions:
                 self.sessions[mode] = empty_session(
@@ -236,19 +239,20 @@ class Scheduler:
         """
         turns: list[tuple[Row, int]] = []  # (row, position), N of them
         drafts: dict[Row, list[Token]] = {}
-        parts: list[Tensor] = []
+        parts: list[tuple[Session, Places, Tensor]] = []
         for mode, mine in _by_mode(rows).items():
             mine.sort(key=lambda row: row.slot)
-            some, logits = self._turns(self.sessions[mode], mine, drafts)
+            session = self.sessions[mode]
+            some, places, part = self._turns(session, mine, drafts)
             turns += some
-            parts.append(logits)
-        logits = parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, V)
-        draws = uniforms([row.seed for row, _ in turns], [position for _, position in turns])
-        picks = [row.pick(at, u) for (row, at), u in zip(turns, draws.tolist(), strict=True)]
-        chosen, drawn, own = choose(logits, picks)
-        for mode, session in self.sessions.items():
-            numbers = [i for i, (row, _) in enumerate(turns) if row.request.mode == mode]
-            _reveal(session, numbers, turns, chosen)
+            parts.append((session, places, part))
+        # (N, V)
+        logits = parts[0][2] if len(parts) == 1 else torch.cat([part for _, _, part in parts])
+        chosen, drawn, own = choose(logits, [row.pick(position) for row, position in turns])
+        start = 0
+        for session, places, part in parts:
+            session.reveal(*places, chosen[start : start + len(part)])
+            start += len(part)
         likely = _likely([row.request.top for row, _ in turns], logits)
         steps: dict[Row, RowStep] = {}
         found = zip(turns, chosen.tolist(), own.tolist(), drawn.tolist(), likely, strict=True)
@@ -261,8 +265,8 @@ class Scheduler:
 
     def _turns(
         self, session: Session, rows: Sequence[Row], drafts: dict[Row, list[Token]]
-    ) -> tuple[list[tuple[Row, int]], Tensor]:
-        """Return the positions that are filled in this step, and their logits (N, V).
+    ) -> tuple[list[tuple[Row, int]], Places, Tensor]:
+        """Return what is filled in this step: rows and positions, in the session; logits (N, V).
 
         Args:
             session: Session of the rows' mode.
@@ -270,33 +274,31 @@ class Scheduler:
             drafts: Filled with the drafts of rows that want them.
         """
         asked = [
-            (row, row.open if row.order.looks else [row.open[i] for i in row.turn(None)])
+            (row, position)
             for row in rows
+            for position in (row.open if row.order.looks else [row.open[i] for i in row.turn(None)])
         ]
-        device = self.model.head.device
-        slots, places = zip(
-            *((row.slot, position) for row, positions in asked for position in positions),
-            strict=True,
+        places = (
+            torch.tensor([row.slot for row, _ in asked], device=self.device),
+            torch.tensor([position for _, position in asked], device=self.device),
         )
-        logits = session.logits(
-            torch.tensor(slots, device=device), torch.tensor(places, device=device)
-        )
+        logits = session.logits(*places)
         if not any(row.order.looks for row in rows):
-            return [(row, position) for row, positions in asked for position in positions], logits
-        turns: list[tuple[Row, int]] = []
+            return asked, places, logits
         kept: list[int] = []
         start = 0
-        for row, positions in asked:
-            chosen: Iterable[int] = range(len(positions))
+        for row, group in groupby(asked, key=itemgetter(0)):
+            end = start + len(list(group))
             if row.order.looks:
-                seen = logits[start : start + len(positions)]
-                chosen = row.turn(seen)
+                seen = logits[start:end]
+                kept += [start + i for i in row.turn(seen)]
                 if row.request.drafts and row.request.callback is not None:
                     drafts[row] = _drafts(row, seen)
-            turns += [(row, positions[i]) for i in chosen]
-            kept += [start + i for i in chosen]
-            start += len(positions)
-        return turns, logits[kept]
+            else:
+                kept += range(start, end)
+            start = end
+        index = torch.tensor(kept, device=self.device)
+        return [asked[i] for i in kept], (places[0][index], places[1][index]), logits[index]
 
     def _release(self, rows: Sequence[Row]) -> None:
         for mode, gone in _by_mode(rows).items():
@@ -324,17 +326,6 @@ def _together(rows: Sequence[Row], do: Callable[[Sequence[Row]], list[A]]) -> li
             except Exception as error:
                 request.error = error
         return results
-
-
-def _reveal(
-    session: Session, numbers: list[int], turns: list[tuple[Row, int]], tokens: Tensor
-) -> None:
-    """Tell a session the drawn tokens (N,) of its rows; `numbers` are their places in `turns`."""
-    if numbers:
-        at = torch.tensor([(turns[i][0].slot, turns[i][1]) for i in numbers], device=tokens.device)
-        session.reveal(
-            at[:, 0], at[:, 1], tokens if len(numbers) == len(turns) else tokens[numbers]
-        )
 
 
 def _drafts(row: Row, logits: Tensor) -> list[Token]:

@@ -14,6 +14,7 @@ filled; nothing is moved or reallocated. Where the C++ step is compiled, it does
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -187,7 +188,7 @@ class Cache:
 
         Every token before that position must be known, and it must not lie in the given prefix.
         """
-        self._advance(rows.tolist(), positions.tolist())
+        self._advance(rows, positions)
         return self._decode(rows, positions)
 
     def select(self, rows: Tensor | Sequence[int]) -> Self:
@@ -297,20 +298,25 @@ class Cache:
 
     # ---- one step
 
-    def _advance(self, rows: Sequence[int], positions: Sequence[int]) -> None:
+    def _advance(self, rows: Tensor, positions: Tensor) -> None:
         """Encode the tokens between those already encoded and `positions`, for some rows."""
-        pairs = [
-            (row, place)
-            for row, position in zip(rows, positions, strict=True)
-            for place in range(self.encoded[row], position)
-        ]
-        if not pairs:
-            return
-        row, place = torch.tensor(pairs, device=self.tokens.device).T.contiguous()
-        # positions ascend within each row, so that a query's keys are written before it reads
-        self._encode(row, place)
-        for each, position in zip(rows, positions, strict=True):
-            self.encoded[each] = max(self.encoded[each], position)
+        behind, ahead = rows.tolist(), positions.tolist()
+        if all(
+            self.encoded[row] == position - 1 for row, position in zip(behind, ahead, strict=True)
+        ):
+            self._encode(rows, positions - 1)  # one token in each row, as usual
+        else:
+            pairs = [
+                (row, place)
+                for row, position in zip(behind, ahead, strict=True)
+                for place in range(self.encoded[row], position)
+            ]
+            if not pairs:
+                return
+            # positions ascend within each row, so that a query's keys are written before it reads
+            self._encode(*torch.tensor(pairs, device=self.tokens.device).T.contiguous())
+        for row, position in zip(behind, ahead, strict=True):
+            self.encoded[row] = max(self.encoded[row], position)
 
     def _encode(self, row: Tensor, place: Tensor) -> None:
         """Run the prefix encoder at (row, place) pairs, (N,) each."""
@@ -365,24 +371,25 @@ class Cache:
     # ---- the same in compiled code, all layers in one call
 
     def _compiled_encode(self, tokens: Tensor, rows: Tensor, places: Tensor, ends: Tensor) -> None:
-        sides = self.decoder[0].slots // self.length
+        self.step.encode(tokens.long(), rows, places, ends, *self.angles, *self._encoder_slots)
+
+    def _compiled_decode(self, rows: Tensor, places: Tensor) -> Tensor:
+        lengths = torch.zeros_like(rows) if self.mode == "ar" else self.lengths[rows]
+        logits: Tensor = self.step.decode(rows, places, lengths, *self.angles, *self._decoder_slots)
+        return logits
+
+    @cached_property
+    def _encoder_slots(self) -> tuple[int, list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
         readers = [
             self.decoder[paired_encoder_layer(number, len(self.decoder)) - 1]
             for number in range(1, len(self.encoder) + 1)
         ]
-        caches = [
-            [getattr(kept, name) for kept in layers]
-            for layers in (self.encoder, readers)
-            for name in ("keys", "values")
-        ]
-        self.step.encode(tokens.long(), rows, places, ends, *self.angles, sides, *caches)
-
-    def _compiled_decode(self, rows: Tensor, places: Tensor) -> Tensor:
         sides = self.decoder[0].slots // self.length
-        lengths = torch.zeros_like(rows) if self.mode == "ar" else self.lengths[rows]
-        caches = [[getattr(kept, name) for kept in self.decoder] for name in ("keys", "values")]
-        logits: Tensor = self.step.decode(rows, places, lengths, *self.angles, sides, *caches)
-        return logits
+        return sides, *_keys_and_values(self.encoder), *_keys_and_values(readers)
+
+    @cached_property
+    def _decoder_slots(self) -> tuple[int, list[Tensor], list[Tensor]]:
+        return self.decoder[0].slots // self.length, *_keys_and_values(self.decoder)
 
     def _reachable(self, number: int, place: Tensor) -> Tensor:
         """Return the layer's offsets that have a key from at least one of the places."""
@@ -403,6 +410,10 @@ class Cache:
 
     def _at(self, positions: Tensor) -> Angles:
         return Angles(self.angles.cos[positions], self.angles.sin[positions])
+
+
+def _keys_and_values(layers: Sequence[Slots]) -> tuple[list[Tensor], list[Tensor]]:
+    return [kept.keys for kept in layers], [kept.values for kept in layers]
 
 
 def _first_of_equals(tokens: Tensor, lengths: Tensor) -> tuple[list[int], list[int]]:

@@ -15,15 +15,19 @@ import subprocess
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from tracformer.files import cache_folder
+from tracformer.files import cache_folder, write_atomically
 
 SOURCE = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
+# lines of /proc/cpuinfo that tell processors apart, on x86 and on ARM
+FEATURES = ("flags", "Features")
+KIND = (*FEATURES, "vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "CPU variant")
 
 log = logging.getLogger("tracformer")
 _lock = threading.Lock()
@@ -97,8 +101,38 @@ def find_compiler() -> str:
 
 
 def target(compiler: str) -> str:
-    """Return the compiler's predefined macros, with its version and the processor's features."""
-    return run(compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
+    """Return the compiler's predefined macros, with its version and the processor's features.
+
+    Running the compiler takes longer than loading the library, so the macros are kept in the cache
+    folder, for this file of the compiler and this processor.
+    """
+    command = (compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
+    try:
+        processor, file = processor_kind(), os.stat(compiler)
+    except OSError:
+        return run(*command)
+    known = (os.path.realpath(compiler), str(file.st_size), str(file.st_mtime_ns), processor)
+    kept = cache_folder() / f"target-{hashlib.sha256('|'.join(known).encode()).hexdigest()[:24]}.h"
+    with suppress(OSError):
+        return kept.read_text(encoding="utf-8")
+    macros = run(*command)
+    with suppress(OSError):  # a cache folder that cannot be written
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, macros)
+    return macros
+
+
+def processor_kind() -> str:
+    """Return what /proc/cpuinfo says of the first processor's kind and features.
+
+    Raises:
+        OSError: The system has no such file, or it does not say.
+    """
+    first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    kind = [line for line in first.splitlines() if line.partition("\t")[0].strip(": ") in KIND]
+    if not any(line.startswith(FEATURES) for line in kind):
+        raise OSError("/proc/cpuinfo names no features")
+    return "\n".join(kind)
 
 
 def compile_to(built: Path, compiler: str, sources: list[Path]) -> None:

@@ -35,10 +35,10 @@ from tracformer.data import (
     named_sets,
     open_source,
     open_sources,
-    prepare,
     require_tokenizer,
 )
 from tracformer.data.hub_sources import HUB_PREFIX
+from tracformer.data.prepare import prepare
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.data.sources import reading_of, split_files
 from tracformer.devices import Ranks

@@ -27,11 +27,11 @@ from tracformer.data import (
     open_examples,
     open_sources,
     parse_validation,
-    prepare,
     require_same_tokenizer,
     require_tokenizer,
 )
 from tracformer.data.input_files import fixed_part
+from tracformer.data.prepare import prepare
 from tracformer.data.shards import MANIFEST_FILE
 from tracformer.devices import Ranks, join_ranks, use_threads
 from tracformer.files import lock_folder, write_atomically
