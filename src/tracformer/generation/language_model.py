@@ -21,11 +21,7 @@ from tracformer import loading
 from tracformer.data.tokenizer import Tokenizer
 from tracformer.generation.continuation import SampleRequest
 from tracformer.generation.decode import Runner
-from tracformer.generation.generation_config import (
-    RAW,
-    GenerationConfig,
-    read_generation_config,
-)
+from tracformer.generation.generation_config import RAW, GenerationConfig, read_generation_config
 from tracformer.generation.infill import InfillRequest, InfillRun, resolve_options
 from tracformer.generation.request_options import InfillOptions, SampleOptions, ScoreOptions
 from tracformer.generation.results import (
