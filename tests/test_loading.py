@@ -114,7 +114,7 @@ def test_an_id_of_the_hub_is_downloaded(
         load("somebody/stories")
 
 
-MEGABYTES = {"stories": 25, "proteins": 5}
+MEGABYTES = {"stories": 25, "proteins": 5, "pdz": 2}
 
 
 @pytest.mark.parametrize("name", bundled_models())
