@@ -1,6 +1,7 @@
 """Compiled pieces of a step equal their definitions; lean weights are one rounded model."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -109,6 +110,26 @@ def test_the_product_of_few_rows_equals_torch(
     )
     got = torch.ops.tracformer.few_rows(x, data, scale, b)
     assert torch.allclose(got.double(), expected, rtol=0, atol=2e-6 * (width + 1) ** 0.5)
+
+
+@needs_compiler
+def test_callers_at_once_share_the_helper_threads() -> None:
+    """Of several callers one at a time gets help; every caller gets its own product, each time."""
+    inputs = [torch.randn(3, 256) for _ in range(4)]
+    weight = torch.randn(640, 256)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = [torch.ops.tracformer.few_rows(x, weight, None, None) for x in inputs]
+        torch.set_num_threads(3)
+        with ThreadPoolExecutor(4) as pool:
+            found = pool.map(
+                lambda i: torch.ops.tracformer.few_rows(inputs[i % 4], weight, None, None),
+                range(2000),
+            )
+            assert all(torch.equal(got, expected[i % 4]) for i, got in enumerate(found))
+    finally:
+        torch.set_num_threads(before)
 
 
 @needs_compiler

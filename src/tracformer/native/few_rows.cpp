@@ -1,5 +1,4 @@
 // The operation `few_rows`: a linear layer for few rows.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -8,6 +7,7 @@
 
 #include "few_rows.h"
 #include "matrix.h"
+#include "team.h"
 
 namespace tracformer {
 namespace {
@@ -32,8 +32,10 @@ Tensor few_rows(const Tensor& x_, const Tensor& weight, const std::optional<Tens
   }
   float* to = out.mutable_data_ptr<float>();
   const int64_t grain = std::max<int64_t>(16, (int64_t{1} << 15) / std::max<int64_t>(1, m.width));  // smaller parts are not worth a thread
-  at::parallel_for(0, m.outputs, grain,
-                   [&](int64_t from, int64_t until) { product(m, operand, rows, to, m.outputs, from, until); });
+  const int64_t portions = std::max<int64_t>(1, m.outputs / grain);
+  together(portions, 1, [&](Member me) {
+    me.stage(m.outputs, 16, portions, [&](int64_t from, int64_t until) { product(m, operand, rows, to, m.outputs, from, until); });
+  });
   return out;
 }
 

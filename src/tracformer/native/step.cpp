@@ -345,9 +345,15 @@ struct Step : torch::CustomClassHolder {
   static void in_handfuls(const Places& all, const Work& work) {
     const std::vector<int64_t> cuts = parts_of(all);
     const int64_t few = cuts.size() > 2 ? kOwnRows : kFewRows;
-    at::parallel_for(0, cuts.size() - 1, 1, [&](int64_t part, int64_t last_part) {
-      for (; part < last_part; ++part)
-        for (int64_t first = cuts[part], last = cuts[part + 1]; first < last; first += few) work(first, std::min(few, last - first));
+    const auto part = [&](int64_t i) {
+      for (int64_t first = cuts[i], last = cuts[i + 1]; first < last; first += few) work(first, std::min(few, last - first));
+    };
+    if (cuts.size() == 2) return part(0);  // all threads share its layers
+    const int64_t parts = static_cast<int64_t>(cuts.size()) - 1;
+    together(parts, 1, [&](Member me) {
+      me.stage(parts, 1, parts, [&](int64_t i, int64_t last) {
+        for (; i < last; ++i) part(i);
+      });
     });
   }
 
