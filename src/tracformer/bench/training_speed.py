@@ -37,8 +37,9 @@ from tracformer.model.batch import Batch
 HALF_PREDICTED = "span:p=0.5,mean=50"
 SHORT = 128  # tokens of the step that warms up
 BASE = "native float32"  # other steps are compared with this one
-VARIANTS: dict[str, dict[str, str]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     BASE: {},
+    "native float32, recomputed activations": {"recompute": True},
     "native bfloat16": {"precision": "bfloat16"},
     "blocked float32": {"attention": "blocked"},
     "reference float32": {"attention": "reference"},

@@ -79,11 +79,13 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def open_model(
     folder: str, weights: str = "float32", device: str = "cpu", verify: bool = True
 ) -> "LanguageModel":
-    """Load a model with its tokenizer."""
-    from tracformer.devices import keep_freed_memory
+    """Load a model with its tokenizer, and use fewer threads if the machine is busy."""
+    from tracformer.devices import keep_freed_memory, use_threads
     from tracformer.generation.language_model import load
 
     keep_freed_memory()
+    if device == "cpu":
+        use_threads()
     return load(folder, weights=weights, device=device, verify=verify)
 
 
