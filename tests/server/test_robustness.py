@@ -259,21 +259,29 @@ def test_the_time_limit_of_a_request_is_kept(slow: Running) -> None:
 def test_the_servers_time_limit_is_answered_in_each_protocols_shape() -> None:
     lm = make(kind=Slow)
     with running(lambda: lm, timeout=0.2) as there:
-        fields = {
-            "/v1/completions": {"prompt": "the", "max_tokens": 60},
-            "/infill": {"input_prefix": "the", "n_predict": 60},
+        bodies = {
+            "/v1/completions": {"prompt": "the", "max_tokens": 60, "temperature": 0},
+            "/infill": {"input_prefix": "the", "n_predict": 60, "temperature": 0},
+            "/v1/fim/completions": {
+                "model": "tiny",
+                "prompt": "the",
+                "max_tokens": 60,
+                "temperature": 0,
+            },
         }
-        for path, body in {
-            **fields,
-            "/v1/fim/completions": {"model": "tiny", "prompt": "the", "max_tokens": 60},
-        }.items():
+        for path, body in bodies.items():
             assert shaped(path, there.refused(path, body, 408))
         with pytest.raises(openai.APIError, match="not done within"):
             list(
                 openai.OpenAI(
                     base_url=f"{there.url}/v1", api_key="none", max_retries=0
                 ).completions.create(
-                    model="tiny", prompt="the", max_tokens=60, stream=True, timeout=10
+                    model="tiny",
+                    prompt="the",
+                    max_tokens=60,
+                    temperature=0,
+                    stream=True,
+                    timeout=10,
                 )
             )
 
