@@ -6,7 +6,7 @@
     python -m benchmarks.family data/pdz --model runs/pdz --split test
 
 All systems learn from the distinct training rows that use the 20 amino acids alone, weighted by
-1/neighbours at 80% identity (HMMER weights in its own way), and are asked for the distinct held-out
+1/neighbours at 80% identity (HMMER has its own weights), and are evaluated on the distinct held-out
 rows. Three figures, lower is better:
 
 - nats per column, and its exponential, the perplexity: the joint of a whole row, gaps included.

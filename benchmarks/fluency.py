@@ -56,7 +56,7 @@ TRIES = 20  # places tried for a hole between words
 MARGIN = 20  # tokens before and after the hole, at least
 AROUND = 100  # words around the fill in which repeated trigrams are looked for
 BEGINNING = re.compile(r"\n\s*\n(?=Once upon a time|One day|There (?:was|were) )")
-OPENING = 80  # words; what is shorter goes on with the next "One day"
+OPENING = 80  # words; a shorter part is joined to the next, which begins "One day"
 PASSAGE = 120  # tokens of a passage, at least
 END = "<|endoftext|>"
 

@@ -269,7 +269,7 @@ for name in COMMANDS:
     find_command(name)
 
 def fill_disk(folder, writes, count):
-    # all writes to a folder after so many fail; each is a file opened, renamed or flushed, or mkdir
+    # let the first `writes` succeed; a write opens, renames or flushes a file, or makes a folder
     done = 0
     flush = os.fsync
 
